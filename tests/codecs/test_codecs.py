@@ -23,6 +23,7 @@ from gossamer.config.registry import names
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
+from gossamer.runtime.simulate.mixing import LEAST_LENGTH
 from scenario import FEATURES, experiment, play
 
 CODECS: dict[str, Any] = {
@@ -41,6 +42,7 @@ CODECS: dict[str, Any] = {
     "random-k, common": {"name": "random-k", "fraction": 0.3, "support": "common"},
     "float16": "float16",
     "quantize": {"name": "quantize", "bits": 5},
+    "quantize and entropy": [{"name": "quantize", "bits": 3}, "entropy"],
     "chain": [{"name": "top-k", "fraction": 0.5}, "identity", {"name": "quantize", "bits": 4}],
 }
 EVERY = pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
@@ -200,10 +202,13 @@ def test_each_vector_of_a_round_is_rounded_by_other_chance(tmp_path: Path) -> No
 
 @given(st.integers(2, 16), st.data())
 def test_bits_are_packed_and_unpacked(width: int, data: Any) -> None:
+    """Low bytes, then the bits that are left."""
     codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), dtype=np.uint16)
     packed = _packed(codes, width)
-    as_text = "".join(f"{code:0{width}b}"[::-1] for code in codes)
-    assert packed.tolist() == [int(as_text[at : at + 8][::-1], 2) for at in range(0, len(as_text), 8)]
+    low, rest = (codes.tolist(), width - 8) if width >= 8 else ([], width)
+    as_text = "".join(f"{code >> (width - rest):0{rest}b}"[::-1] for code in codes) if rest else ""
+    bits = [int(as_text[at : at + 8][::-1], 2) for at in range(0, len(as_text), 8)]
+    assert packed.tolist() == [*(code & 255 for code in low), *bits]
     assert _unpacked(packed, width, len(codes)).tolist() == codes.tolist()
 
 
@@ -255,6 +260,45 @@ def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
     cut = gossamer.run(described(codec, 3, checkpoint={"every_rounds": 3}), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
     assert torch.equal(bits(whole), bits(resumed))
+
+
+@pytest.mark.parametrize("codec", ["top-k", "jwins", "entropy"])
+def test_the_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: Path) -> None:
+    """Long vectors are decoded and mixed by several threads."""
+    task = {"name": "least-squares", "features": LEAST_LENGTH, "samples": 8, "test_samples": 1}
+    runs = [
+        gossamer.run(
+            described(
+                CODECS[codec],
+                2,
+                nodes=8,
+                topology="complete",
+                task=task,
+                engine={"name": "simulate", "workers": workers},
+            ),
+            tmp_path / str(workers),
+        )
+        for workers in (1, 2, 5)
+    ]
+    assert torch.equal(bits(runs[0]), bits(runs[1]))
+    assert torch.equal(bits(runs[0]), bits(runs[2]))
+
+
+def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        other = 1 - node.rank
+        if node.rank == 1:
+            await node.sleep(1)
+            node.send(other, node.model, "m")
+            return node.parameters
+        gathering = node.spawn(node.gather([other], "m"))
+        await node.sleep(1)
+        await node.sleep(0)  # the message is delivered, and mixing steps and the like are about to run
+        gathering.cancel()
+        return node.drain("m")[0].payload.parameters
+
+    values = play(tmp_path, script, 2, codec="identity", initial="independent").values
+    assert torch.equal(values[0], values[1])
 
 
 def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
@@ -418,6 +462,111 @@ def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> N
     play(tmp_path, script, 2, codec="float16")
 
 
+# --- the time that encoding takes
+
+ENCODING: dict[str, Any] = {"name": "constant", "seconds_per_step": 1.0, "steps_per_encoding": 0.25}
+AFTER_A_TENTH: dict[str, Any] = {"name": "uniform", "latency_s": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("compute", "codec", "seconds", "algorithm"),
+    [
+        (ENCODING, "float16", 1.35, "d-psgd"),
+        (ENCODING, "float16", 1.35, "choco-sgd"),
+        ({**ENCODING, "steps_per_encoding": 0}, "float16", 1.1, "d-psgd"),
+        (ENCODING, None, 1.1, "d-psgd"),
+        (ENCODING, "identity", 1.1, "d-psgd"),  # it encodes nothing
+    ],
+)
+def test_encoding_takes_time_on_the_nodes_clock(
+    compute: dict[str, Any], codec: Any, seconds: float, algorithm: str, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"topology": "complete", "algorithm": algorithm, "network": AFTER_A_TENTH}
+    run = gossamer.run(described(codec, 3, compute=compute, **more), tmp_path)
+    last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == 3)
+    assert last["time_s"].to_list() == pytest.approx([3 * seconds] * 4)
+
+
+def test_encoding_takes_a_straggler_as_much_longer_as_a_step(tmp_path: Path) -> None:
+    compute = {"name": "stragglers", "base": {"name": "constant", "seconds_per_step": 1.0}, "factor": 3}
+    compute |= {"ranks": [2], "steps_per_encoding": 0.25}
+    run = gossamer.run(
+        described("float16", 3, compute=compute, network=AFTER_A_TENTH, topology="complete"), tmp_path
+    )
+    last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == 3)
+    # The others wait for its messages, which come 0.1 s later.
+    assert last["time_s"].to_list() == pytest.approx([11.35, 11.35, 11.25, 11.35])
+
+
+def test_messages_leave_in_order_when_the_ones_before_are_encoded(tmp_path: Path) -> None:
+    """A node encodes and trains one after the other, in the order in which it was asked to."""
+
+    async def script(node: Node) -> Any:
+        if node.rank == 1:
+            came = [await node.receive() for _ in range(5)]
+            return [(message.tag[0], round(node.now(), 6), round(message.sent_at, 6)) for message in came]
+        node.send(1, 0, "exact, first")
+        training = node.spawn(node.train())
+        await node.sleep(0)
+        node.send(1, node.model, "encoded")
+        node.send(1, node.model, "again")  # is encoded already
+        lost = node.send(1, node.model, "taken back")
+        node.send(1, node.model, "exact, last", exact=True)
+        assert not lost.done()
+        assert lost.cancel()
+        assert lost.done()
+        await node.train()
+        trained = node.now()
+        node.parameters = 2 * node.parameters
+        await node.send(1, node.model, "new")
+        return training.done(), trained, node.now(), node.traffic.messages_cancelled
+
+    values = play(tmp_path, script, 2, codec="float16", compute=ENCODING).values
+    assert values[0] == (True, 2.25, 2.5, 1)
+    assert [tag for tag, _, _ in values[1]] == ["exact, first", "encoded", "again", "exact, last", "new"]
+    assert [sent_at for _, _, sent_at in values[1]] == [0.0, 1.25, 1.25, 1.25, 2.5]
+
+
+def test_a_round_ends_when_its_messages_have_left(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank == 1:
+            return (await node.receive("m")).sent_at
+        node.send(1, node.model, "m")
+        await node.end_round(0)
+        return node.now()
+
+    assert play(tmp_path, script, 2, codec="float16", compute=ENCODING).values == {0: 0.25, 1: 0.25}
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "ad-psgd"])
+def test_a_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"algorithm": algorithm, "compute": ENCODING, "network": AFTER_A_TENTH}
+    whole = gossamer.run(described("float16", 6, **more), tmp_path / "whole")
+    cut = gossamer.run(described("float16", 3, checkpoint={"every_rounds": 3}, **more), tmp_path / "cut")
+    resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
+    times = [run.metrics.filter(run.metrics["round"] == 6)["time_s"].to_list() for run in (whole, resumed)]
+    if (
+        algorithm == "d-psgd"
+    ):  # (ad-psgd answers in a task of its own, so its resumed run may go another way.)
+        assert times[0] == times[1]
+    assert resumed.status == "done"
+
+
+def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
+    compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
+    engine = {"name": "processes", "pace": True}
+    run = gossamer.run(described("float16", 3, compute=compute, engine=engine), tmp_path)
+    assert run.metrics["time_s"].max() >= 3 * 0.21  # type: ignore[operator]
+
+
+def test_only_the_outermost_profile_says_what_encoding_takes(tmp_path: Path) -> None:
+    compute = {"name": "stragglers", "base": ENCODING, "count": 1}
+    with pytest.raises(
+        BadInput, match=r"compute\.base.*a profile without steps_per_encoding, which the outermost one has"
+    ):
+        gossamer.run(described("float16", compute=compute), tmp_path)
+
+
 DIFFERENCES: dict[str, Any] = {
     "sign": "sign",
     "stc": {"name": "stc", "fraction": 0.4},
@@ -431,6 +580,7 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "gradient-tracking"},
     {"name": "d2"},
     {"name": "qg-momentum"},
+    {"name": "topology-aware", "proximal": 0.1},
     {"name": "sgp"},
     {"name": "fedavg"},
     {"name": "ad-psgd"},
@@ -441,19 +591,23 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "gossip-learning"},
 ]
 TAKES_DIFFERENCES: list[dict[str, Any]] = [{"name": "choco-sgd"}, {"name": "deepsqueeze"}, {"name": "beer"}]
+TAKES_PIECES: list[dict[str, Any]] = [
+    {"name": "all-reduce"},
+    {"name": "divshare", "fraction": 0.3, "recipients": 2},
+]
+ENCODES_PIECES = ("identity", "bfloat16", "qsgd", "float16", "quantize", "quantize and entropy")
 TAKES_NONE: list[dict[str, Any]] = [
     {"name": "local"},
     {"name": "centralized"},
-    {"name": "all-reduce"},
     {"name": "powergossip"},
     {"name": "relay-sum", "tree": "spanning"},
-    {"name": "divshare", "fraction": 0.2},
 ]
 EIGHT: dict[str, Any] = {"nodes": 8, "topology": "complete"}
 
 
 def test_every_algorithm_is_in_one_of_these_lists() -> None:
-    listed = {each["name"] for each in (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_NONE)}
+    takes = (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_PIECES, *TAKES_NONE)
+    listed = {each["name"] for each in takes}
     assert listed == set(names("algorithm"))
 
 
@@ -493,6 +647,59 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
             same = total(run, "bytes_sent") == total(plain, "bytes_sent")
             assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+
+
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", TAKES_PIECES, ids=lambda each: str(each["name"]))
+def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
+    algorithm: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    more = {**EIGHT, "algorithm": algorithm, "engine": engine}
+    for name, codec in (CODECS | DIFFERENCES).items():
+        if name not in ENCODES_PIECES:
+            with pytest.raises(BadInput, match=f"codec: .*, with {algorithm['name']}, which sends"):
+                gossamer.run(described(codec, 2, **more), tmp_path)
+            continue
+        run = gossamer.run(described(codec, 2, **more), tmp_path / name)
+        assert run.status == "done"
+        assert bits(run).isfinite().all()
+        if algorithm["name"] == "all-reduce":
+            assert all(torch.equal(each, bits(run)[0]) for each in bits(run))
+
+
+def test_all_reduce_encodes_its_segments_on_both_ways(tmp_path: Path) -> None:
+    """Nodes that don't learn: the mean of what the owner of a segment decodes, and that rounded again."""
+    still = {"optimizer": {"name": "sgd", "lr": 1e-30}, "algorithm": "all-reduce"}
+    start = bits(
+        gossamer.run(described(None, 1, **{**still, "algorithm": "local"}), tmp_path / "start")
+    ).numpy()
+    found = bits(gossamer.run(described("float16", 1, **still), tmp_path / "run")).numpy()
+    whole = []
+    for owner, columns in enumerate(np.array_split(np.arange(P), 4)):
+        theirs = [
+            x[columns].astype(np.float16 if rank != owner else np.float32) for rank, x in enumerate(start)
+        ]
+        whole.append(np.mean([each.astype(np.float64) for each in theirs], axis=0).astype(np.float16))
+    np.testing.assert_allclose(found, [np.concatenate(whole)] * 4, rtol=2e-3, atol=1e-6)
+    assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
+
+
+def test_a_fragment_is_encoded_once_for_all_its_recipients(tmp_path: Path) -> None:
+    """Two rounds of nodes that don't learn: in the second, all have the fragments of the first."""
+    number = len(_payloads)
+    _payloads[number] = []
+    algorithm = {"name": "divshare", "fraction": 0.5, "recipients": 3}
+    still = {"optimizer": {"name": "sgd", "lr": 1e-30}, "algorithm": algorithm, "topology": "complete"}
+    start = bits(
+        gossamer.run(described(None, 1, **{**still, "algorithm": "local"}), tmp_path / "start")
+    ).numpy()
+    wrappers = [Spy(number=number)]
+    run = gossamer.run(described("float16", 2, wrappers=wrappers, **still), tmp_path / "run")
+    rounded = start.astype(np.float16).astype(np.float32)
+    expected = (start - rounded + rounded.sum(axis=0)) / 4
+    np.testing.assert_allclose(bits(run).numpy(), expected, rtol=1e-5, atol=1e-6)
+    encoded = {id(payload.parameters) for source, _, payload in _payloads[number] if source == 0}
+    assert len(encoded) == 2 * 2  # a round and fragment
 
 
 @pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
@@ -546,7 +753,12 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
             {"algorithm": {"name": "relay-sum", "tree": "spanning"}},
             "codec: float16 for relay-sum, which sends no whole models",
         ),
-        ("float16", {"algorithm": "divshare"}, "codec: float16 for divshare, which sends no whole models"),
+        ("jwins", {"algorithm": "divshare"}, "codec: jwins, which takes whole models, with divshare"),
+        (
+            {"name": "quantize", "block": "tensor"},
+            {"algorithm": "all-reduce"},
+            "quantize, which takes whole models",
+        ),
         ("float16", {"algorithm": "local"}, "codec: float16 for local"),
         (
             {"name": "top-k", "fraction": 0.5},

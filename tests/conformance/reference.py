@@ -58,6 +58,36 @@ def d_psgd(
     return X
 
 
+def topology_aware(
+    learners: Sequence[Learner],
+    X: Array,
+    rounds: int,
+    C: Array,
+    epochs: int = 1,
+    mixing: Callable[[int], Iterable[int]] | None = None,
+    pull: Callable[[Array, Array], Array] | None = None,
+    sequential: bool = False,
+) -> Array:
+    """Epochs, then X <- C X for the nodes that mix in a round; in sequential order, with the rows that are new by then.
+    ``pull`` is the gradient of the proximal term at x for one anchor."""
+    X = X.copy()
+    for r in range(rounds):
+        ranks = sorted(range(len(X)) if mixing is None else mixing(r))
+        anchors, trained = X.copy(), X.copy()
+        for i in ranks:
+            near = [k for k in range(len(X)) if k != i and C[i, k]]
+            for _ in range(epochs):
+                gradient = learners[i].gradient(trained[i])
+                if pull is not None:
+                    gradient = gradient + sum(pull(trained[i], anchors[k]) for k in near)
+                trained[i] = trained[i] - learners[i].lr * gradient
+        mixed = trained.copy()
+        for i in ranks:
+            mixed[i] = C[i] @ (mixed if sequential else trained)
+        X = mixed
+    return X
+
+
 def epidemic(
     learners: Sequence[Learner],
     X: Array,

@@ -120,6 +120,12 @@ def matrices(
     return lambda world: recursion(world.learners, world.initial, ROUNDS, *matrix, **options)
 
 
+def normed(x: NDArray[np.float64], anchor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The gradient of 0.15 ||x - anchor|| for a model of one tensor; 0 where it has none."""
+    away = x - anchor
+    return 0.15 * away / max(float(np.linalg.norm(away)), 1e-30)
+
+
 MH = reference.metropolis_hastings(A)
 UNIFORM = reference.uniform(A)
 MOMENTUM = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.8}}
@@ -170,6 +176,39 @@ CASES = [
         mixing(lambda r: MH, overlap=True, steps=3),
         MOMENTUM,
         processes={"train_at_once": 1},
+    ),
+    Case(
+        "topology-aware",
+        {"name": "topology-aware", "local_epochs": 3},
+        matrices(reference.topology_aware, UNIFORM, epochs=3),
+        topology(weights="uniform"),
+        processes={},
+    ),
+    Case(
+        "topology-aware-proximal",
+        {"name": "topology-aware", "proximal": 0.3},
+        matrices(reference.topology_aware, UNIFORM, pull=lambda x, a: 0.3 * (x - a)),
+        topology(weights="uniform"),
+    ),
+    Case(
+        "topology-aware-norm-sequential",
+        {"name": "topology-aware", "proximal": 0.3, "distance": "norm", "order": "sequential"},
+        matrices(reference.topology_aware, UNIFORM, pull=normed, sequential=True),
+        topology(weights="uniform"),
+        processes={},
+    ),
+    Case(
+        "topology-aware-participation",
+        {"name": "topology-aware", "participation": 0.5, "order": "sequential"},
+        lambda world: reference.topology_aware(
+            world.learners,
+            world.initial,
+            ROUNDS,
+            UNIFORM,
+            mixing=lambda r: {to for word in ("trained", "mixed") for _, to in world.pairs(r, word)},
+            sequential=True,
+        ),
+        topology(weights="uniform"),
     ),
     Case("epidemic-oracle", {"name": "epidemic-oracle", "degree": 2}, spread(), processes={}),
     Case(

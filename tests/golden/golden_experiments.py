@@ -469,6 +469,26 @@ EXPERIMENTS: dict[str, Settings] = {
         "algorithm": {"name": "powergossip", "local_steps": 2},
         "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
     },
+    "secure": {
+        "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
+        "codec": {"name": "random-k", "fraction": 0.5, "support": "common"},
+        "network": {**SLOW_LINKS, "loss": 0.05},
+        "gather": {"timeout_s": 0.05},
+        "secure_aggregation": {"drop_outs": "recover"},
+    },
+    "topology-aware": {
+        "algorithm": {
+            "name": "topology-aware",
+            "participation": 0.7,
+            "proximal": 0.1,
+            "distance": "norm",
+            "order": "sequential",
+            "evaluate_trained": ["test"],
+        },
+        "initial": "independent",
+        "optimizer": {"name": "adam", "lr": 0.01, "reset_every_round": True},
+    },
+    "secure-once": {"algorithm": "qg-momentum", "secure_aggregation": {}},
     "ad-psgd-quantize": {
         "algorithm": "ad-psgd",
         "codec": "quantize",
@@ -555,6 +575,8 @@ SYNCHRONOUS: list[str] = [
     "powergossip",
     "threshold",
     "wrapped",
+    "secure-once",
+    "topology-aware",
 ]
 """Experiments that come to the same bits as real processes."""
 

@@ -13,6 +13,7 @@ from gossamer.algorithms.reference import AllReduce, Centralized, FedAvg, Local
 from gossamer.algorithms.relay_sum import RelaySum
 from gossamer.algorithms.sgp import SGP
 from gossamer.algorithms.swift import Swift
+from gossamer.algorithms.topology_aware import TopologyAware
 
 __all__ = ["ADPSGD", "BEER", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
 __all__ += ["ChocoSGD", "DeepSqueeze", "DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg"]
@@ -25,4 +26,4 @@ __all__ += [
     "QuasiGlobalMomentum",
     "RelaySum",
 ]
-__all__ += ["Swift", "SwiftArtifact"]
+__all__ += ["Swift", "SwiftArtifact", "TopologyAware"]

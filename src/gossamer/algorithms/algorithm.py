@@ -70,6 +70,11 @@ class Algorithm(Component):
         """Whether it sends its models as :class:`~gossamer.Model`, for a codec to encode. The default is yes."""
         return True
 
+    def sends_pieces(self) -> bool:
+        """Whether the models that it sends are pieces of models, which only codecs that encode value by value can serve. The
+        default is no."""
+        return False
+
     def takes_back(self) -> bool:
         """Whether it cancels messages. The default is no."""
         return False

@@ -41,7 +41,7 @@ from torch import Tensor
 from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Message, Model, Payload, Sending
+from gossamer.messages.tags import Message, Model, Sending
 from gossamer.node import Node, Setting
 
 
@@ -90,8 +90,8 @@ class DivShare(Algorithm):
     def reaches_all(self) -> bool:
         return self.recipients_from == "all"
 
-    def sends_models(self) -> bool:
-        return self.fragments == 1
+    def sends_pieces(self) -> bool:
+        return self.fragments > 1
 
     def takes_back(self) -> bool:
         return self.queue == "drop"
@@ -146,17 +146,14 @@ class Fragments:
         self.parameters = deal(seed, tuple(math.prod(field.shape) for field in node.layout), count)
         self.buffers = deal(seed, (len(node.buffers),), count)
 
-    def cut(self, model: Model) -> dict[int, Payload]:
+    def cut(self, model: Model) -> dict[int, Model]:
         """A model's fragments by number: values without their coordinates, which the receiver knows. Empty fragments are
         left out."""
         if self._whole:
             return {0: model}
-        parameters, buffers = model
         # Views of one stored vector, so that a fragment is not copied for each of its recipients.
-        pieces = self.parameters.split(self._node.store(self.parameters.dealt(parameters)))
-        if not len(buffers):
-            return {c: piece for c, piece in enumerate(pieces) if len(piece)}
-        buffer_pieces = self.buffers.split(self.buffers.dealt(buffers))
+        pieces = self.parameters.split(self._node.store(self.parameters.dealt(model.parameters)))
+        buffer_pieces = self.buffers.split(self.buffers.dealt(model.buffers))
         pairs = enumerate(zip(pieces, buffer_pieces, strict=True))
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
 
@@ -167,13 +164,11 @@ class Fragments:
         if self._whole:
             models = {message.source: message.payload for message in received}
             await node.mix(models, dict.fromkeys(models, 1 / (1 + len(models))))
-        elif heard and len(node.buffers):
+        elif heard:
             node.model = Model(
                 self.parameters.mean(node.parameters, [(c, model.parameters) for c, model in heard]),
                 self.buffers.mean(node.buffers, [(c, model.buffers) for c, model in heard]),
             )
-        elif heard:
-            node.parameters = self.parameters.mean(node.parameters, heard)
 
 
 @dataclass(frozen=True, eq=False)

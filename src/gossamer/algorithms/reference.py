@@ -7,6 +7,9 @@ sends the result to all. A node sends 2 (n - 1) / n of a model a round, and all 
 
     x_i <- (1/n) sum_j (x_j - eta g_j(x_j))
 
+A codec encodes each segment on both ways, so what it loses is lost twice, and nothing feeds it back. The owner of a segment
+continues with the mean that the others decode.
+
 FedAvg, whose server is a node like any other, is McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017, Algorithm 1: each round the server sends x to a set S of max(C K, 1) of the K clients;
 each takes local steps from it and sends the result x_k back;
@@ -22,12 +25,11 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Payload
+from gossamer.messages.tags import Model, Payload
 from gossamer.node import Node, Setting
 
 DISMISSALS = 100  # how often the server, after its last round, tells waiting clients that no model will come
@@ -89,26 +91,28 @@ class AllReduce(Algorithm):
     def reaches_all(self) -> bool:
         return True
 
-    def sends_models(self) -> bool:
-        return False  # but segments of models
+    def sends_pieces(self) -> bool:
+        return True
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            model = node.model
-            node.model = model.unflatten(await self._average(node, r, model.flatten()))
+            node.model = await self._average(node, r, node.model)
 
-    async def _average(self, node: Node, r: int, v: Tensor) -> Tensor:
-        segments = v.tensor_split(node.size)
+    async def _average(self, node: Node, r: int, model: Model) -> Model:
+        segments = [Model(*pair) for pair in zip(*(v.tensor_split(node.size) for v in model), strict=True)]
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
         # Where peers are dead, the average is over those that are left.
         mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / (1 + len(parts))))
-        node.broadcast(node.peers(), mean, tag=("gather", r))
-        means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
+        sent, found = node.compress(mean.parameters)
+        node.broadcast(node.peers(), Model(sent, mean.buffers), tag=("gather", r))
+        means = await node.gather(node.peers(), tag=("gather", r))
+        means[node.rank] = Model(found, mean.buffers)
         # A segment whose owner is dead keeps the node's own values.
-        return torch.cat([means.get(rank, segments[rank]) for rank in range(node.size)])
+        whole = [means.get(rank, segments[rank]) for rank in range(node.size)]
+        return Model(*(torch.cat(vectors) for vectors in zip(*whole, strict=True)))
 
 
 @register("algorithm", "fedavg")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Shaped
 from pydantic import BeforeValidator
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
@@ -44,8 +45,8 @@ class Codec(Component):
         only_differences: whether it is for algorithms that send differences of models: what it decodes is too far from a
             model.
         contracts_with: the settings with which it :attr:`contracts`, where not all do; for messages.
-        decodes_alike: whether ``decode`` returns the same to every receiver of a payload, as is the default: then it is
-            called once for all receivers within one process.
+        decodes_alike: whether ``decode`` returns the same to every receiver of a payload, unless it reads ``own``, as is the
+            default: then it is called once for all receivers within one process.
     """
 
     needs_static_graph: ClassVar[bool] = False
@@ -65,7 +66,8 @@ class Codec(Component):
 
     @property
     def comes_first(self) -> bool:
-        """Whether it encodes whole vectors only, and so comes first in a chain. Sparse codecs do."""
+        """Whether it encodes whole vectors only, and so comes first in a chain, and does not take pieces of models. Sparse
+        codecs do."""
         return self.sparse
 
     @property
@@ -106,14 +108,15 @@ class Codec(Component):
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
     ) -> Tensor | Part:
-        """The vector that a payload of :meth:`encode` stands for, or the part of it that was sent.
+        """The vector that a payload of :meth:`encode` stands for, or the part of it that was sent. It is called in any
+        thread, but for one node by one thread at a time.
 
         Args:
             node: the receiver.
             source: the sender.
             payload: from a peer that may be faulty.
             own: returns the vector that decoding may depend on: the receiver's own parameters, or zeros where differences are
-                sent.
+                sent. Decoding that calls it is repeated for each receiver.
 
         Raises:
             ValueError, TypeError: for a payload that the codec doesn't make.
@@ -232,25 +235,29 @@ class Coder:
         codec: the experiment's.
         node: the node.
         differences: whether the algorithm sends differences (:attr:`~gossamer.Algorithm.sends_differences`).
+        pieces: whether it sends pieces of models (:meth:`~gossamer.Algorithm.sends_pieces`).
+
+    Attributes:
+        node: the node.
+        encoded: vectors that the codec has encoded so far.
     """
 
-    def __init__(self, codec: Codec, node: Node, *, differences: bool = False) -> None:
-        self._codec, self._node = codec, node
-        self._own = self._zeros if differences else lambda: node.parameters
+    def __init__(self, codec: Codec, node: Node, *, differences: bool = False, pieces: bool = False) -> None:
+        self._codec, self.node = codec, node
+        self._differences, self._pieces = differences, pieces
+        self.encoded = 0
         self._alike = all(part.decodes_alike for part in codec.parts())
-        self._last: tuple[Tensor, int, int, Coded] | None = None
+        self._coded: MutableMapping[Tensor, tuple[tuple[int, int], Coded]] = WeakTensorKeyDictionary()
         for part in codec.parts():
             part.begin(node)
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros_like(self._node.parameters)
 
     # --- out
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
-        """What travels in place of a difference, and what receivers decode it to."""
-        coded = Coded(self._codec.compress(self._node, vector.detach(), self._node.round))
-        decoded = self._vector(self._node.rank, coded)
+        """What travels in place of a difference or a piece, and what receivers decode it to."""
+        self.encoded += 1
+        coded = Coded(self._codec.compress(self.node, vector.detach(), self.node.round))
+        decoded = self._vector(self.node.rank, coded)
         return coded, decoded
 
     def encode(self, payload: Payload) -> Payload:
@@ -265,31 +272,33 @@ class Coder:
             return {key: self.encode(item) for key, item in payload.items()}
         if isinstance(payload, list | tuple):
             return [self.encode(item) for item in payload]
-        if isinstance(payload, Tensor) and payload is self._node.parameters:
+        if isinstance(payload, Tensor) and payload is self.node.parameters:
             raise ValueError(
                 "node.parameters is sent, which no codec encodes; accepted with codec: node.model, or exact=True"
             )
         return payload
 
     def _encode(self, model: Model) -> Model:
-        vector, round = model.parameters, self._node.round
+        vector = model.parameters
         if not isinstance(vector, Tensor):  # a part that came in, or a compressed difference
             return model
         if vector.requires_grad:
             vector = vector.detach()
-        if (last := self._last) is not None and last[0] is vector and last[1:3] == (vector._version, round):
-            return Model(last[3], model.buffers)  # type: ignore[arg-type]
-        payload = self._codec.encode(self._node, vector, round)
+        key = vector._version, self.node.round
+        if (known := self._coded.get(vector)) is not None and known[0] == key:
+            return Model(known[1], model.buffers)  # type: ignore[arg-type]
+        payload = self._codec.encode(self.node, vector, self.node.round)
         if payload[0] is vector and len(payload) == 1:
             return model
         coded = Coded(payload)
-        self._last = vector, vector._version, round, coded
+        self.encoded += 1
+        self._coded[vector] = key, coded
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 
     def end_round(self) -> None:
         """Tell the codecs that a round has ended."""
         for part in self._codec.parts():
-            part.end_round(self._node)
+            part.end_round(self.node)
 
     # --- in
 
@@ -320,20 +329,27 @@ class Coder:
     def _vector(self, source: int, coded: Coded) -> Any:
         if coded.decoded:
             return coded.decoded[0]
-        node, size = self._node, parameter_count(self._node)
+        node, size, reads = self.node, parameter_count(self.node), 0
+
+        def own() -> Tensor:
+            nonlocal reads
+            reads += 1
+            return torch.zeros_like(node.parameters) if self._differences else node.parameters
+
         try:
-            found = self._codec.decode(node, source, _encoded(coded.payload), self._own)
-            if (found.size if isinstance(found, Part) else len(found)) != size:
+            found = self._codec.decode(node, source, _encoded(coded.payload), own)
+            if not self._pieces and (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
         except (ValueError, TypeError, LookupError) as error:
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error
         if isinstance(found, Tensor):
-            found = node.store(found)
+            found = found if self._pieces else node.store(found)
         else:
             device = node.parameters.device
             found = Part(found.values.to(device), found.where.to(device), found.size)
-        if self._alike:
-            coded.decoded.append(found)
-        return found
+        if not self._alike or reads:
+            return found
+        coded.decoded.append(found)  # (If threads have decoded it at the same time, the first result counts.)
+        return coded.decoded[0]

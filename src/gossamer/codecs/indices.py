@@ -28,7 +28,8 @@ def packed(indices: Int[np.ndarray, " k"], size: int) -> UInt8[np.ndarray, " byt
         return np.empty(0, np.uint8)
     low, model, uniform = _models(len(indices), size)
     gaps = np.diff(indices, prepend=-1) - 1
-    escapes, rests = np.divmod(gaps >> low, _ESCAPE)
+    highs = gaps >> low
+    escapes, rests = highs // _ESCAPE, highs & (_ESCAPE - 1)
     symbols = np.full(len(gaps) + int(escapes.sum()), _ESCAPE, dtype=np.int32)
     symbols[np.arange(len(gaps)) + np.cumsum(escapes)] = rests
     coder = constriction.stream.stack.AnsCoder()

@@ -162,20 +162,31 @@ class _Levels(_Scaled):
         starts = self.starts(node, len(x))
         scales = self.scales(x, starts) if len(x) else np.empty(0, np.float32)
         u = self.noise(node, len(x), round)
-        # (x / m first: s / m may overflow. What is zero, or not finite, becomes zero.)
-        divisors = _spread(np.where(np.isfinite(scales) & (scales > 0), scales, np.inf), starts, len(x))
+        # (x / m first: s / m may overflow. A block of zeros, or one that is not finite, becomes zeros.)
+        finite = np.isfinite(scales)
+        divisors = _spread(np.where(finite & (scales > 0), scales, np.inf), starts, len(x))
         with np.errstate(invalid="ignore"):
-            q = np.floor(np.nan_to_num(x / divisors.astype(np.float32)) * np.float32(self.s) + u)
-        codes = (np.clip(q, -self.s, self.s) + self.s).astype(np.uint16)
-        scales = np.where(np.isfinite(scales), scales, np.float32(np.nan))
-        return self.payload(codes, scales, self.bits_a_value)
+            q = x / divisors.astype(np.float32)
+        if not finite.all():
+            np.nan_to_num(q, copy=False)
+        q *= np.float32(self.s)
+        q += u
+        np.floor(q, out=q)
+        np.clip(q, -self.s, self.s, out=q)
+        q += np.float32(self.s)
+        return self.payload(
+            q.astype(np.uint16), np.where(finite, scales, np.float32(np.nan)), self.bits_a_value
+        )
 
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
     ) -> Tensor | Part:
         codes, scales = self.opened(node, payload, self.bits_a_value)
-        values = (codes.astype(np.float32) - np.float32(self.s)) / np.float32(self.s)
-        return torch.from_numpy(values * scales)
+        values = codes.astype(np.float32)
+        values -= np.float32(self.s)
+        values /= np.float32(self.s)
+        values *= scales
+        return torch.from_numpy(values)
 
 
 @register("codec", "quantize")
@@ -274,15 +285,31 @@ class Sign(_Scaled):
 
 
 def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " bytes"]:
-    """Numbers below 2^bits as bytes, ``bits`` bits each, the lowest first."""
-    octets = codes.astype("<u2", copy=False).view(np.uint8).reshape(-1, 2)
-    planes = np.unpackbits(octets, axis=1, count=bits, bitorder="little")
-    return np.packbits(planes, bitorder="little")
+    """Numbers below 2^bits as bytes: the low byte of each number if it has 8 bits or more, then the bits that are left, the
+    lowest first."""
+    if bits >= 8:
+        low = codes.astype(np.uint8)
+        return low if bits == 8 else np.concatenate([low, _packed(codes >> 8, bits - 8)])
+    # (Eight numbers have ``bits`` bytes, which are those of a word.)
+    words = np.zeros(-(-len(codes) // 8), np.uint64)
+    for place in range(8):
+        column = codes[place::8].astype(np.uint64)
+        column <<= np.uint64(bits * place)
+        words[: len(column)] |= column
+    octets = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :bits]
+    return octets.reshape(-1)[: -(-len(codes) * bits // 8)]
 
 
 def _unpacked(data: UInt8[np.ndarray, " bytes"], bits: int, count: int) -> UInt16[np.ndarray, " n"]:
-    """The numbers that :func:`_packed` was given. (One byte for each bit, and no more, is in memory meanwhile.)"""
-    planes = np.unpackbits(data, count=count * bits, bitorder="little").reshape(count, bits)
-    octets = np.zeros((count, 2), dtype=np.uint8)
-    octets[:, : -(-bits // 8)] = np.packbits(planes, axis=1, bitorder="little")
-    return octets.view("<u2")[:, 0].astype(np.uint16, copy=False)
+    """The numbers that :func:`_packed` was given."""
+    if bits >= 8:
+        codes = data[:count].astype(np.uint16)
+        return codes if bits == 8 else codes + (_unpacked(data[count:], bits - 8, count) << np.uint16(8))
+    octets = np.zeros((-(-count // 8), 8), np.uint8)
+    whole, rest = divmod(len(data), bits)
+    octets[:whole, :bits] = data[: whole * bits].reshape(-1, bits)
+    octets[whole : whole + 1, :rest] = data[whole * bits :]
+    words, codes = octets.view("<u8").reshape(-1), np.empty((len(octets), 8), np.uint16)
+    for place in range(8):
+        codes[:, place] = (words >> np.uint64(bits * place)) & np.uint64((1 << bits) - 1)
+    return codes.reshape(-1)[:count]

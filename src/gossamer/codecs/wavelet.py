@@ -7,19 +7,19 @@ averages in the wavelet domain, as JWINS does. Vectors are padded with their las
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.codecs.codec import parameter_count, vector_in
-from gossamer.codecs.sparsify import ChangeSparsifier, coordinates_in, count_of, largest
+from gossamer.codecs.sparsify import ShareSparsifier, coordinates_in
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, listed
 from gossamer.messages.tags import Part, Payload
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from gossamer.node import Node
 
 
-class _Wavelets(ChangeSparsifier):
+_coefficients: MutableMapping[Tensor, tuple[tuple[int, str, int], Tensor]] = WeakTensorKeyDictionary()
+"""Transforms of vectors that still exist: a node decodes several messages over the model that it has sent."""
+
+
+class _Wavelets(ShareSparsifier):
     """Base of the codecs that send the wavelet coefficients that have changed most, with their indices:
 
         z = T(x),   S = the k largest of |z - y|,   send z[S],   y[S] <- z[S]
@@ -39,15 +43,11 @@ class _Wavelets(ChangeSparsifier):
         wavelet: name of an orthogonal wavelet in PyWavelets.
         levels: depth of the decomposition.
         by_change: whether coefficients are ranked by change; else by magnitude.
-        whole_from: a fraction of this or more sends all coefficients, and no index.
     """
-
-    decodes_alike: ClassVar[bool] = False
 
     wavelet: str = "sym2"
     levels: int = Field(default=4, ge=1, le=10)
     by_change: bool = True
-    whole_from: float = Field(default=1.0, gt=0, le=1)
 
     @field_validator("wavelet")
     @classmethod
@@ -62,16 +62,10 @@ class _Wavelets(ChangeSparsifier):
         return name
 
     def forward(self, vector: Float[Tensor, " params"]) -> Float[Tensor, " n"]:
-        return _transformed(vector, vector._version, self.wavelet, self.levels)
-
-    @abstractmethod
-    def share(self, node: Node, round: int) -> float:
-        """The share of the coefficients that is sent in a round."""
-
-    def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
-        share = self.share(node, round)
-        count = len(change) if share >= self.whole_from else count_of(share, len(change))
-        return largest(change, count)
+        key = vector._version, self.wavelet, self.levels
+        if (known := _coefficients.get(vector)) is None or known[0] != key:
+            known = _coefficients[vector] = key, _transformed(vector, self.wavelet, self.levels)
+        return known[1]
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         return super().encode(node, vector, round) if self.by_change else self.compress(node, vector, round)
@@ -128,6 +122,7 @@ class JWINS(_Wavelets):
         return self.fractions[int(node.rng("~codec/jwins", round).integers(len(self.fractions)))]
 
 
+@lru_cache(maxsize=8)
 def _padded(size: int, wavelet: str, levels: int) -> tuple[int, int]:
     """The depth of the decomposition of a vector [size], which is less for a short one, and the length of its
     coefficients."""
@@ -137,11 +132,8 @@ def _padded(size: int, wavelet: str, levels: int) -> tuple[int, int]:
     return depth, -(-size // 2**depth) * 2**depth
 
 
-@lru_cache(maxsize=2)  # a node decodes several messages over the same own vector
-def _transformed(
-    vector: Float[Tensor, " params"], version: int, wavelet: str, levels: int
-) -> Float[Tensor, " n"]:
-    """T of a vector as it was at this version."""
+def _transformed(vector: Float[Tensor, " params"], wavelet: str, levels: int) -> Float[Tensor, " n"]:
+    """T of a vector."""
     import pywt
 
     depth, length = _padded(len(vector), wavelet, levels)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,6 +36,21 @@ SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
 REACH = 2**31 - 1  # the largest index of a matrix for MKL
 SHORT_RUN = 8  # fewer sums are not worth a separate product
 _COLUMNS = 64  # blocks are multiples of this many columns; kernels round differently at narrower ones
+
+
+@runtime_checkable
+class Step(Protocol):
+    """What a node does with its inbox at the end of an instant: :class:`Mix`, or the decoding of models."""
+
+    @property
+    def own(self) -> Any:
+        """The node's own vector or model, if it is read."""
+
+    def terms(self) -> tuple[list[Tensor], list[float]] | None:
+        """See :meth:`Mix.terms`."""
+
+    def run(self, fresh: Fresh) -> Any:
+        """The result; called in any thread."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -19,12 +19,15 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class ComputeProfile(Component):
-    """The duration of local steps. A gradient takes as long as a step; applying one takes no time.
+    """The duration of local steps. A gradient takes as long as a step; applying one takes no time. Encoding a model or a
+    difference by the experiment's codec takes as long as ``steps_per_encoding`` steps.
 
     A profile whose durations depend on the time at which they start sets ``depends_on_time`` and overrides
     :meth:`seconds`."""
 
     depends_on_time: ClassVar[bool] = False
+
+    steps_per_encoding: NonNegativeFloat = 0.0  # what a codec costs for each model that it encodes
 
     @abstractmethod
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
@@ -113,6 +116,8 @@ class ModifiedProfile(ComputeProfile):
     def _check_base(cls, base: ComputeProfile) -> ComputeProfile:
         if base.depends_on_time:
             raise ValueError("a profile that does not depend on the time (slowdowns have to be outermost)")
+        if base.steps_per_encoding:
+            raise ValueError("a profile without steps_per_encoding, which the outermost one has")
         return base
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from gossamer.codecs.codec import Coder
 from gossamer.errors import GossamerError
+from gossamer.learning.mixing import Step
 from gossamer.messages.tags import Message, matches
 from gossamer.node.setup import Host, Setup, Timer
 
@@ -93,6 +96,21 @@ class _Waiter:
         tag = f"tag {shown!r}" if self.prefix else "any message"
         waiting = sorted(self.sources - self.seen) if self.sources is not None else None
         return f"{tag} from {'anyone' if waiting is None else f'ranks {waiting}'}"
+
+
+class _Decoding:
+    """Messages that are to be decoded: a :class:`~gossamer.learning.mixing.Step`."""
+
+    def __init__(
+        self, opened: Callable[[Message], Message], messages: Sequence[Message], own: Tensor
+    ) -> None:
+        self._opened, self._messages, self.own = opened, messages, own
+
+    def terms(self) -> None:
+        """It is no sum."""
+
+    def run(self, fresh: Any) -> list[Message]:
+        return [self._opened(message) for message in self._messages]
 
 
 class Mailbox:
@@ -239,16 +257,9 @@ class Mailbox:
                 if self._taken != taken_before:
                     taken_before = self._taken
                     waiter.recount()
-        taken: dict[int, Message] = {}  # the oldest message of each rank
-        left = []
-        length = len(prefix)
-        for message in self.messages:
-            source = message.source
-            if source in wanted and source not in taken and message.tag[:length] == prefix:
-                taken[source] = message
-            else:
-                left.append(message)
-        self.messages = left
+        if self.coder is not None:
+            await self._decode(self.coder, list(self._oldest(wanted, prefix)[0].values()))
+        taken, self.messages = self._oldest(wanted, prefix)
         self._taken += len(taken)
         missing: Iterable[int] = ()
         if len(taken) < len(wanted):
@@ -259,6 +270,31 @@ class Mailbox:
             if self.coder is not None or not message.unchanged():
                 taken[rank] = self._opened(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
+        """The oldest message of each of some ranks under a tag, and all others."""
+        taken: dict[int, Message] = {}
+        left = []
+        length = len(prefix)
+        for message in self.messages:
+            source = message.source
+            if source in wanted and source not in taken and message.tag[:length] == prefix:
+                taken[source] = message
+            else:
+                left.append(message)
+        return taken, left
+
+    async def _decode(self, coder: Coder, messages: Sequence[Message]) -> None:
+        """Decode messages ahead of taking them, which an engine can do for many nodes at once."""
+
+        def prepare() -> Step:
+            return _Decoding(self._opened, messages, coder.node.parameters)
+
+        def put(opened: list[Message]) -> None:
+            new = dict(zip(map(id, messages), opened, strict=True))
+            self.messages = [new.get(id(message), message) for message in self.messages]
+
+        await self.host.mix(prepare, put, read=False)
 
     def _opened(self, message: Message) -> Message:
         """A message whose models are decoded; RuntimeError if a vector in it was modified in place."""

@@ -51,7 +51,9 @@ class OwnModel:
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row."""
+        losses: mean losses of the committed steps since the last row.
+        steps_per_epoch: the steps that see every sample of the node.
+        encoding: what computations have to wait for, a task that encodes."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
@@ -61,8 +63,10 @@ class OwnModel:
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []
+        self.encoding: asyncio.Task[None] | None = None
         experiment = setup.experiment
         self._batches = BatchStream(experiment.seed, rank, self._samples, experiment.batch_size)
+        self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
         """The model for a reader that settles it first: its values may not be written yet."""
@@ -143,6 +147,12 @@ class OwnModel:
         found: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return found
 
+    async def encode(self, step: int, steps: float) -> None:
+        """Spend the time of some local steps on what a codec has encoded."""
+        await self._host.compute(
+            Computation(ComputationKind.ENCODE, self._rank, step, steps, lambda: None, lambda _: None)
+        )
+
     def _seed(self, step: int) -> int:
         return torch_seed(self._setup.experiment.seed, "train", self._rank, step)
 
@@ -154,4 +164,6 @@ class OwnModel:
         work: float,
         commit: Callable[[Any], Any] = lambda found: found,
     ) -> Any:
+        if self.encoding is not None and not self.encoding.done():
+            await asyncio.wait((self.encoding,))
         return await self._host.compute(Computation(kind, self._rank, first, work, prepare, commit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -38,6 +38,7 @@ class Node:
         rank: this node's number, from 0.
         size: number of nodes.
         samples: number of training samples that this node holds.
+        steps_per_epoch: the local steps that see each of them at least once.
         label_counts: how many of them are of each class, int64 [classes]; None where the targets are no classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if any, sets it when a round ends; a value that an
@@ -50,6 +51,7 @@ class Node:
         setup = runtime.setup
         self.rank, self.size = runtime.rank, setup.experiment.nodes
         self.samples = len(setup.parts[self.rank])
+        self.steps_per_epoch = runtime.own.steps_per_epoch
         self.label_counts = None if setup.labels is None else setup.labels[self.rank]
         self.layout: tuple[Field, ...] = setup.layout.parameters
         self.lr = setup.experiment.optimizer.lr_at(0)
@@ -58,6 +60,7 @@ class Node:
         self.step = 0
         self._runtime, self._setup, self._host = runtime, setup, runtime.host
         self._own, self._mailbox = runtime.own, runtime.mailbox
+        self._paid = 0  # encodings that have taken their time on the node's clock
         self._has_buffers = setup.layout.buffer_size > 0
         self._questions = Questions(self, self._mailbox)
         self._sampler = setup.topology.sampler(self, self._host)
@@ -284,21 +287,24 @@ class Node:
             payload = freeze(payload, self._host.is_stored)
         if runtime.outgoing:
             return self._send_wrapped(ranks, payload, name)
-        return self._host.send(ranks, payload, name)
+        return self._queue(ranks, payload, name)
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
-        """Encode a difference of models by the experiment's codec, without sending it; for an algorithm with
-        ``sends_differences``.
+        """Encode a difference of models or a piece of a model by the experiment's codec, without sending it; for an algorithm
+        with ``sends_differences`` or ``sends_pieces``.
 
         Args:
-            v: the difference, float32 [P].
+            v: the difference, float32 [P], or the piece, float32 [n].
 
         Returns:
-            What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
-            the difference."""
-        if not self._setup.experiment.algorithm.sends_differences:
-            raise ValueError("node.compress: for an algorithm with sends_differences = True")
-        self._check_vector(v, "compress", self._setup.layout.size)
+            What to send, as ``Model(sent, node.buffers)``, and the vector that it stands for. Without a codec both are
+            ``v``."""
+        algorithm = self._setup.experiment.algorithm
+        if not (algorithm.sends_differences or algorithm.sends_pieces()):
+            raise ValueError(
+                "node.compress: for an algorithm with sends_differences = True, or with sends_pieces()"
+            )
+        self._check_vector(v, "compress", len(v) if algorithm.sends_pieces() else self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v
         sent, found = self._runtime.coder.compress(v)
@@ -317,8 +323,39 @@ class Node:
             receivers = list(group)
             own = changed[receivers[0]]
             frozen = own if own is payload else freeze(own, self._host.is_stored)
-            sendings += self._host.send(receivers, frozen, name)
+            sendings += self._queue(receivers, frozen, name)
         return sendings
+
+    def _queue(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
+        """Queue a message, once what the codec has encoded for it has taken its time on the node's clock."""
+        coder, own = self._runtime.coder, self._own
+        steps = 0.0
+        if coder is not None and self._host.paced:
+            steps = (coder.encoded - self._paid) * self._setup.experiment.compute.steps_per_encoding
+            self._paid = coder.encoded
+        if not steps and (own.encoding is None or own.encoding.done()):
+            return self._host.send(ranks, payload, name)
+        sendings = [LateSending(self._host.counters) for _ in ranks]
+        own.encoding = self.spawn(
+            self._send_late(own.encoding, steps, dict(zip(ranks, sendings, strict=True)), payload, name)
+        )
+        return list(sendings)
+
+    async def _send_late(
+        self,
+        before: asyncio.Task[None] | None,
+        steps: float,
+        sendings: Mapping[int, LateSending],
+        payload: Payload,
+        name: tuple[str | int, ...],
+    ) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        if steps:
+            await self._own.encode(self.step, steps)
+        left = {rank: sending for rank, sending in sendings.items() if not sending.done()}
+        for sending, sent in zip(left.values(), self._host.send(list(left), payload, name), strict=True):
+            sending.leave(sent)
 
     async def receive(
         self,
@@ -504,6 +541,8 @@ class Node:
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        if self._own.encoding is not None and not self._own.encoding.done():
+            await asyncio.wait((self._own.encoding,))
         self.round, optimizer = r + 1, self._setup.experiment.optimizer
         if optimizer.schedule is not None:
             self.lr = optimizer.lr_at(self.round)
@@ -540,6 +579,33 @@ def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+class LateSending(Sending):
+    """A message that is queued once its sender has encoded it."""
+
+    def __init__(self, counters: Traffic) -> None:
+        self._counters = counters
+        self._sent: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
+
+    def leave(self, sending: Sending) -> None:
+        """It is queued."""
+        self._sent.set_result(sending)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        sending = yield from asyncio.shield(self._sent).__await__()
+        if sending is not None:
+            yield from sending.__await__()
+
+    def done(self) -> bool:
+        return self._sent.done() and ((sending := self._sent.result()) is None or sending.done())
+
+    def cancel(self) -> bool:
+        if self._sent.done():
+            return (sending := self._sent.result()) is None or sending.cancel()
+        self._sent.set_result(None)
+        self._counters.messages_cancelled += 1
+        return True
 
 
 class AsyncRounds:  # its name says, in the error of a plain for, what it is

@@ -48,13 +48,14 @@ class NodeRuntime:
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
-        codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
+        codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
         self.secure: SecureAggregation | None = None
         if setup.experiment.secure_aggregation is not None:
             static = setup.topology.static_weights
             self.secure = SecureAggregation(setup.experiment, self.node, host, static=static)
             codec = None  # it encodes models itself
-        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
+        kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
+        self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler

@@ -26,7 +26,7 @@ from gossamer.topology import TopologySchedule
 if TYPE_CHECKING:
     from gossamer.faults import FaultSchedule
     from gossamer.learning.computation import Computation
-    from gossamer.learning.mixing import Mix
+    from gossamer.learning.mixing import Step
     from gossamer.node.node import Node
 
 
@@ -101,6 +101,8 @@ class Host(Protocol):
 
     lost: set[int]
     """Ranks known to be dead."""
+    paced: bool
+    """Whether computations take as long as the compute profile says."""
 
     @property
     def traffic(self) -> Traffic:
@@ -134,7 +136,7 @@ class Host(Protocol):
         """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
         computation."""
 
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
         ``commit`` returned. Unless ``read``, the result may be written as late as :meth:`settle`."""
 

@@ -30,8 +30,8 @@ _MOST_NODES_BY_DISTANCE = 100
 _MOST_NODES_NUMBERED = 100
 _POINTS_PER_INCH = 160
 
-KINDS = ("train", "evaluate", "send")
-COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
+KINDS = ("train", "evaluate", "encode", "send")
+COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "encode": PALETTE[2], "send": PALETTE[1]}
 MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
 MOST_EDGED = 60

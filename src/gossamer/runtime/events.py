@@ -79,7 +79,10 @@ class TimelineLog:
 
     def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
         if end_s > start_s:  # an optimizer's step with a gradient that is there already takes no virtual time
-            self._append(rank, "evaluate" if kind is ComputationKind.EVALUATE else "train", start_s, end_s)
+            shown = (
+                kind if kind in (ComputationKind.EVALUATE, ComputationKind.ENCODE) else ComputationKind.TRAIN
+            )
+            self._append(rank, shown.value, start_s, end_s)
 
     def sent(self, rank: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         """A message, or as much of it as was not taken back, has left a node's uplink."""

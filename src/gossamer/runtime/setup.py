@@ -200,6 +200,11 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
+        if algorithm.sends_pieces() and part.comes_first:
+            raise BadInput(
+                f"codec: {part.name_of()}, which takes whole models, with {name}, which sends pieces of models; accepted:"
+                " codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
+            )
         if algorithm.sends_differences and not part.contracts:
             raise BadInput(
                 f"codec: {part.name_of()}, which loses more of a difference than there is, with {name}; accepted:"

@@ -205,7 +205,7 @@ class Executor:
         return {"train": self.trainer.forms(), "evaluate": self._evaluator.forms()}
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
-        if kind is not ComputationKind.APPLY:
+        if kind not in (ComputationKind.APPLY, ComputationKind.ENCODE):
             self._choose()
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
             return execute(kind, jobs, self.trainer, self._evaluator)

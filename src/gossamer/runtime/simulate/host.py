@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.errors import GossamerError, RunFailed
 from gossamer.learning.computation import Computation
-from gossamer.learning.mixing import Mix
+from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
@@ -50,6 +50,7 @@ class SimHost:
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended = round_ended
         self.lost: set[int] = set()
+        self.paced = True
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
@@ -72,7 +73,7 @@ class SimHost:
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         return self._links.send(self._rank, to, payload, tag)
 
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, prepare, commit, read=read)
 
     def finished(self, rounds: int) -> bool:
@@ -153,7 +154,7 @@ class FaultyHost(SimHost):
         self._check_alive()
         return self._submit(computation)
 
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         self._check_alive()
         return super().mix(prepare, commit, read=read)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.learning.mixing import Mix, Sum, mix_rows
+from gossamer.learning.mixing import Step, Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.runtime.recording import Profile
@@ -24,7 +25,8 @@ LEAST_TERMS = 24  # with at least this many terms, owed sums are computed togeth
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
 MOST_RESERVED = 32  # the most rows that are taken ahead of need
-_Request = tuple[int, Callable[[], Mix], Callable[[Any], Any], bool, asyncio.Future[Any]]
+LEAST_LENGTH = 1 << 14  # threads take longer to hand over to each other than to sum shorter vectors
+_Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Future[Any]]
 
 
 class Mixing:
@@ -43,7 +45,7 @@ class Mixing:
         self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
 
     def submit(
-        self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
+        self, rank: int, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool
     ) -> Awaitable[Any]:
         """Queue a node's step; the awaitable gives what ``commit`` returns. Unless the result is ``read`` at once,
         :meth:`settle` is called before it is read."""
@@ -79,21 +81,47 @@ class Mixing:
     def _flush(self) -> None:
         requests, self._requests = sorted(self._requests, key=itemgetter(0)), []
         with self._profile.part("mix"):
-            for _, prepare, commit, _, future in requests:
-                if future.done():  # cancelled
-                    continue
-                try:
-                    mix = prepare()
-                    self.settle_for(mix.own)
-                    row = self._owe(mix)
-                    future.set_result(commit(mix.run(self._rows.vector) if row is None else row))
-                except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
-                    future.set_exception(error)
+            by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
+            # One step of each node at a time, since its next one reads what this one commits.
+            for steps in zip_longest(*by_node):
+                self._run([step for step in steps if step is not None])
         if len(self._owed) > MOST_OWED or any(read for _, _, _, read, _ in requests):
             self.settle()
 
-    def _owe(self, mix: Mix) -> Tensor | None:
-        terms = mix.terms()
+    def _run(self, requests: Sequence[_Request]) -> None:
+        """Run steps of different nodes: sums of whole vectors are owed, the others are shared by the workers."""
+        steps: list[tuple[Step, Callable[[Any], Any], asyncio.Future[Any]]] = []
+        for _, prepare, commit, _, future in requests:
+            if future.done():  # cancelled
+                continue
+            try:
+                step = prepare()
+                self.settle_for(step.own)
+                row = self._owe(step)
+                if row is None:
+                    steps.append((step, commit, future))
+                else:
+                    future.set_result(commit(row))
+            except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
+                future.set_exception(error)
+        shared = self._rows.length >= LEAST_LENGTH
+        attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _, _ in steps])
+        for (_, commit, future), (found, failure) in zip(steps, attempts, strict=True):
+            try:
+                if failure is not None:
+                    raise failure
+                future.set_result(commit(found))
+            except Exception as error:  # noqa: BLE001 - likewise
+                future.set_exception(error)
+
+    def _attempt(self, step: Step) -> tuple[Any, Exception | None]:
+        try:
+            return step.run(self._rows.vector), None
+        except Exception as error:  # noqa: BLE001 - the author's inbox or weights, or an author's codec or aggregator
+            return None, error
+
+    def _owe(self, step: Step) -> Tensor | None:
+        terms = step.terms()
         if terms is None:
             return None
         whole = self._whole

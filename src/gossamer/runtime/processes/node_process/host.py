@@ -29,7 +29,7 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import trim
-from gossamer.learning.mixing import Mix
+from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages import encode
@@ -231,7 +231,7 @@ class Computing:
         timeline: TimelineLog | None,
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
-        self._pace = setup.experiment.engine.pace
+        self.pace = setup.experiment.engine.pace
         self._rank, self._setup, self._trims = rank, setup, context.trims
         self._trainer, self._evaluator = stage.trainer, stage.evaluator
         self._clock, self._timeline = clock, timeline
@@ -239,7 +239,7 @@ class Computing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
-        self.busy = Busy(clock.now if self._pace else monotonic)
+        self.busy = Busy(clock.now if self.pace else monotonic)
         self.under_way = 0  # computations that were asked for, and are not over
         self._computations = self._slow = 0
 
@@ -268,7 +268,7 @@ class Computing:
         self.under_way += 1
         try:
             async with self._turn:
-                with self.busy if self._pace else nullcontext():
+                with self.busy if self.pace else nullcontext():
                     return await self._compute(computation)
         finally:
             self.under_way -= 1
@@ -283,12 +283,12 @@ class Computing:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
         ended = self._clock.now()
-        if self._pace and computation.kind is not ComputationKind.APPLY:
+        if self.pace and computation.kind is not ComputationKind.APPLY:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
         if self._timeline is not None:
-            span = (began, self._clock.now()) if self._pace else (ended - seconds, ended)
+            span = (began, self._clock.now()) if self.pace else (ended - seconds, ended)
             self._timeline.computed(self._rank, computation.kind, *span)
         return computation.commit(result)
 
@@ -302,7 +302,7 @@ class Computing:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        with self.cpu_slots.one(), nullcontext() if self._pace else self.busy:
+        with self.cpu_slots.one(), nullcontext() if self.pace else self.busy:
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
             seconds = monotonic() - began
@@ -329,6 +329,7 @@ class NodeHost:
         self.leaving = False  # whether it was told to leave
         self._clock, self._rounds, self._security = clock, rounds, security
         self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
+        self.paced = computing.pace
         self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector
 
     @property
@@ -346,7 +347,7 @@ class NodeHost:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Any:
+    async def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Any:
         # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
         await asyncio.sleep(0)
         return commit(prepare().run(self.fresh))
