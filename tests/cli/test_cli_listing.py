@@ -33,13 +33,38 @@ def test_names_by_kind_and_one_kind_with_its_parameters(cli: Cli) -> None:
             "the graph changes during the run: the figures describe round 0 only",
         ),
         ("topology=one-peer-exponential", "the graph changes during the run"),
+        ("topology={name: ring, weights: random}", "the weights change during the run"),
     ],
 )
 def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
     code, out, _ = cli("topology", "small.yaml", "--set", override)
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note")]
+    notes = [note for note in notes if "consensus" not in note]
     assert [said in note for note in notes] == ([True] if said else [])
+
+
+def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
+    said = "the weights move the consensus away from the mean"
+    assert said not in cli("topology", "small.yaml")[1]
+    # A star of four with uniform weights: the closed neighbourhoods have 4, 2, 2 and 2 nodes.
+    star = ("topology", "small.yaml", "--set", "topology={name: star, centre: 2, weights: uniform}")
+    text = cli(*star)[1]
+    assert said in text
+    assert re.search(
+        r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
+    )
+    assert re.search(r"^rounds to arrival +1 hops 1, 2 hops 2$", text, re.MULTILINE)
+    measures = json.loads(cli(*star, "--json")[1])
+    assert measures["influence"] == pytest.approx([0.2, 0.2, 0.4, 0.2])
+    assert measures["effective_nodes"] == pytest.approx(1 / 0.28)
+    assert measures["arrival"] == {"1": 1.0, "2": 2.0}
+    # Weights by data sizes come from the partition.
+    ring = ("topology", "small.yaml", "--set", "topology={name: complete, weights: data-size}", "--json")
+    sizes = json.loads(
+        cli(*ring, "--set", "partition={name: sizes, fractions: [0.5, 0.25, 0.125, 0.125]}")[1]
+    )
+    assert sizes["influence"] == pytest.approx([0.5, 0.25, 0.125, 0.125])
 
 
 def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
@@ -49,6 +74,7 @@ def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
     assert listed["task"]["digits"]["hidden"] == "[64]"
     assert listed["topology"]["ring"]["allow_disconnected"] == "false"
     assert listed["topology"]["ring"]["every_rounds"] == "null"
+    assert listed["topology"]["random-links"]["probability"] == "(float or Path)"
     assert "random-regular" in cli("list", "topology")[1]
     assert cli("list", "algoritm")[0] == 2
     code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))

@@ -45,7 +45,7 @@ def test_built_in_names_of_every_kind() -> None:
             assert find(kind, name) is cls
             assert cls.name_of() == name
     assert find("algorithm", "d-psgd") is DPSGD
-    expected = {"ring", "star", "complete", "random-regular", "erdos-renyi", "small-world", "torus"}
+    expected = {"ring", "star", "complete", "random-regular", "erdos-renyi", "watts-strogatz", "torus"}
     assert expected | {"hypercube", "exponential", "edge-list", "adjacency"} <= set(names("topology"))
 
 

@@ -71,6 +71,49 @@ EXPERIMENTS: dict[str, Settings] = {
         },
         "compute": UNEVEN,
     },
+    "d-psgd-random-links": {
+        "topology": {
+            "name": "random-links",
+            "base": {"name": "barabasi-albert", "m": 2},
+            "probability": 0.7,
+            "symmetric": False,
+            "weights": {"name": "centrality", "schedule": {"name": "cosine", "rounds": 3}},
+        },
+    },
+    "d-psgd-random-weights": {
+        "topology": {
+            "name": "networkx",
+            "generator": "powerlaw_cluster_graph",
+            "parameters": {"m": 2, "p": 0.5},
+            "weights": "random",
+        },
+    },
+    "d-psgd-betweenness": {
+        "topology": {
+            "name": "stochastic-block",
+            "sizes": [4, 2],
+            "p_in": 0.9,
+            "p_out": 0.3,
+            "weights": {
+                "name": "centrality",
+                "measure": "betweenness",
+                "schedule": {"name": "oscillating", "rounds": 2},
+            },
+        },
+    },
+    "d-psgd-pagerank": {
+        "topology": {
+            "name": "graphml",
+            "path": "graph.xml",
+            "weights": {
+                "name": "centrality",
+                "measure": "pagerank",
+                "hops": 2,
+                "temperature": 0.05,
+                "schedule": {"name": "exponential", "factor": 0.8},
+            },
+        },
+    },
     "d-psgd-batch-norm": {
         "nodes": 4,
         "task": "golden_parts:batch_norm",
@@ -132,7 +175,7 @@ EXPERIMENTS: dict[str, Settings] = {
     "gradient-tracking": {
         "task": LEAST_SQUARES,
         "algorithm": "gradient-tracking",
-        "topology": {"name": "small-world", "degree": 2, "p": 0.3, "weights": {"name": "ccs"}},
+        "topology": {"name": "watts-strogatz", "degree": 2, "p": 0.3, "weights": {"name": "ccs"}},
     },
     "gradient-tracking-diging": {
         "algorithm": {"name": "gradient-tracking", "variant": "diging"},
@@ -511,6 +554,8 @@ SYNCHRONOUS: list[str] = [
     "d-psgd",
     "d-psgd-overlap",
     "d-psgd-changing-graph",
+    "d-psgd-random-links",
+    "d-psgd-random-weights",
     "d-psgd-batch-norm",
     "d-psgd-gn-lenet",
     "epidemic-oracle",
@@ -546,6 +591,15 @@ FILES: dict[str, str] = {
 0.25 0 0 0 0.25 0.5
 """,
     "adjacency.txt": "0 1 1 0 0 1\n1 0 1 0 0 0\n1 1 0 1 0 0\n0 0 1 0 1 1\n0 0 0 1 0 1\n1 0 0 1 1 0\n",
+    "graph.xml": """\
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+    <graph edgedefault="undirected">
+        <node id="a"/> <node id="b"/> <node id="c"/> <node id="d"/> <node id="e"/> <node id="f"/>
+        <edge source="a" target="b"/> <edge source="a" target="c"/> <edge source="a" target="d"/>
+        <edge source="d" target="e"/> <edge source="e" target="f"/> <edge source="b" target="c"/>
+    </graph>
+</graphml>
+""",
     "steps.csv": "node,seconds_per_step\na,0.010\na,0.020\nb,0.004\nb,0.007\nb,0.012\nc,0.015\n",
     "rates.csv": "time_s,rank,uplink_mbps,downlink_mbps,latency_ms\n0,*,2,4,\n0.01,1,0.5,,3\n0.02,2,1,1,\n0.03,1,2,,0\n",
     "churn.csv": "time_s,node,event\n0.025,2,crash\n0.03,4,leave\n0.06,5,join\n0.07,2,join\n0.075,4,join\n",

@@ -217,7 +217,8 @@ def used(experiment: Mapping[str, Any]) -> set[tuple[str, str]]:
                 if field == "layers":
                     yield from walk(kind, list(inner.values()))
                 else:  # a network's base is a network, a sampler's bootstrap a topology
-                    yield from walk(kind if field in ("base", "bootstrap") else field, inner)
+                    inner_kind = "temperature" if (kind, field) == ("weights", "schedule") else field
+                    yield from walk(kind if field in ("base", "bootstrap") else inner_kind, inner)
 
     return {pair for field, value in experiment.items() for pair in walk(kinds.get(field, field), value)}
 

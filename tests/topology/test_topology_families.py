@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -19,9 +21,9 @@ from gossamer.topology.families import (
     OnePeerExponential,
     RandomRegular,
     Ring,
-    SmallWorld,
     Star,
     Torus,
+    WattsStrogatz,
     random_regular,
 )
 
@@ -30,20 +32,10 @@ def draw(topology: Topology, nodes: int, seed: int = 0, round: int = 0) -> Graph
     return topology.draw(nodes, generator(seed, "test"), round)
 
 
-def test_every_name_of_the_design_is_registered() -> None:
-    expected = {
-        "ring",
-        "star",
-        "complete",
-        "random-regular",
-        "erdos-renyi",
-        "small-world",
-        "torus",
-        "hypercube",
-    }
-    expected |= {"exponential", "one-peer-exponential", "edge-list", "adjacency", "layers"}
-    assert expected <= set(names("topology"))
-    assert {"metropolis-hastings", "uniform", "data-size", "given"} <= set(names("weights"))
+@pytest.mark.parametrize("kind", ["topology", "weights", "temperature"])
+def test_every_name_is_documented(kind: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    assert set(names(kind)) <= set(re.findall(r"`([a-z0-9-]+)`", text))
 
 
 @given(st.integers(1, 40))
@@ -145,16 +137,16 @@ def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str)
 
 
 @pytest.mark.parametrize("degree", [3, 8, -2])
-def test_small_world_degree(degree: int) -> None:
+def test_watts_strogatz_degree(degree: int) -> None:
     with pytest.raises(BadInput, match=f"topology.degree: {degree} for 8 nodes; accepted: an even"):
-        draw(SmallWorld(degree=degree, p=0.1), 8)
+        draw(WattsStrogatz(degree=degree, p=0.1), 8)
 
 
-def test_small_world_keeps_its_edges_and_without_rewiring_its_ring() -> None:
-    lattice = draw(SmallWorld(degree=4, p=0.0), 12)
+def test_watts_strogatz_keeps_its_edges_and_without_rewiring_its_ring() -> None:
+    lattice = draw(WattsStrogatz(degree=4, p=0.0), 12)
     for rank in range(12):
         assert set(lattice.neighbors(rank)) == {(rank + step) % 12 for step in (-2, -1, 1, 2)}
-    rewired = draw(SmallWorld(degree=4, p=0.5), 12)
+    rewired = draw(WattsStrogatz(degree=4, p=0.5), 12)
     assert len(list(rewired.edges())) == 24
     assert rewired != lattice
 
@@ -169,7 +161,7 @@ def test_erdos_renyi_has_about_p_of_all_edges() -> None:
 
 @pytest.mark.parametrize(
     ("topology", "nodes", "components"),
-    [(RandomRegular(degree=1), 8, 4), (ErdosRenyi(p=0.0), 7, 7), (SmallWorld(degree=0, p=0.0), 5, 5)],
+    [(RandomRegular(degree=1), 8, 4), (ErdosRenyi(p=0.0), 7, 7), (WattsStrogatz(degree=0, p=0.0), 5, 5)],
 )
 def test_a_random_graph_that_never_comes_out_connected(
     topology: Topology, nodes: int, components: int

@@ -15,9 +15,11 @@ from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology import Graph, TopologySchedule
 from gossamer.topology.measures import (
+    arrival,
     describe,
     diameter,
     effective_neighbors,
+    influence,
     smallest_eigenvalue,
     sparse_matrix,
     spectral_gap,
@@ -144,8 +146,62 @@ def test_a_decay_out_of_range_is_refused(gamma: float) -> None:
         effective_neighbors(np.eye(2), gamma)
 
 
+def test_the_influence_of_uniform_weights_is_in_proportion_to_the_closed_neighbourhood() -> None:
+    """D^-1 A, with D_ii the row sums of a symmetric A, has the stationary vector D_ii / sum_k D_kk."""
+    for nodes in (40, 600):
+        topology = schedule({"name": "barabasi-albert", "m": 2, "weights": "uniform"}, nodes)
+        closed = np.array([1 + topology.graph(0).degree(rank) for rank in range(nodes)])
+        assert influence(sparse_matrix(topology, 0)) == pytest.approx(closed / closed.sum(), abs=1e-12)
+
+
+def test_the_influence_of_many_nodes_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
+    W = sparse_matrix(schedule({"name": "star", "weights": "uniform"}, 30), 0)
+    solved = influence(W)
+    monkeypatch.setattr("gossamer.topology.measures.SPECTRUM_NODES", 29)
+    assert influence(W) == pytest.approx(solved, abs=1e-12)
+    assert influence(sparse_matrix(schedule("ring", 30), 0)) == pytest.approx(1 / 30, abs=0)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 12), st.integers(0, 1000))
+def test_influence_is_the_limit_of_repeated_mixing(nodes: int, seed: int) -> None:
+    W = generator(seed, "test").dirichlet(np.ones(nodes), size=nodes)
+    assert influence(W) == pytest.approx(np.linalg.matrix_power(W, 4096)[0], abs=1e-9)
+
+
+def test_arrival_by_hops() -> None:
+    # One round of exact averaging brings all there is.
+    assert arrival(np.full((4, 4), 1 / 4), np.full(4, 1 / 4)) == {1: 1.0}
+    # A directed ring with weights 1/2: after t rounds node h has the share binomial(t, h) / 2^t of 1/4 in the end; at least
+    # 1/8 for the first time at t = 1, 2 and 3 (1/2, 1/4, 1/8), for 1, 2 and 3 hops.
+    W = (np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2
+    assert arrival(W, np.full(4, 1 / 4)) == {1: 1.0, 2: 2.0, 3: 3.0}
+    # Two nodes that take 1 % of each other: (1 - 0.98^t) / 2 >= 1/4 from t = 35 on, as 0.98^34 > 1/2 > 0.98^35.
+    slow = np.array([[0.99, 0.01], [0.01, 0.99]])
+    assert arrival(slow, np.full(2, 0.5)) == {1: 35.0}
+    assert arrival(slow, np.full(2, 0.5), rounds=34) == {1: None}
+
+
+def test_arrival_by_powers_of_the_matrix() -> None:
+    topology = schedule({"name": "barabasi-albert", "m": 1, "weights": {"name": "centrality"}}, 15)
+    W, graph = sparse_matrix(topology, 0).toarray(), topology.graph(0).to_networkx()
+    pi = influence(W)
+    assert pi is not None
+    hops = dict(nx.all_pairs_shortest_path_length(graph))
+    powers = [np.linalg.matrix_power(W, t) for t in range(400)]
+    rounds: dict[int, list[int]] = {}
+    for j in range(15):
+        for i in set(range(15)) - {j}:
+            first = next(t for t, power in enumerate(powers) if power[i, j] >= pi[j] / 2)
+            rounds.setdefault(hops[j][i], []).append(first)
+    assert arrival(W, pi) == pytest.approx({h: np.mean(each) for h, each in rounds.items()})
+
+
 def test_describe_has_everything() -> None:
     found = describe(schedule("complete", 8))
+    assert found.pop("influence") == pytest.approx([1 / 8] * 8)
+    assert found.pop("effective_nodes") == pytest.approx(8)
+    assert found.pop("arrival") == {1: 1.0}
     assert found.pop("effective_neighbors") == pytest.approx(8)
     assert found.pop("spectral_gap") == pytest.approx(1)
     assert found == {
@@ -166,3 +222,4 @@ def test_describe_a_round_of_a_directed_disconnected_graph() -> None:
     assert (first["edges"], first["components"], first["diameter"]) == (8, 1, 7)
     assert (second["edges"], second["components"], second["diameter"]) == (8, 2, None)
     assert second["spectral_gap"] == 0
+    assert second["influence"] is second["effective_nodes"] is second["arrival"] is None

@@ -83,7 +83,7 @@ def test_a_static_graph_is_one_object(spec: Any) -> None:
     [
         DYNAMIC,
         {"name": "erdos-renyi", "p": 0.5, "every_rounds": 1},
-        {"name": "small-world", "degree": 4, "p": 0.5, "every_rounds": 1},
+        {"name": "watts-strogatz", "degree": 4, "p": 0.5, "every_rounds": 1},
     ],
 )
 def test_seed_and_round_decide_and_nothing_else(spec: Any) -> None:

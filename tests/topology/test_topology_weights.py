@@ -27,7 +27,7 @@ UNDIRECTED: list[dict[str, Any]] = [
     {"name": "hypercube"},
     {"name": "random-regular", "degree": 3, "every_rounds": 1},
     {"name": "erdos-renyi", "p": 0.3, "every_rounds": 1},
-    {"name": "small-world", "degree": 4, "p": 0.4, "every_rounds": 1},
+    {"name": "watts-strogatz", "degree": 4, "p": 0.4, "every_rounds": 1},
     {"name": "layers", "layers": {"a": "ring", "b": "star"}},
 ]
 DIRECTED: list[dict[str, Any]] = [{"name": "exponential"}, {"name": "one-peer-exponential"}]

@@ -21,7 +21,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Sending
 from gossamer.node import Node, Setting
-from gossamer.topology import CCS
+from gossamer.topology.weights import ccs
 
 
 @register("algorithm", "swift")
@@ -99,7 +99,7 @@ class Swift(Algorithm):
     def _weights(self, node: Node, r: int) -> dict[int, float]:
         if self.weights == "topology":
             return node.mixing_weights(r)
-        return CCS().row(node.topology(r), node.rank, None)
+        return dict(ccs(node.topology(r))[node.rank])
 
     def _boosted(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
         """The weights of the models that arrived."""

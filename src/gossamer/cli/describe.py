@@ -7,7 +7,8 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 import yaml
@@ -58,11 +59,20 @@ def _first_paragraph(docstring: str) -> str:
 def _parameters(cls: Any) -> dict[str, str]:
     """Field name -> its default, or its type where a value is required."""
     return {
-        name: f"({getattr(field.annotation, '__name__', field.annotation)})"
+        name: f"({_type(field.annotation)})"
         if field.is_required()
         else _yaml(field.get_default(call_default_factory=True))
         for name, field in cls.model_fields.items()
     }
+
+
+def _type(annotation: Any) -> str:
+    """The name of a field's type."""
+    if get_origin(annotation) is Annotated:
+        return _type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(_type, get_args(annotation)))
+    return str(getattr(annotation, "__name__", annotation))
 
 
 def _yaml(value: Any) -> str:
@@ -79,14 +89,19 @@ def topology(
     png: Annotated[Path | None, option("Draw the graph into this PNG file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
+    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
-    from gossamer.topology import TopologySchedule
+    from gossamer.topology import DataSize, TopologySchedule
     from gossamer.topology.measures import describe
 
-    schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
+    if isinstance(getattr(experiment.topology, "weights", None), DataSize):
+        from gossamer.runtime.setup import prepare
+
+        schedule = prepare(experiment).topology  # with the partition of the task's data
+    else:
+        schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
     if schedule.sampled and round_ > 0:
         raise BadInput(
@@ -102,8 +117,21 @@ def topology(
     if as_json:
         typer.echo(json.dumps(measures))
         return
+    influence, arrival = measures.pop("influence"), measures.pop("arrival")
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    if arrival:
+        by_hops = [f"{h} hops {'–' if n is None else f'{n:.3g}'}" for h, n in sorted(arrival.items())]
+        typer.echo(f"{'rounds to arrival':24} {', '.join(by_hops[:9] + by_hops[9:][-1:])}")
+    if influence and max(influence) - min(influence) > 1e-6 / len(influence):
+        ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
+        most, least = (
+            ", ".join(f"{influence[r]:.3g} (node {r})" for r in some) for some in (ranks[:4], ranks[-1:])
+        )
+        typer.echo(f"{'influence':24} most {most}; least {least}")
+        typer.echo(
+            f"{'note':24} the weights move the consensus away from the mean: nodes agree on the mean weighted by influence"
+        )
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
     if schedule.sampled:
         typer.echo(
@@ -111,6 +139,8 @@ def topology(
         )
     elif any(schedule.graph(r) is not graph for r in range(rounds)):
         typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
+    elif not schedule.static_weights:
+        typer.echo(f"{'note':24} the weights change during the run: the figures describe round {round_} only")
     if png is not None:
         typer.echo(f"{'picture':24} {png}")
 

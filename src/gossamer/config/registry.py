@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "poison": ("gossamer.tasks", "Poison"),
     "schedule": ("gossamer.learning", "LearningRateSchedule"),
     "task": ("gossamer.tasks", ""),
+    "temperature": ("gossamer.topology", "TemperatureSchedule"),
     "topology": ("gossamer.topology", ""),
     "tracker": ("gossamer.results.trackers", "Tracker"),
     "weights": ("gossamer.topology", "Weights"),

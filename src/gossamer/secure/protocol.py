@@ -117,7 +117,7 @@ class SecureAggregation:
         self._wait_s = gather.timeout_s and 2 * gather.timeout_s
         """How long a sender waits for a receiver, which waits for senders meanwhile."""
         nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
-        self._agrees_once = setup.topology.static and nobody_lost and not self._recovers
+        self._agrees_once = setup.topology.static_weights and nobody_lost and not self._recovers
         kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
         self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
         """The buffers that are summed. Counters stay a node's own: they would reach the bound."""

@@ -48,7 +48,6 @@ class Cyclon(Topology):
 
     With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default."""
 
-    random: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
     view: int = Field(default=8, ge=1)  # c, maximum number of entries of a view
     # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
@@ -82,6 +81,10 @@ class Cyclon(Topology):
         if known.sampled or known.every_rounds is not None:
             raise BadInput(f"topology.bootstrap: {known.name_of()}; accepted: one that does not change")
         return self
+
+    @property
+    def random(self) -> bool:
+        return True
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         """The first views: an edge (i, j) if j is in the view of i."""

@@ -1,25 +1,25 @@
-"""Families of graphs: ring, star, complete, torus, hypercube, exponential; random regular, Erdős-Rényi, small-world. Graphs
-and mixing matrices from text files: words separated by spaces or commas; ``#`` starts a comment.
-"""
+"""Families of graphs: deterministic and random ones, all generators of networkx, and graphs from files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import inspect
+from collections.abc import Iterable
 from itertools import combinations
 from math import isqrt
-from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import ParseError
 
 import networkx as nx
 import numpy as np
-from jaxtyping import Float
-from pydantic import Field
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import FilePath, register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause, suggest
 from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.topology import RandomTopology, Topology
-from gossamer.topology.weights import Weights
+from gossamer.topology.weights import read_matrix, read_words
 
 
 @register("topology", "ring")
@@ -163,9 +163,9 @@ class ErdosRenyi(RandomTopology):
         return graph
 
 
-@register("topology", "small-world")
-class SmallWorld(RandomTopology):
-    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998)."""
+@register("topology", "watts-strogatz")
+class WattsStrogatz(RandomTopology):
+    """A small world: a ring lattice, some edges of which are rewired (Watts & Strogatz, 1998)."""
 
     degree: int  # neighbours in the lattice, and the mean degree: even, below the number of nodes
     p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
@@ -178,27 +178,93 @@ class SmallWorld(RandomTopology):
         return graph
 
 
-def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that has any; ``where`` names the field and the file in errors."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
-    for number, line in enumerate(lines, start=1):
-        if words := line.partition("#")[0].replace(",", " ").split():
-            yield number, words
+@register("topology", "barabasi-albert")
+class BarabasiAlbert(RandomTopology):
+    """Preferential attachment (Barabási & Albert, 1999): after a star of m + 1 nodes, each rank in turn is linked to ``m``
+    lower ones, with probabilities in proportion to their degrees. Low ranks become hubs; the graph is connected."""
+
+    m: int = Field(ge=1)
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if self.m >= nodes:
+            raise BadInput(f"topology.m: {self.m} for {nodes} nodes; accepted: 1 to {nodes - 1}")
+        graph: NetworkX = nx.barabasi_albert_graph(nodes, self.m, seed=_seed(rng))
+        return graph
 
 
-def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    try:
-        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
-    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
-        found = f"{' x '.join(map(str, matrix.shape))} numbers"
-        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
-    return matrix
+@register("topology", "stochastic-block")
+class StochasticBlock(RandomTopology):
+    """Communities (Holland, Laskey & Leinhardt, 1983): an edge exists with probability ``p_in`` within a block and ``p_out``
+    between two. The first block has the lowest ranks."""
+
+    sizes: tuple[PositiveInt, ...]  # number of nodes of each block
+    p_in: float = Field(ge=0, le=1)
+    p_out: float = Field(ge=0, le=1)
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if sum(self.sizes) != nodes:
+            accepted = f"sizes that sum to {nodes}"
+            raise BadInput(f"topology.sizes: {list(self.sizes)} for {nodes} nodes; accepted: {accepted}")
+        p = np.full((len(self.sizes), len(self.sizes)), self.p_out)
+        np.fill_diagonal(p, self.p_in)
+        graph: NetworkX = nx.stochastic_block_model(list(self.sizes), p.tolist(), seed=_seed(rng))
+        return graph
+
+
+@register("topology", "networkx")
+class Generator(RandomTopology):
+    """The graph of any function of ``networkx.generators``, without its attributes.
+
+    A function that takes a seed gets ``n``, the number of nodes, and a keyed ``seed``, unless ``parameters`` names them. With
+    a ``seed`` of its own it gives the same graph in every run. Nodes are ranked in the function's order."""
+
+    generator: str  # name of the function, e.g. powerlaw_cluster_graph
+    parameters: dict[str, Any] = Field(default_factory=dict)  # its arguments
+
+    @field_validator("generator")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        known = [each for each in dir(nx) if _module(each).startswith("networkx.generators")]
+        if name not in known:
+            accepted = "a function of networkx.generators"
+            raise BadInput(f"topology.generator: {name!r}{suggest(name, known)}; accepted: {accepted}")
+        return name
+
+    @property
+    def random(self) -> bool:
+        return "seed" in self._arguments and "seed" not in self.parameters
+
+    @property
+    def _arguments(self) -> Iterable[str]:
+        return inspect.signature(getattr(nx, self.generator)).parameters
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        # Only functions that draw get n, which is the number of nodes there; elsewhere it may be a dimension or a side.
+        keyed = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
+        given = {name: value for name, value in keyed.items() if name in self._arguments}
+        try:
+            graph = getattr(nx, self.generator)(**{**given, **self.parameters})
+        except Exception as error:
+            raise BadInput(
+                f"topology.parameters: {self.parameters}: {cause(error)}; accepted: arguments of networkx.{self.generator}"
+            ) from error
+        return _ranked(graph, nodes, f"topology.generator: {self.generator}")
+
+
+def _module(name: str) -> str:
+    return getattr(getattr(nx, name), "__module__", None) or ""
+
+
+def _ranked(graph: Any, nodes: int, where: str) -> NetworkX:
+    """A simple graph with ranks in place of names, in the order of its nodes; BadInput for any other value."""
+    if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
+        raise BadInput(
+            f"{where}: gives {type(graph).__name__}; accepted: a graph without parallel edges and self-loops"
+        )
+    if len(graph) != nodes:
+        raise BadInput(f"{where}: {len(graph)} nodes; accepted: nodes: {len(graph)}, or a graph of {nodes}")
+    ranked: NetworkX = graph if set(graph) == set(range(nodes)) else nx.convert_node_labels_to_integers(graph)
+    return ranked
 
 
 @register("topology", "edge-list")
@@ -242,31 +308,18 @@ class Adjacency(Topology):
         return Graph(nodes, edges, directed=bool((matrix != matrix.T).any()))
 
 
-@register("weights", "given")
-class Given(Weights):
-    """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
+@register("topology", "graphml")
+class GraphML(Topology):
+    """The graph in a GraphML file, directed or not, without its attributes. Nodes are ranked in the order of the file."""
 
-    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004)."""
-
-    # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath
 
-    @cached_property
-    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        return read_matrix(self.path, f"topology.weights.path: {self.path}")
-
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
-        if len(W) != nodes:
-            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows")
-        for rank, row in enumerate(W):
-            if not abs(row.sum() - 1) <= 1e-6:
-                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
-            for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
-                found = f"{row[other]:.9g} in row {rank}, column {other}"
-                raise BadInput(
-                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
-                )
-
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        where = f"topology.path: {self.path}"
+        try:
+            text = self.path.read_text(encoding="utf-8")
+            fromstring(text, forbid_dtd=True)  # refuses entities, which networkx would expand
+            graph = nx.parse_graphml(text)
+        except (OSError, ValueError, ParseError, DefusedXmlException, nx.NetworkXException) as error:
+            raise BadInput(f"{where}: {cause(error)}; accepted: GraphML without a DTD") from None
+        return Graph.from_networkx(_ranked(graph, nodes, where))

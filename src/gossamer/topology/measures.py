@@ -1,4 +1,4 @@
-"""The mixing matrix of a topology, and measures: how fast nodes agree, and how much they gain from each other.
+"""The mixing matrix of a topology, and measures: how fast nodes agree, on what, and how much they gain from each other.
 
 Import it where it is needed: it brings scipy, which no run needs.
 """
@@ -6,14 +6,14 @@ Import it where it is needed: it brings scipy, which no run needs.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import breadth_first_order  # type: ignore[import-untyped]
+from scipy.sparse.csgraph import breadth_first_order, shortest_path  # type: ignore[import-untyped]
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh  # type: ignore[import-untyped]
 
 from gossamer.errors import BadInput
@@ -34,17 +34,21 @@ def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
 
 
-def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, float | int | None]:
+def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, Any]:
     """All measures of a round's graph and mixing matrix; gamma is the decay of :func:`effective_neighbors`.
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
         ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
-        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``. The diameter takes
-        O(nodes * edges) time: some seconds for 10,000 nodes."""
+        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``; ``influence``, a list;
+        ``effective_nodes``, 1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all count the same, 1 if one
+        decides; ``arrival``, hops -> rounds, up to :data:`DENSE_NODES` nodes. The last three are None without a spectral gap.
+        The diameter takes O(nodes * edges) time: some seconds for 10,000 nodes."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
+    gap = spectral_gap(W)
+    pi = influence(W) if gap else None
     return {
         "nodes": graph.nodes,
         "edges": sum(degrees) if graph.directed else sum(degrees) // 2,
@@ -54,8 +58,11 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         "components": graph.components(),
         "diameter": diameter(graph),
         "clustering": float(nx.average_clustering(graph.to_networkx())),
-        "spectral_gap": spectral_gap(W),
+        "spectral_gap": gap,
         "effective_neighbors": effective_neighbors(W, gamma),
+        "effective_nodes": None if pi is None else float(1 / (pi @ pi)),
+        "influence": None if pi is None else pi.tolist(),
+        "arrival": None if pi is None or graph.nodes > DENSE_NODES else arrival(W, pi),
     }
 
 
@@ -85,6 +92,52 @@ def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | Non
     second = _eigenvalue(csr_array(W), "LM", shift=1.0)
     gap = None if second is None else 1 - abs(second)
     return 0.0 if gap is not None and abs(gap) <= 1e-12 else gap  # (a rounding error)
+
+
+def influence(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarray, " nodes"] | None:
+    """The stationary influence pi [nodes] of the nodes in a row-stochastic W [nodes, nodes] with a spectral gap above 0: pi W
+    = pi, with sum 1. None if W is large and the iteration does not converge.
+
+    Under repeated mixing all nodes agree on sum_j pi_j x_j (DeGroot, "Reaching a consensus", 1974). It is the mean of the x_j
+    if W is doubly stochastic."""
+    nodes, W = W.shape[0], csr_array(W)
+    uniform: Float[np.ndarray, " nodes"] = np.full(nodes, 1 / nodes)
+    if np.allclose(W.sum(axis=0), 1, rtol=0, atol=1e-12):
+        return uniform
+    if nodes <= SPECTRUM_NODES:
+        # The only solution of (I - W^T + 1 1^T / n) pi = 1 / n, since the eigenvalue 1 of W is simple.
+        return np.asarray(np.linalg.solve(np.eye(nodes) - W.T.toarray() + 1 / nodes, uniform))
+    try:
+        vector = eigs(W.T, k=1, v0=uniform)[1][:, 0].real
+    except ArpackNoConvergence:
+        return None
+    return np.asarray(vector / vector.sum())
+
+
+def arrival(
+    W: Float[np.ndarray, "nodes nodes"] | csr_array, pi: Float[np.ndarray, " nodes"], rounds: int = 1000
+) -> dict[int, float | None]:
+    """How many rounds knowledge takes to arrive, by hops, if models only mix: x <- W x.
+
+    After t rounds, the model of node i contains that of node j with the weight (W^t)_ij, which tends to the influence pi_j
+    (:func:`influence`). It has arrived in the first round in which the weight is at least pi_j / 2.
+
+    Returns:
+        Hops from j to i -> mean rounds over all such pairs, of nodes that have influence; None if some take more than
+        ``rounds``. Hops follow the links of positive weight."""
+    W = csr_array(W)
+    links = csr_array(W.T)  # from sender to receiver
+    links.eliminate_zeros()
+    hops = shortest_path(links, unweighted=True)  # [sender, receiver]
+    share, arrived = np.eye(len(pi)), np.full(hops.shape, np.inf)
+    wanted = (pi[:, None] > 1e-12) & (hops > 0)
+    for round in range(1, rounds + 1):
+        share = W @ share
+        arrived[np.isinf(arrived) & (pi[:, None] / 2 <= share.T)] = round
+        if np.isfinite(arrived[wanted]).all():
+            break
+    means = {int(h): float(arrived[wanted & (hops == h)].mean()) for h in np.unique(hops[wanted])}
+    return {h: mean if np.isfinite(mean) else None for h, mean in means.items()}
 
 
 def smallest_eigenvalue(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:

@@ -8,17 +8,20 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import networkx as nx
 import numpy as np
+from jaxtyping import Float
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, ComponentField, FunctionComponent, build, register
+from gossamer.config.registry import Component, ComponentField, FilePath, FunctionComponent, build, register
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
+from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, read_matrix
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -36,8 +39,6 @@ class Topology(Component):
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
 
-    random: ClassVar[bool] = False
-    """Whether two draws can differ."""
     sampled: ClassVar[bool] = False
     """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
 
@@ -53,6 +54,11 @@ class Topology(Component):
             problem = f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random"
             raise BadInput(f"{problem}; accepted: null (or, in layers, every_rounds of a random layer)")
         return self
+
+    @property
+    def random(self) -> bool:
+        """Whether two draws can differ."""
+        return False
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
@@ -87,19 +93,21 @@ class RandomTopology(Topology):
     So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds does not fail at
     one disconnected draw. With ``allow_disconnected`` the first draw is used."""
 
-    random: ClassVar[bool] = True
+    @property
+    def random(self) -> bool:
+        return True
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One undirected draw of the model with the nodes 0 to n - 1, connected or not."""
+        """One draw of the model with the nodes 0 to n - 1, connected or not."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         for _ in range(ATTEMPTS):
-            graph = self.generate(nodes, rng)
-            if self.allow_disconnected or nx.is_connected(graph):
-                return Graph.from_networkx(graph)
+            graph = Graph.from_networkx(self.generate(nodes, rng))
+            if self.allow_disconnected or not self.random or graph.connected:
+                return graph
         raise BadInput(
-            f"topology: {nx.number_connected_components(graph)} components in the last of {ATTEMPTS} draws of"
+            f"topology: {graph.components()} components in the last of {ATTEMPTS} draws of"
             f" {self.name_of()} with {nodes} nodes; accepted: a connected graph, or topology.allow_disconnected: true"
         )
 
@@ -143,6 +151,79 @@ class Layers(Topology):
         return max(layer.cycle(nodes) for layer in self.layers.values())
 
 
+@register("topology", "random-links")
+class RandomLinks(Topology):
+    """The links of another topology, each of which is there in a round with some probability, independently of other links
+    and rounds (Kar & Moura, "Sensor networks with random links", 2008).
+
+    The links that are possible have to connect the nodes; those of one round need not. Default weights are
+    metropolis-hastings, or uniform without ``symmetric``."""
+
+    base: Annotated[Topology, ComponentField("topology", "topology.base")] = Field(
+        default="complete", validate_default=True
+    )
+    # Of each link, or a text file with n lines of n probabilities: line i, number j is that of the link from i to j.
+    probability: Annotated[float, Field(ge=0, le=1)] | FilePath
+    # Whether both directions of a link are drawn together; otherwise the graph is directed.
+    symmetric: bool = True
+    every_rounds: int | None = Field(default=1, ge=1)
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _bare_base(self) -> RandomLinks:
+        if self.base.sampled or self.base.weights is not None:
+            raise BadInput(
+                f"topology.base: {self.base.spec()}; accepted: a topology with a graph, without weights"
+            )
+        return self
+
+    @cached_property
+    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
+        """The probabilities of a file, checked."""
+        assert isinstance(self.probability, Path)
+        where = f"topology.probability: {self.probability}"
+        P = read_matrix(self.probability, where)
+        if ((P < 0) | (P > 1)).any() or P.diagonal().any():
+            raise BadInput(f"{where}: accepted: numbers from 0 to 1, and 0 on the diagonal")
+        if self.symmetric and (P != P.T).any():
+            raise BadInput(
+                f"{where}: not symmetric; accepted: a symmetric matrix, or topology.symmetric: false"
+            )
+        return P
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        # A schedule does not call this: the graph of the base has its own key, which is the same in all rounds.
+        return self.keep(self.base.draw(nodes, rng, self.base.drawn_at(nodes, round)), rng)
+
+    def cycle(self, nodes: int) -> int:
+        return self.base.cycle(nodes)
+
+    def keep(self, graph: Graph, rng: np.random.Generator | None) -> Graph:
+        """The links of a base that are there in one round; without a generator, all that can be."""
+        if graph.directed and self.symmetric:
+            raise BadInput("topology.symmetric: true for a directed base; accepted: false")
+        links = list(graph.edges())
+        if not (graph.directed or self.symmetric):
+            links += [(j, i) for i, j in links]
+        chances = self._chances(graph, links)
+        there = chances > (0 if rng is None else rng.random(len(links)))
+        return Graph(graph.nodes, compress(links, there), directed=not self.symmetric)
+
+    def _chances(self, graph: Graph, links: list[tuple[int, int]]) -> Float[np.ndarray, " links"]:
+        if isinstance(self.probability, float):
+            return np.full(len(links), self.probability)
+        P, where = self._matrix, f"topology.probability: {self.probability}"
+        if len(P) != graph.nodes:
+            raise BadInput(f"{where}: {len(P)} rows for {graph.nodes} nodes; accepted: {graph.nodes} rows")
+        chances: Float[np.ndarray, " links"] = P[tuple(np.array(links, dtype=np.int64).reshape(-1, 2).T)]
+        if np.count_nonzero(chances) * (1 + self.symmetric) != np.count_nonzero(P):
+            raise BadInput(f"{where}: numbers for pairs that topology.base does not link; accepted: 0 there")
+        return chances
+
+
 @dataclass
 class _DrawnGraph:
     """A graph, with the rows of its mixing matrix that were asked for."""
@@ -183,6 +264,9 @@ class TopologySchedule:
         for name, layer in found.layers.items() if isinstance(found, Layers) else ():
             field = f"{purpose}.layers.{name}"
             self._layers[name] = TopologySchedule(layer, nodes, seed, samples, purpose=field)
+        self._base: TopologySchedule | None = None
+        if isinstance(found, RandomLinks):
+            self._base = TopologySchedule(found.base, nodes, seed, samples, purpose=f"{purpose}.base")
 
     @property
     def sampled(self) -> bool:
@@ -199,8 +283,15 @@ class TopologySchedule:
         """Whether one graph is known to serve all rounds."""
         if self._layers:
             return all(layer.static for layer in self._layers.values())
+        if self._base is not None and not self._base.static:
+            return False
         # A topology that overrides drawn_at may change at any round.
         return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
+
+    @property
+    def static_weights(self) -> bool:
+        """Whether one mixing matrix is known to serve all rounds."""
+        return self.static and (self.topology.weights is None or self.topology.weights.static)
 
     def graph(self, round: int) -> Graph:
         """The graph of a round; the same object for all rounds that share it (while it is cached)."""
@@ -218,19 +309,27 @@ class TopologySchedule:
         minus their sum. Raises BadInput for weights that do not fit the graph, or a layer that the topology does not have."""
         schedule = self._layer(layer)
         drawn = schedule._at(round)
+        weights = schedule._weights(drawn)
+        if not weights.static:
+            return schedule._row(weights, drawn.graph, rank, round)
         if rank not in drawn.rows:
-            drawn.rows[rank] = schedule._weights(drawn).row(drawn.graph, rank, self.samples)
+            drawn.rows[rank] = schedule._row(weights, drawn.graph, rank, 0)
         return dict(drawn.rows[rank])
+
+    def _row(self, weights: Weights, graph: Graph, rank: int, round: int) -> dict[int, float]:
+        rng = generator(self.seed, f"{self._purpose}/weights", SHARED, round)
+        with located(self._purpose):
+            return weights.row(graph, rank, self.samples, round, rng)
 
     def check(self) -> None:
         """Check the parameters, the connectivity and the weights of round 0 before any work starts, by a BadInput.
 
         A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
-        over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views. Later
-        draws of a random topology are connected by construction."""
+        over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views; if links
+        are random, the graph of those that are possible. Later draws of a random topology are connected by construction."""
         for layer in self._layers.values():
             layer.check()
-        graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
+        graph = union([self._possible(round) for round in range(self.topology.cycle(self.nodes))])
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
@@ -238,6 +337,13 @@ class TopologySchedule:
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
             raise BadInput(f"{self._purpose}: {found}; accepted: {accepted}")
         self._weights(self._at(0))
+
+    def _possible(self, round: int) -> Graph:
+        """The graph of a round, with all links that it could have."""
+        if isinstance(self.topology, RandomLinks) and self._base is not None:
+            with located(self._purpose):
+                return self.topology.keep(self._base.graph(round), None)
+        return self.graph(round)
 
     def _at(self, round: int) -> _DrawnGraph:
         key = self._key(round)
@@ -253,15 +359,19 @@ class TopologySchedule:
         """Equal for two rounds exactly when they share a graph."""
         if self._layers:
             return tuple(layer._key(round) for layer in self._layers.values())
-        return self.topology.drawn_at(self.nodes, round)
+        drawn_at = self.topology.drawn_at(self.nodes, round)
+        return drawn_at if self._base is None else (drawn_at, self._base._key(round))
 
     def _draw(self, round: int) -> Graph:
         if self._layers:
             return union([layer.graph(round) for layer in self._layers.values()])
         first = self.topology.drawn_at(self.nodes, round)
         period = first // (self.topology.every_rounds or 1)
+        rng = generator(self.seed, self._purpose, SHARED, period)
         with located(self._purpose):
-            graph = self.topology.draw(self.nodes, generator(self.seed, self._purpose, SHARED, period), first)
+            if isinstance(self.topology, RandomLinks) and self._base is not None:
+                return self.topology.keep(self._base.graph(round), rng)
+            graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
             found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
             raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")

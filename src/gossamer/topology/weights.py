@@ -1,32 +1,45 @@
 """Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
 
 Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
-send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
+send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1. Matrices are read from text files: words
+separated by spaces or commas; ``#`` starts a comment.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
 
-from gossamer.config.registry import Component, register
+import numpy as np
+from jaxtyping import Float
+
+from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph
 
+Samples = Sequence[int] | None  # number of training samples of each node, if known
+Row = dict[int, float]
 DIRECTED = "on a directed graph; accepted: uniform, data-size, given or null"
 
 
 class Weights(Component):
     """A rule that gives a graph its mixing matrix."""
 
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+    def check(self, graph: Graph, samples: Samples) -> None:
         """Check that the rule fits a graph and the nodes' numbers of training samples (None if unknown), before :meth:`row`;
         raise BadInput otherwise."""
 
+    @property
+    def static(self) -> bool:
+        """Whether a graph has the same weights in all rounds; :meth:`row` then gets round 0."""
+        return True
+
     @abstractmethod
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """The weights that a node gives to its in-neighbours: rank -> weight, in rank order, without its own."""
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
+        """The weights that a node gives to its in-neighbours: rank -> weight, in rank order, without its own. ``rng`` is the
+        only source of randomness; in one round it draws the same numbers for every rank."""
 
 
 @register("weights", "metropolis-hastings")
@@ -37,11 +50,11 @@ class MetropolisHastings(Weights):
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
     consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only."""
 
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+    def check(self, graph: Graph, samples: Samples) -> None:
         if graph.directed:
             raise BadInput(f"topology.weights: metropolis-hastings {DIRECTED}")
 
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         own = graph.degree(rank)
         return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
 
@@ -53,7 +66,7 @@ class Uniform(Weights):
     Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
     (2019) and Ying et al. (2021)."""
 
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         senders = graph.neighbors(rank, "in")
         return dict.fromkeys(senders, 1 / (1 + len(senders)))
 
@@ -63,7 +76,7 @@ class DataSize(Weights):
     """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the samples: row-stochastic, the local form of
     federated averaging's weights (McMahan et al., 2017, algorithm 1)."""
 
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+    def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
             problem = "topology.weights: data-size without the number of samples of each node"
             raise BadInput(f"{problem}; accepted: metropolis-hastings, uniform, given")
@@ -72,7 +85,7 @@ class DataSize(Weights):
                 problem = f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples"
                 raise BadInput(f"{problem}; accepted: other weights, or another partition")
 
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # or check() had raised
         senders = graph.neighbors(rank, "in")
         total = samples[rank] + sum(samples[other] for other in senders)
@@ -92,17 +105,17 @@ class CCS(Weights):
     1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
     1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs."""
 
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+    def check(self, graph: Graph, samples: Samples) -> None:
         if graph.directed:
             raise BadInput(f"topology.weights: ccs {DIRECTED}")
 
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        return dict(_ccs(graph)[rank])
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
+        return dict(ccs(graph)[rank])
 
 
 @lru_cache(maxsize=8)
-def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
-    """All rows of the matrix, cached because each node of a simulation asks for its own."""
+def ccs(graph: Graph) -> tuple[Row, ...]:
+    """All rows of the matrix of :class:`CCS`, cached because each node of a simulation asks for its own."""
     degrees = [graph.degree(rank) for rank in range(graph.nodes)]
     chosen: list[dict[int, float]] = [{} for _ in degrees]
     for degree in sorted(set(degrees), reverse=True):
@@ -114,3 +127,56 @@ def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
                     limit = share[j] if degrees[j] == degree else 1 / (1 + degrees[j])
                     chosen[i][j] = chosen[j][i] = min(share[i], limit)
     return tuple(dict(sorted(row.items())) for row in chosen)
+
+
+@register("weights", "given")
+class Given(Weights):
+    """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
+
+    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004)."""
+
+    # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
+    path: FilePath
+
+    @cached_property
+    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
+        return read_matrix(self.path, f"topology.weights.path: {self.path}")
+
+    def check(self, graph: Graph, samples: Samples) -> None:
+        W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
+        if len(W) != nodes:
+            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows")
+        for rank, row in enumerate(W):
+            if not abs(row.sum() - 1) <= 1e-6:
+                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
+            for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
+                found = f"{row[other]:.9g} in row {rank}, column {other}"
+                raise BadInput(
+                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
+                )
+
+    def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
+        return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
+
+
+def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
+    """The number and the words of every line that has any; ``where`` names the field and the file in errors."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
+    for number, line in enumerate(lines, start=1):
+        if words := line.partition("#")[0].replace(",", " ").split():
+            yield number, words
+
+
+def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
+    """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
+    try:
+        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
+    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
+        found = f"{' x '.join(map(str, matrix.shape))} numbers"
+        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
+    return matrix
