@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
@@ -191,13 +192,17 @@ class Best:
 @dataclass(frozen=True)
 class Final:
     """A metric over the nodes at the last complete evaluation, and the best of the complete ones; for
-    :data:`ASYNCHRONY`, over the whole run and without a best."""
+    :data:`ASYNCHRONY`, over the whole run and without a best.
+
+    ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
+    run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
 
     mean: float
     std: float
     count: int
     round: float
     best: Best | None
+    area: float | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +262,10 @@ def final(run: Run, name: str) -> Final | None:
     good = table.filter(pl.col("mean").is_finite())
     good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
     best = None if good.is_empty() else Best(good["mean"][0], good["round"][0])
-    return Final(last["mean"], last["std"], last["count"], last["round"], best)
+    rounds, means = table["round"].to_numpy(), table["mean"].to_numpy()
+    widths = np.diff(rounds)
+    area = float(widths @ (means[1:] + means[:-1]) / 2 / widths.sum()) if widths.any() else None
+    return Final(last["mean"], last["std"], last["count"], last["round"], best, area)
 
 
 def _over_the_run(run: Run, name: str) -> Final | None:

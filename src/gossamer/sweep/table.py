@@ -88,7 +88,8 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
     Returns:
         The cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over the nodes at the last complete
-        evaluation (of ages and shares of time, over the whole run), and as ``best_<metric>`` the best of such means;
+        evaluation (of ages and shares of time, over the whole run), as ``best_<metric>`` the best of such means, and as
+        ``area_<metric>`` their mean over the rounds (:class:`~gossamer.results.tidy.Final`);
         ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``,
         the run's folder within the sweep's. What is not recorded is null.
     """
@@ -102,6 +103,8 @@ def results(sweep: Sweep) -> pl.DataFrame:
         if final is not None:
             found = {name: value.mean for name, value in final.metrics.items()}
             found |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
+            areas = {name: value.area for name, value in final.metrics.items()}
+            found |= {f"area_{name}": area for name, area in areas.items() if area is not None}
             metrics |= dict.fromkeys(found, pl.Float64)
             counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
             row = found | vars(final) | counts
@@ -179,7 +182,8 @@ def label_columns(table: pl.DataFrame) -> list[str]:
 def metric_columns(table: pl.DataFrame) -> list[str]:
     """The columns of final metrics."""
     names = [name for name in _numbers(table) if name not in _FIGURES]
-    return [name for name in names if not (name.startswith("best_") and name.removeprefix("best_") in names)]
+    derived = {f"{what}_{name}" for what in ("best", "area") for name in names}
+    return [name for name in names if name not in derived]
 
 
 def write_results(sweep: Sweep) -> None:
