@@ -114,7 +114,7 @@ def test_fragments_are_the_same_on_all_nodes_and_hold_the_models_values(tmp_path
         assert all(torch.equal(one, other) for one, other in zip(indices, seen[0][2], strict=True))
         assert list(payloads) == list(range(5))
         again = torch.full_like(model, np.nan)
-        for c, values in payloads.items():
+        for c, (values, _) in payloads.items():
             again[indices[c]] = values
         assert torch.equal(again, model)
 
@@ -145,7 +145,7 @@ def test_fragments_without_a_value_are_left_out(tmp_path: Path) -> None:
     """No tensor of this model has 600 values, so all of them are in the last of 600 fragments."""
     [(model, payloads, indices), *_] = cut(tmp_path, 600)
     assert list(payloads) == [599]
-    assert torch.equal(payloads[599], model[indices[599]])
+    assert torch.equal(payloads[599].parameters, model[indices[599]])
 
 
 def test_buffers_travel_in_fragments_without_a_parameter() -> None:

@@ -552,6 +552,18 @@ def test_a_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Pat
     assert resumed.status == "done"
 
 
+@pytest.mark.parametrize("fault", ["crash", "leave", "freeze"])
+@pytest.mark.parametrize("at_s", [2.4, 3.55])
+def test_nodes_fail_while_they_encode_and_others_go_on(fault: str, at_s: float, tmp_path: Path) -> None:
+    """At both times the nodes are encoding, until 2.5 and 3.75 s."""
+    times = {"crash": {"restart_after_s": 2.0}, "leave": {}, "freeze": {"for_s": 2.0}}
+    faults = [{"name": fault, "nodes": [1], "at_s": at_s, **times[fault]}]
+    more: dict[str, Any] = {"faults": faults, "gather": {"lost_peer": "skip"}, "compute": ENCODING}
+    run = gossamer.run(described("float16", 6, algorithm="d-psgd", **more), tmp_path)
+    assert run.status == "done"
+    assert bits(run).isfinite().all()
+
+
 def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
     engine = {"name": "processes", "pace": True}
@@ -716,12 +728,26 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
 # --- what is refused
 
 
+DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
+
+
 @pytest.mark.parametrize(
     ("codec", "changes", "said"),
     [
         ("zip", {}, "codec: unknown name 'zip'"),
         ({"name": "top-k"}, {}, r"codec\.fraction: missing"),
         ({"name": "quantize", "bits": 1}, {}, r"codec\.bits"),
+        ({"name": "round-robin", "blocks": 10}, {}, r"codec\.blocks: 10 of 9 parameters; accepted: 1 to 9"),
+        (
+            {"name": "low-rank", "rank": 60},
+            {"algorithm": "choco-sgd", **DIGITS},
+            r"codec\.rank: 60, at which no matrix of the model takes less",
+        ),
+        (
+            None,
+            {"algorithm": {"name": "powergossip", "rank": 64}, **DIGITS},
+            r"algorithm\.rank: 64, at which no matrix of the model takes less",
+        ),
         ([], {}, "a list of codecs"),
         (
             ["identity", {"name": "top-k", "fraction": 0.5}],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +18,11 @@ import gossamer
 from gossamer import BadInput, Experiment, Message, Model, Node, NodeWrapper, Run, RunFailed
 from gossamer.algorithms import Algorithm
 from gossamer.messages.tags import Payload
+from gossamer.results.checkpoints import newest
 from gossamer.runtime.setup import prepare
 from gossamer.secure import masking
 from gossamer.secure.protocol import TAG, SecureAggregation, threshold
+from gossamer.topology import Graph, Topology
 
 NODES = 6
 COMMON = {"name": "random-k", "fraction": 0.3, "support": "common"}
@@ -144,6 +148,47 @@ def test_a_wider_ring_is_more_exact(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), rtol=1e-6, atol=1e-7
     )
+
+
+def test_a_node_without_receivers_takes_part(tmp_path: Path) -> None:
+    """0 and 1 send to each other, to 2, and get from 2 and 3; 4 sends nothing."""
+    edges = [(i, j) for i in range(4) for j in range(4) if i != j] + [(0, 4), (1, 4), (2, 4)]
+    path = tmp_path / "edges.txt"
+    path.write_text("".join(f"{i} {j}\n" for i, j in edges))
+    topology = {"name": "edge-list", "path": str(path), "directed": True, "allow_disconnected": True}
+    experiment = described(nodes=5, algorithm=Mixing(), topology=topology)
+    np.testing.assert_allclose(
+        models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
+    )
+
+
+def test_a_node_with_one_sender_in_a_later_round_keeps_its_model(tmp_path: Path) -> None:
+    experiment = described(6, nodes=4, algorithm=Mixing(), topology="test_secure_aggregation:Thinning")
+    run = gossamer.run(experiment, tmp_path)
+    np.testing.assert_allclose(models(run), mixed(experiment, 1), atol=4 * 2.0**-20)
+    assert run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 6)["summed_models"].to_list() == [0] * 4
+
+
+class Thinning(Topology):
+    """Four nodes: all pairs in round 0, then two pairs."""
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        pairs = list(combinations(range(nodes), 2)) if round == 0 else [(0, 1), (2, 3)]
+        return Graph(nodes, pairs)
+
+    def drawn_at(self, nodes: int, round: int) -> int:
+        return min(round, 1)
+
+
+def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
+    """Batch normalization counts its steps, beyond the bound of values."""
+    fields: dict[str, Any] = {
+        "task": "test_secure_aggregation:normalized",
+        "algorithm": {"name": "d-psgd", "local_steps": 40},
+    }
+    bits = {"ring_bits": 32, "fraction_bits": 26}  # a bound of 31
+    run = gossamer.run(described(2, secure_aggregation=bits, **fields), tmp_path)
+    assert run.status == "done"
 
 
 def test_buffers_are_mixed_too(tmp_path: Path) -> None:
@@ -341,14 +386,12 @@ def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytes
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
     late = words_of(number)[LOST, TO, 0]
     assert looks_random(late - removed[LOST])
-    own = masking.Ring.stream
     monkeypatch.setattr(  # without its own mask, the test would fail
         SecureAggregation, "_masked", without_own_mask(SecureAggregation._masked)
     )
     number = len(SEEN)
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
     assert not looks_random(words_of(number)[LOST, TO, 0] - removed[LOST])
-    assert own is masking.Ring.stream
 
 
 def without_own_mask(masked: Any) -> Any:
@@ -382,6 +425,53 @@ def test_senders_refuse_survivors_that_make_no_sense(tmp_path: Path, survivors: 
     )
     with pytest.raises(RunFailed, match="node 0 names the survivors"):
         gossamer.run(experiment, tmp_path)
+
+
+class Forger(NodeWrapper):
+    """A receiver whose rosters are not what its senders said."""
+
+    forgery: str
+
+    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
+        if node.rank != TO or tag[:2] != (TAG, "roster"):
+            return payload
+        rows = [list(row) for row in payload]
+        if self.forgery == "a key":
+            rows[0][4] = rows[1][4]
+        elif self.forgery == "itself":
+            rows.append([TO, *rows[0][1:]])
+        elif self.forgery == "a rank":
+            rows.append([-1, *rows[0][1:]])
+        elif self.forgery == "twice":
+            rows.append(rows[0])
+        elif self.forgery == "no weight":
+            rows[0][1] = 0.0
+        return rows
+
+
+@pytest.mark.parametrize("forgery", ["a key", "itself", "a rank", "twice", "no weight"])
+def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str) -> None:
+    experiment = described(
+        1, algorithm=Mixing(), secure_aggregation={"drop_outs": "recover"}, wrappers=[Forger(forgery=forgery)]
+    )
+    with pytest.raises(RunFailed, match="the roster of node 0 has"):
+        gossamer.run(experiment, tmp_path)
+
+
+def test_a_sum_of_words_that_do_not_belong_together_is_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = SecureAggregation._add_masks
+
+    def other(self: Any, words: Any, sender: int, keys: Any) -> None:
+        changed = {rank: bytes(32) if (sender, rank) == (1, 2) else key for rank, key in keys.items()}
+        add(self, words, sender, changed)
+
+    monkeypatch.setattr(SecureAggregation, "_add_masks", other)
+    experiment = described(1, nodes=4, algorithm=Mixing())
+    x, expected = initial(experiment), mixed(experiment, 1)
+    expected[[0, 3]] = x[[0, 3]]  # whose senders both are
+    np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=4 * 2.0**-20)
 
 
 class Twice(NodeWrapper):
@@ -439,13 +529,12 @@ def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(
     }
     answers = {rank: came[rank, "unmask"] for rank in OTHERS if rank != TO}
     for rank in range(1, NODES):
-        others = [other for other in range(1, NODES) if other != rank]
-        shares = {others.index(other): answer[1][rank] for other, answer in answers.items() if other != rank}
-        secret = masking.join(dict([*shares.items()][: threshold(NODES - 1)]))
+        chosen = [*answers][-threshold(NODES - 1) :]  # other ones than the receiver's
+        secret = masking.join({giver - 1: answers[giver][rank] for giver in chosen})
         if rank == LOST:
             assert masking.KeyPair(secret).public == came[LOST, "keys"][2]
         else:
-            assert secret == answers[rank][0]
+            assert masking.KeyPair(secret).public != came[rank, "keys"][2]
 
 
 def test_nodes_that_crash_are_left_out(tmp_path: Path) -> None:
@@ -483,15 +572,63 @@ def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs
         assert sent[0].sum() == sent[1].sum()
 
 
-@pytest.mark.parametrize("drop_outs", ["skip", "recover"])
-def test_a_resumed_run_ends_with_the_same_bits_and_no_key_is_saved(tmp_path: Path, drop_outs: str) -> None:
-    fields: dict[str, Any] = {"secure_aggregation": {"drop_outs": drop_outs}}
-    whole = gossamer.run(described(6, **fields), tmp_path)
-    half = gossamer.run(described(3, checkpoint={"every_rounds": 3}, **fields), tmp_path)
-    resumed = gossamer.resume(half.path, ["stop.rounds=6"])
+SLOW = {"name": "per-node", "seconds_per_step": [0.01, 0.01, 0.01, 0.01, 0.01, 0.05]}
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+@pytest.mark.parametrize(
+    ("drop_outs", "topology"),
+    [
+        ("skip", "ring"),
+        ("skip", {"name": "random-regular", "degree": 2, "every_rounds": 2}),
+        ("recover", "complete"),
+    ],
+)
+def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_saved(
+    tmp_path: Path, drop_outs: str, topology: Any, engine: str
+) -> None:
+    """One node is slow, so that the others had begun the next round when the checkpoint was complete."""
+    fields: dict[str, Any] = {
+        "secure_aggregation": {"drop_outs": drop_outs},
+        "topology": topology,
+        "compute": SLOW,
+        "network": {"name": "uniform", "latency_s": 0.002},
+        "engine": {"name": engine, "pace": True}
+        if engine == "processes"
+        else {"name": engine, "trainer": "sequential"},
+    }
+    whole = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
+    folder = whole.path / "checkpoints"
+    cuts = sorted(int(each.name) for each in folder.iterdir())
+    first = newest(folder)
+    assert first is not None
+    for number in cuts[1:]:
+        shutil.rmtree(folder / str(number))
+    cut = newest(folder)
+    assert cut is not None
+    assert set(cut.rounds.values()) == {3}
+    for rank in range(NODES):
+        saved = cut.read(rank)
+        messages = [*saved.unread, *(each.message for each in saved.arriving)]
+        assert not [message for message in messages if message.tag[0] == TAG]
+    again = tmp_path / "again"
+    shutil.copytree(whole.path, again)
+    status = json.loads((again / "status.json").read_text())
+    (again / "status.json").write_text(json.dumps({**status, "status": "interrupted"}))
+    resumed = gossamer.resume(again)
+    assert resumed.metrics["round"].max() == 6
     assert torch.equal(resumed.parameters, whole.parameters)
-    for file in (half.path / "checkpoints").rglob("*"):
-        assert not file.is_file() or TAG.encode() not in file.read_bytes()
+
+
+def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_path: Path) -> None:
+    run = gossamer.run(described(4, checkpoint={"every_rounds": 2, "keep": 10}), tmp_path)
+    folder = run.path / "checkpoints"
+    last = max(folder.iterdir(), key=lambda each: int(each.name)) / "manifest.json"
+    manifest = json.loads(last.read_text())
+    last.write_text(json.dumps({**manifest, "rounds": {**manifest["rounds"], "0": 3}}))
+    cut = newest(folder)
+    assert cut is not None
+    assert cut.number < manifest["number"]
 
 
 def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
@@ -531,6 +668,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a chain": ({"codec": [COMMON, "float16"]}, "with codec chain"),
     "one sender": ({"topology": {"name": "star"}}, "node 1 has one sender"),
     "no bits left": ({"secure_aggregation": {"fraction_bits": 30}}, "fraction_bits of at most 28"),
+    "a weight of zero": (
+        {
+            "nodes": 3,
+            "topology": {"name": "complete", "weights": {"name": "given", "path": "given.txt"}},
+        },
+        "above 0 for all",
+    ),
+    "checkpoints by time": ({"checkpoint": {"every_s": 1.0}}, "with checkpoint.every_s"),
     "a neighbor's model": (
         {
             "faults": [{"name": "join", "nodes": [2], "at_s": 1.0, "start_from": "neighbor"}],
@@ -542,7 +687,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_can_not_serve_is_refused(name: str) -> None:
+def test_what_it_can_not_serve_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("given.txt").write_text("0.5 0.5 0\n0.2 0.6 0.2\n0.2 0.2 0.6\n")
     fields, said = REFUSED[name]
     with pytest.raises(BadInput, match=said):
         prepare(described(**fields))

@@ -15,8 +15,7 @@ size to tune. The formulas are those of the code; the paper's text was not at ha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from gossamer.algorithms.algorithm import Algorithm
 from gossamer.algorithms.corrected import check_doubly_stochastic
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
+from gossamer.learning.parameters import Field as LayoutField
 from gossamer.node import Node, Setting
 
 
@@ -71,11 +71,21 @@ class PowerGossip(Algorithm):
         if setting.topology.graph(0).directed:
             raise BadInput("topology: directed, for powergossip; accepted: an undirected one")
         check_doubly_stochastic(setting.topology, self.name_of())
+        fields = setting.layout.parameters
+        low = any(each.columns for each in self._matrices(fields))
+        if not low and any(min(field.matrix) > 1 for field in fields):
+            raise BadInput(
+                f"algorithm.rank: {self.rank}, at which no matrix of the model takes less; accepted: a smaller one, if any"
+            )
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            x, links, matrices = node.parameters, node.state.get("links", {}), list(self._matrices(node))
+            x, links, matrices = (
+                node.parameters,
+                node.state.get("links", {}),
+                list(self._matrices(node.layout)),
+            )
             peers, weights = await node.neighbors(r), node.mixing_weights(r)
             bases = {
                 peer: links[peer] if peer in links else self._drawn(node, peer, r, matrices) for peer in peers
@@ -93,10 +103,10 @@ class PowerGossip(Algorithm):
                 moved -= sign * weights[peer] * change
             node.parameters = node.parameters + (moved - x)
 
-    def _matrices(self, node: Node) -> Iterator[_Matrix]:
-        for field in node.layout:
-            rows, columns = (field.shape[0] if field.shape else 1), math.prod(field.shape[1:])
-            low = self.rank * max(rows, columns) < rows * columns and len(field.shape) > 1
+    def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[_Matrix]:
+        for field in fields:
+            rows, columns = field.matrix
+            low = self.rank * max(rows, columns) < rows * columns
             yield _Matrix(field.start, *((rows, columns) if low else (rows * columns, 0)))
 
     def _drawn(self, node: Node, peer: int, r: int, matrices: list[_Matrix]) -> list[Tensor]:

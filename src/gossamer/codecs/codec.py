@@ -23,6 +23,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload
 
 if TYPE_CHECKING:
+    from gossamer.learning.parameters import Layout
     from gossamer.node import Node
 
 STATE = "~codec"
@@ -78,6 +79,10 @@ class Codec(Component):
     def parts(self) -> tuple[Codec, ...]:
         """The codecs of a chain; of any other codec, itself."""
         return (self,)
+
+    def check(self, layout: Layout) -> None:
+        """Refuse parameters that make no sense for a model of this layout, before any work starts, by a BadInput. The
+        default accepts everything."""
 
     def begin(self, node: Node) -> None:
         """Called with each node before its protocol starts; its parameters are the initial ones."""

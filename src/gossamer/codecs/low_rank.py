@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,9 +13,12 @@ from torch import Tensor
 
 from gossamer.codecs.codec import Codec, parameter_count, vector_in
 from gossamer.config.registry import register
+from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
 
 if TYPE_CHECKING:
+    from gossamer.learning.parameters import Field as LayoutField
+    from gossamer.learning.parameters import Layout
     from gossamer.node import Node
 
 
@@ -27,8 +29,8 @@ class LowRank(Codec):
 
         P = orthonormal(M Q),   Q = M^T P
 
-    A convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]. Vectors, and matrices that P and
-    Q are no smaller than, travel whole. The first Q is drawn, keyed by the sender.
+    A convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]. Vectors travel whole, and so do
+    matrices that have no more values than P and Q. The first Q is drawn, keyed by the sender.
 
     Only for algorithms that send differences.
 
@@ -44,22 +46,29 @@ class LowRank(Codec):
     def comes_first(self) -> bool:
         return True
 
-    def _fields(self, node: Node) -> Iterator[tuple[int, int, int, bool]]:
+    def check(self, layout: Layout) -> None:
+        fields = layout.parameters
+        low = any(low for _, _, _, low in self._matrices(fields))
+        if not low and any(min(field.matrix) > 1 for field in fields):
+            raise BadInput(
+                f"codec.rank: {self.rank}, at which no matrix of the model takes less; accepted: a smaller one, if any"
+            )
+
+    def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[tuple[int, int, int, bool]]:
         """Of each tensor: start, rows, columns, and whether it is approximated."""
-        for field in node.layout:
-            rows = field.shape[0] if field.shape else 1
-            columns = math.prod(field.shape[1:])
+        for field in fields:
+            rows, columns = field.matrix
             yield field.start, rows, columns, self.rank * (rows + columns) < rows * columns
 
     def begin(self, node: Node) -> None:
         drawn = node.rng("~codec/low-rank")
-        sizes = [columns * self.rank for _, _, columns, low in self._fields(node) if low]
+        sizes = [columns * self.rank for _, _, columns, low in self._matrices(node.layout) if low]
         self.memory(node)["q"] = torch.from_numpy(drawn.standard_normal(sum(sizes), dtype=np.float32))
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         before, at = self.memory(node)["q"].to(vector.device), 0
         sent, after = [], []
-        for start, rows, columns, low in self._fields(node):
+        for start, rows, columns, low in self._matrices(node.layout):
             values = vector[start : start + rows * columns]
             if not low:
                 sent.append(values)
@@ -82,11 +91,11 @@ class LowRank(Codec):
         found = values.new_empty(parameter_count(node))
         lengths = [
             self.rank * (rows + columns) if low else rows * columns
-            for _, rows, columns, low in self._fields(node)
+            for _, rows, columns, low in self._matrices(node.layout)
         ]
         if len(values) != sum(lengths):
             raise ValueError(f"{len(values)} values; accepted: {sum(lengths)}")
-        for (start, rows, columns, low), length in zip(self._fields(node), lengths, strict=True):
+        for (start, rows, columns, low), length in zip(self._matrices(node.layout), lengths, strict=True):
             piece, at = values[at : at + length], at + length
             if low:
                 p, q = piece[: rows * self.rank], piece[rows * self.rank :]

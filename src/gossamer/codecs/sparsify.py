@@ -24,9 +24,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gossamer.codecs import indices
 from gossamer.codecs.codec import Codec, parameter_count, vector_in
 from gossamer.config.registry import register
+from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
 
 if TYPE_CHECKING:
+    from gossamer.learning.parameters import Layout
     from gossamer.node import Node
 
 
@@ -249,6 +251,12 @@ class RoundRobin(Codec):
     @property
     def common_support(self) -> bool:
         return self.support == "common"
+
+    def check(self, layout: Layout) -> None:
+        if self.blocks > layout.size:
+            raise BadInput(
+                f"codec.blocks: {self.blocks} of {layout.size} parameters; accepted: 1 to {layout.size}"
+            )
 
     def _bounds(self, block: int, size: int) -> tuple[int, int]:
         return block * size // self.blocks, (block + 1) * size // self.blocks

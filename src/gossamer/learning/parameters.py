@@ -31,11 +31,18 @@ class Field:
     name: str
     start: int
     shape: tuple[int, ...]
+    integer: bool = False  # a buffer of whole numbers, such as a counter
 
     @property
     def stop(self) -> int:
         """The first coordinate after this field."""
         return self.start + prod(self.shape)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of the tensor as a matrix: a convolution's kernel [out, in, height, width] has out rows, and a
+        vector has one column."""
+        return (self.shape[0] if self.shape else 1), prod(self.shape[1:])
 
     def of(self, v: Float[Tensor, "*nodes params"]) -> Float[Tensor, "..."]:
         """The field as a view of a vector, or of each row of a stack of vectors."""
@@ -76,7 +83,8 @@ class Layout:
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
     fields: list[Field] = []
     for name, tensor in named:
-        fields.append(Field(name, fields[-1].stop if fields else 0, tuple(tensor.shape)))
+        start, whole = fields[-1].stop if fields else 0, not tensor.is_floating_point()
+        fields.append(Field(name, start, tuple(tensor.shape), whole))
     return tuple(fields)
 
 

@@ -53,7 +53,7 @@ class OwnModel:
         reset: whether the next step that is asked for starts with a fresh one.
         losses: mean losses of the committed steps since the last row.
         steps_per_epoch: the steps that see every sample of the node.
-        encoding: what computations have to wait for, a task that encodes."""
+        encoding: the last task that spends time on encoding; computations that are asked for later wait for it."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
@@ -147,6 +147,11 @@ class OwnModel:
         found: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return found
 
+    async def encoded(self) -> None:
+        """Wait until all that was encoded so far has taken its time."""
+        if self.encoding is not None and not self.encoding.done():
+            await asyncio.wait((self.encoding,))
+
     async def encode(self, step: int, steps: float) -> None:
         """Spend the time of some local steps on what a codec has encoded."""
         await self._host.compute(
@@ -164,6 +169,5 @@ class OwnModel:
         work: float,
         commit: Callable[[Any], Any] = lambda found: found,
     ) -> Any:
-        if self.encoding is not None and not self.encoding.done():
-            await asyncio.wait((self.encoding,))
+        await self.encoded()
         return await self._host.compute(Computation(kind, self._rank, first, work, prepare, commit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,6 +18,7 @@ from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, dense, matches
 from gossamer.node.mailbox import Inbox
+from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
@@ -60,7 +61,7 @@ class Node:
         self.step = 0
         self._runtime, self._setup, self._host = runtime, setup, runtime.host
         self._own, self._mailbox = runtime.own, runtime.mailbox
-        self._paid = 0  # encodings that have taken their time on the node's clock
+        self._outbox = Outbox(runtime)
         self._has_buffers = setup.layout.buffer_size > 0
         self._questions = Questions(self, self._mailbox)
         self._sampler = setup.topology.sampler(self, self._host)
@@ -241,7 +242,8 @@ class Node:
 
         Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; ``done()``
         says whether it is; ``cancel()`` takes the message back. To a peer known dead it returns at once and the message
-        is counted as lost.
+        is counted as lost. If encoding takes time (``steps_per_encoding`` of the compute profile), the message is queued when
+        it is done, and later messages and computations of this node wait for it.
 
         Args:
             to: the receiver's rank.
@@ -287,7 +289,7 @@ class Node:
             payload = freeze(payload, self._host.is_stored)
         if runtime.outgoing:
             return self._send_wrapped(ranks, payload, name)
-        return self._queue(ranks, payload, name)
+        return self._outbox.send(ranks, payload, name)
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
         """Encode a difference of models or a piece of a model by the experiment's codec, without sending it; for an algorithm
@@ -323,39 +325,8 @@ class Node:
             receivers = list(group)
             own = changed[receivers[0]]
             frozen = own if own is payload else freeze(own, self._host.is_stored)
-            sendings += self._queue(receivers, frozen, name)
+            sendings += self._outbox.send(receivers, frozen, name)
         return sendings
-
-    def _queue(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
-        """Queue a message, once what the codec has encoded for it has taken its time on the node's clock."""
-        coder, own = self._runtime.coder, self._own
-        steps = 0.0
-        if coder is not None and self._host.paced:
-            steps = (coder.encoded - self._paid) * self._setup.experiment.compute.steps_per_encoding
-            self._paid = coder.encoded
-        if not steps and (own.encoding is None or own.encoding.done()):
-            return self._host.send(ranks, payload, name)
-        sendings = [LateSending(self._host.counters) for _ in ranks]
-        own.encoding = self.spawn(
-            self._send_late(own.encoding, steps, dict(zip(ranks, sendings, strict=True)), payload, name)
-        )
-        return list(sendings)
-
-    async def _send_late(
-        self,
-        before: asyncio.Task[None] | None,
-        steps: float,
-        sendings: Mapping[int, LateSending],
-        payload: Payload,
-        name: tuple[str | int, ...],
-    ) -> None:
-        if before is not None:
-            await asyncio.wait((before,))
-        if steps:
-            await self._own.encode(self.step, steps)
-        left = {rank: sending for rank, sending in sendings.items() if not sending.done()}
-        for sending, sent in zip(left.values(), self._host.send(list(left), payload, name), strict=True):
-            sending.leave(sent)
 
     async def receive(
         self,
@@ -541,8 +512,7 @@ class Node:
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
-        if self._own.encoding is not None and not self._own.encoding.done():
-            await asyncio.wait((self._own.encoding,))
+        await self._own.encoded()
         self.round, optimizer = r + 1, self._setup.experiment.optimizer
         if optimizer.schedule is not None:
             self.lr = optimizer.lr_at(self.round)
@@ -579,33 +549,6 @@ def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-class LateSending(Sending):
-    """A message that is queued once its sender has encoded it."""
-
-    def __init__(self, counters: Traffic) -> None:
-        self._counters = counters
-        self._sent: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
-
-    def leave(self, sending: Sending) -> None:
-        """It is queued."""
-        self._sent.set_result(sending)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        sending = yield from asyncio.shield(self._sent).__await__()
-        if sending is not None:
-            yield from sending.__await__()
-
-    def done(self) -> bool:
-        return self._sent.done() and ((sending := self._sent.result()) is None or sending.done())
-
-    def cancel(self) -> bool:
-        if self._sent.done():
-            return (sending := self._sent.result()) is None or sending.cancel()
-        self._sent.set_result(None)
-        self._counters.messages_cancelled += 1
-        return True
 
 
 class AsyncRounds:  # its name says, in the error of a plain for, what it is

@@ -51,8 +51,7 @@ class NodeRuntime:
         codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
         self.secure: SecureAggregation | None = None
         if setup.experiment.secure_aggregation is not None:
-            static = setup.topology.static_weights
-            self.secure = SecureAggregation(setup.experiment, self.node, host, static=static)
+            self.secure = SecureAggregation(setup, self.node, host)
             codec = None  # it encodes models itself
         kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
         self.coder = None if codec is None else Coder(codec, self.node, **kind)

@@ -37,7 +37,8 @@ class Setting:
     nodes: int  # their number
     topology: TopologySchedule  # which nodes may talk to each other
     optimizer: Optimizer  # takes local steps
-    codec: Codec | None = None  # encodes models; None sends them as they are
+    codec: Codec | None  # encodes models; None sends them as they are
+    layout: Layout  # the shapes behind the flat vectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,16 @@ class Cut:
     experiment: Mapping[str, Any]
     trainer: str | None
 
+    @property
+    def even(self) -> bool:
+        """Whether all nodes were saved after the same round."""
+        return len(set(self.rounds.values())) == 1
+
+    @property
+    def needs_even(self) -> bool:
+        """Whether nodes must be saved after the same round, because what they agreed on for a round is not saved."""
+        return self.experiment.get("secure_aggregation") is not None
+
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
         """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
         return checkpoint.read(self.folder / _file(rank), _digest(self.experiment), place)
@@ -96,10 +106,10 @@ class CheckpointFolder:
 
 
 def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None; a manifest that
-    can't be read is bad input."""
+    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on, or None; a manifest that can't
+    be read is bad input. It has at least one node, and under secure aggregation all nodes after the same round."""
     cuts = (_read_manifest(_manifest(path, number)) for number in reversed(_complete(path)))
-    return next((cut for cut in cuts if cut.rounds), None)
+    return next((cut for cut in cuts if cut.rounds and (cut.even or not cut.needs_even)), None)
 
 
 def highest(path: Path) -> int:

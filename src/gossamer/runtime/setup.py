@@ -55,8 +55,8 @@ def prepare(experiment: Experiment) -> Setup:
             f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
-    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
-    _check_codec(experiment, topology, network, faults)
+    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout))
+    _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
@@ -190,7 +190,11 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
 
 
 def _check_codec(
-    experiment: Experiment, topology: TopologySchedule, network: Network, faults: FaultSchedule
+    experiment: Experiment,
+    layout: Layout,
+    topology: TopologySchedule,
+    network: Network,
+    faults: FaultSchedule,
 ) -> None:
     """Refuse a codec that has nothing to encode, or whose needs are not met."""
     codec, algorithm = experiment.codec, experiment.algorithm
@@ -200,6 +204,7 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
+        part.check(layout)
         if algorithm.sends_pieces() and part.comes_first:
             raise BadInput(
                 f"codec: {part.name_of()}, which takes whole models, with {name}, which sends pieces of models; accepted:"
@@ -248,15 +253,22 @@ def _check_secure_aggregation(
         refused = (
             "with faults whose nodes start from a neighbor, which shows them its model; accepted: others"
         )
-    elif (alone := _with_one_sender(experiment.nodes, topology)) is not None:
-        refused = f"and node {alone} has one sender, whose model would be the sum; accepted: two or more"
+    elif experiment.checkpoint.every_s is not None:
+        refused = "with checkpoint.every_s: nodes agree anew after the same round; accepted: checkpoint.every_rounds"
     else:
-        return
+        for rank in range(experiment.nodes):
+            weights = topology.mixing_weights(rank, 0)
+            if len(weights) == 1:
+                refused = (
+                    f"and node {rank} has one sender, whose model would be the sum; accepted: two or more"
+                )
+                break
+            if any(weight <= 0 for weight in weights.values()):
+                refused = f"and node {rank} has the weights {weights}; accepted: above 0 for all, or sums show models"
+                break
+        else:
+            return
     raise BadInput(f"secure_aggregation: {refused}")
-
-
-def _with_one_sender(nodes: int, topology: TopologySchedule) -> int | None:
-    return next((rank for rank in range(nodes) if len(topology.neighbors(rank, 0, "in")) == 1), None)
 
 
 def _message_limit(experiment: Experiment, layout: Layout) -> int:

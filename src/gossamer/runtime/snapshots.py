@@ -8,17 +8,23 @@ at the receiver's snapshot, and how many were sent before the sender's.
 
 A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
 algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other
-algorithm, what is sent again differs, and counts."""
+algorithm, and under secure aggregation, whose keys are new, what is sent again differs, and counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gossamer.config import Checkpoints
+from gossamer.config import Checkpoints, Experiment
 from gossamer.messages.tags import Message
 from gossamer.node.checkpoint import Arrival, Checkpoint
 from gossamer.results.checkpoints import Cut
+from gossamer.secure.protocol import TAG
+
+
+def repeats_messages(experiment: Experiment) -> bool:
+    """Whether nodes send the same again when their rounds are run again."""
+    return bool(experiment.algorithm.gathers) and experiment.secure_aggregation is None
 
 
 @dataclass(eq=False)
@@ -98,7 +104,8 @@ class NodeSnapshots:
         unread, received = boundary.saved.unread, dict(boundary.received)
 
         def belongs(message: Message) -> bool:
-            return message.number < sent.get(message.source, 0)
+            # Secrets are not saved. Nodes that go on from the ends of the same round agree on new ones.
+            return message.number < sent.get(message.source, 0) and message.tag[:1] != (TAG,)
 
         if not self._repeats:
             unread = list(filter(belongs, unread))

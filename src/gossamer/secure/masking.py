@@ -53,6 +53,8 @@ class Ring:
 
     def sum(self, terms: Sequence[UInt[np.ndarray, " n"]]) -> UInt[np.ndarray, " n"]:
         """The sum of vectors of words; ValueError if they differ in length."""
+        if len({len(term) for term in terms}) > 1:
+            raise ValueError(f"words of lengths {[len(term) for term in terms]}; accepted: one length")
         total = np.zeros(len(terms[0]) if terms else 0, self.dtype)
         for term in terms:
             total += term

@@ -22,11 +22,15 @@ which more than half determine a secret::
     relay     i -> k   for each j: these shares
     words     j -> i   y_j = fix(W_ij x_j) + PRG(b_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk
     survivors i -> j   the ranks whose words have come
-    unmask    j -> i   b_j, its share of b_k for each other survivor k, and of a_k for each of the others
+    unmask    j -> i   its share of b_k for each survivor k, and of a_k for each of the others
 
-No node ever gives shares of both secrets of one sender: the words of a sender that was declared lost stay masked by its b,
-even if they come later. What the paper's users sign are here the keys c (:meth:`gossamer.node.setup.Host.sign`), and shares
-can be opened only by a node that got the same roster.
+A node gives its shares once, of one secret of each sender, and more than half of the senders have to. So no receiver can
+uncover both, and the words of a sender that was declared lost stay masked by its b, even if they come later. Keys c are
+signed (:meth:`gossamer.node.setup.Host.sign`). A sender checks its own row of the roster, and shares can be opened only by a
+node that got the same roster; so the keys s are those of their senders, too.
+
+All words end with some that are masked zeros. Their sum shows whether masks have cancelled: a sum of words that do not belong
+together is never mixed.
 """
 
 from __future__ import annotations
@@ -41,7 +45,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.config import Experiment
 from gossamer.messages import encode
 from gossamer.messages.tags import Message, Model, Part, Payload
 from gossamer.secure import masking
@@ -49,10 +52,12 @@ from gossamer.secure.masking import SECRET_BYTES, KeyPair, Ring
 
 if TYPE_CHECKING:
     from gossamer.node import Node
-    from gossamer.node.setup import Host
+    from gossamer.node.setup import Host, Setup
 
 TAG = "~secure"
 _SIGNED = {4: torch.int32, 8: torch.int64}
+CHECKED = 4
+"""Words at the end, whose sum is zero."""
 LEAST = 2
 """Senders of a receiver. The sum of one model is that model."""
 
@@ -67,13 +72,14 @@ class _Given:
     """What a sender keeps of one receiver's sum, until it has helped to unmask it.
 
     Attributes:
+        bound: above the absolute values that can be summed without overflow.
         senders: all senders on the roster, ascending.
         keys: the key of the mask in common with each other sender.
         sent: whether words have gone to this receiver.
         context: the digest of its roster: shares can be opened only by a node that got the same one.
         sealing: the key by which shares are sealed between this node and each other sender.
         own: b, the secret of its own mask; empty if there is none.
-        shares: its shares of a and b of each other sender that gave some."""
+        shares: its shares of a and b of each sender that gave some, its own included."""
 
     round: int
     weight: float
@@ -102,7 +108,8 @@ class SecureAggregation:
 
     Keys and secrets are here and in messages only. No checkpoint has them: a node that is restarted has new ones."""
 
-    def __init__(self, experiment: Experiment, node: Node, host: Host, *, static: bool) -> None:
+    def __init__(self, setup: Setup, node: Node, host: Host) -> None:
+        experiment = setup.experiment
         settings, gather = experiment.secure_aggregation, experiment.gather
         assert settings is not None
         self._settings, self._codec, self._node, self._host = settings, experiment.codec, node, host
@@ -110,14 +117,15 @@ class SecureAggregation:
         self._wait_s = gather.timeout_s and 2 * gather.timeout_s
         """How long a sender waits for a receiver, which waits for senders meanwhile."""
         nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
-        self._agrees_once = static and nobody_lost and not self._recovers
+        self._agrees_once = setup.topology.static_weights and nobody_lost and not self._recovers
+        kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
+        self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
+        """The buffers that are summed. Counters stay a node's own: they would reach the bound."""
         self._ring = Ring(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
-        self._agreed: dict[
-            bytes, bytes
-        ] = {}  # secrets in common, by the other's public key, whose signature was right
-        self._rosters: dict[int, Any] = {}  # by receiver
+        self._agreed: dict[bytes, bytes] = {}  # secrets in common, by the other's (verified) public key
+        self._rosters: dict[int, Any] | None = None  # by receiver, if they hold for all rounds
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
 
@@ -126,27 +134,24 @@ class SecureAggregation:
     async def begin_round(self, r: int) -> None:
         """Agree on masks with the co-senders of each receiver of this round, and relay what one's own senders agree on."""
         node = self._node
-        if self._agrees_once and self._rosters:
+        if self._rosters is not None:
             for to, each in self._rosters.items():
-                self._join(to, r, each, None)
+                self._join(to, r, each, b"", None)
             return
         inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
-        if len(inward) == 1:
-            raise ValueError(
-                f"secure_aggregation: node {node.rank} has one sender in round {r}, whose model would be the sum; accepted:"
-                f" none, or {LEAST} and more"
-            )
         secrets = {to: (node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)) for to in outward}
         pairs = {to: KeyPair(a) for to, (a, _) in secrets.items()} if self._recovers else {}
+        public = {to: pairs[to].public if pairs else b"" for to in outward}
         for to in outward:
-            own = pairs[to].public if pairs else b""
-            node.send(to, [self._key.public, self._signature, own], (TAG, "keys", r))
+            node.send(to, [self._key.public, self._signature, public[to]], (TAG, "keys", r))
         roster = await self._roster(inward, r)
         node.broadcast(inward, roster, (TAG, "roster", r))
         rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
-        joined = {to: each for to, each in rosters.items() if self._join(to, r, each, pairs.get(to))}
+        joined = {
+            to: each for to, each in rosters.items() if self._join(to, r, each, public[to], pairs.get(to))
+        }
         if not self._recovers:
-            self._rosters = joined
+            self._rosters = joined if self._agrees_once else None
             return
         for to in joined:
             node.send(to, self._shares(to, *secrets[to]), (TAG, "shares", r))
@@ -168,20 +173,28 @@ class SecureAggregation:
         self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
 
-    def _join(self, to: int, r: int, roster: Any, pair: KeyPair | None) -> bool:
+    def _join(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
         """Agree with the others on a receiver's roster; says whether this node is on it."""
-        own, weights = self._node.rank, {rank: weight for rank, weight, *_ in roster or ()}
-        if own not in weights:
+        own, rows = self._node.rank, {row[0]: row for row in roster or ()}
+        if own not in rows:
             return False
-        if len(weights) < LEAST or not all(weight >= 0 for weight in weights.values()):
+        weights = {rank: row[1] for rank, row in rows.items()}
+        known = set(range(self._node.size)) - {to}
+        if (
+            len(rows) != len(roster)
+            or len(rows) < LEAST
+            or not (rows.keys() <= known and min(weights.values()) > 0)
+        ):
             raise ValueError(
-                f"the roster of node {to} has weights {weights}; accepted: {LEAST} or more, from 0"
+                f"the roster of node {to} has the weights {weights}; accepted: {LEAST} nodes or more, above 0"
             )
+        if rows[own][2:] != [self._key.public, self._signature, public]:
+            raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")
         bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
         given = _Given(r, weights[own], bound, sorted(weights), {}, _digest(roster))
-        for rank, _, public, signature, other in roster:
+        for rank, _, key, signature, other in roster:
             if rank != own:
-                common = self._agree(rank, public, signature)
+                common = self._agree(rank, key, signature)
                 given.sealing[rank] = masking.derive(common, "shares", to, r)
                 given.keys[rank] = masking.derive(
                     common if pair is None else pair.agree(other), "mask", to, r
@@ -200,15 +213,16 @@ class SecureAggregation:
     # --- shares of secrets, with drop_outs: recover
 
     def _shares(self, to: int, a: bytes, b: bytes) -> dict[int, bytes]:
-        """Shares of this node's two secrets, sealed for each co-sender."""
+        """Shares of this node's two secrets, sealed for each co-sender; it keeps its own."""
         given, own = self._given[to], self._node.rank
         given.own = b
-        count, needed = len(given.senders), threshold(len(given.senders))
-        # (A node's own share would be one more, which it does not need: it has the secret.)
-        shares = zip(given.keys, *(masking.split(each, needed, count) for each in (a, b)), strict=False)
+        count = len(given.senders)
+        shares = zip(*(masking.split(each, threshold(count), count) for each in (a, b)), strict=True)
+        by_rank = dict(zip(given.senders, shares, strict=True))
+        given.shares[own] = by_rank.pop(own)
         return {
             rank: masking.seal(given.sealing[rank], one + other, own, given.context)
-            for rank, one, other in shares
+            for rank, (one, other) in by_rank.items()
         }
 
     async def _relay(self, r: int) -> None:
@@ -228,14 +242,17 @@ class SecureAggregation:
         for rank, sealed in relayed.items():
             opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
             given.shares[rank] = opened[: len(opened) // 2], opened[len(opened) // 2 :]
-        given.keys = {rank: given.keys[rank] for rank in given.shares}
+        given.keys = {rank: given.keys[rank] for rank in relayed}
 
     # --- a model
 
     def mask(self, receivers: Sequence[int], model: Model) -> dict[int, Tensor]:
         """What is sent to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
         receiver that has no sum in this round."""
-        values = np.concatenate([each.numpy(force=True) for each in (self._encoded(model)[0], model.buffers)])
+        buffers = model.buffers[self._buffers] if len(model.buffers) else model.buffers
+        values = np.concatenate(
+            [*(each.numpy(force=True) for each in (self._encoded(model)[0], buffers)), np.zeros(CHECKED)]
+        )
         largest = float(np.abs(values).max(initial=0))
         words = {to: self._masked(to, values, largest) for to in receivers}
         return {to: torch.from_numpy(each.view(f"i{each.itemsize}")) for to, each in words.items()}
@@ -299,40 +316,34 @@ class SecureAggregation:
         sent = {rank: inbox[rank] for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank])}
         came = tuple(sent)
         total = self._ring.sum([_words(each, rank, self._ring.dtype) for rank, each in sent.items()])
-        if not self._recovers:
-            return total, came if came == wanted.senders else ()
-        least = max(LEAST, threshold(len(wanted.public)))
-        if len(came) < least:
+        if self._recovers:
+            least = max(LEAST, threshold(len(wanted.public)))
+            if len(came) < least:
+                return total, ()
+            node.broadcast(came, list(came), (TAG, "survivors", node.round))
+            answers = await node.gather(came, (TAG, "unmask", node.round))
+            if len(answers) < least:
+                return total, ()
+            if self._settings.masked:
+                self._remove_masks(total, came, answers)
+        elif came != wanted.senders:
             return total, ()
-        r = node.round
-        node.broadcast(came, list(came), (TAG, "survivors", r))
-        answers = await node.gather(came, (TAG, "unmask", r))
-        if len(answers) < least:
-            return total, ()
-        if self._settings.masked:
-            self._remove_masks(total, came, answers)
-        return total, came
+        cancelled = not total[-CHECKED:].any()
+        return total[:-CHECKED], came if cancelled else ()
 
     def _remove_masks(self, total: Any, came: Sequence[int], answers: Mapping[int, Payload]) -> None:
         """Subtract the survivors' own masks, and those that they have in common with senders that were lost."""
         wanted, r = self._wanted, self._node.round
+        positions = {rank: position for position, rank in enumerate(sorted(wanted.public))}
+        givers = list(answers)[: threshold(len(positions))]
 
         def secret(rank: int) -> bytes:
-            # The share of node ``other`` has the position that it has among the senders other than ``rank``.
-            others = [other for other in sorted(wanted.public) if other != rank]
-            held = {
-                others.index(other): answer[1][rank] for other, answer in answers.items() if other != rank
-            }
-            needed = threshold(len(wanted.public))
-            return masking.join(dict(list(held.items())[:needed]))
+            return masking.join({positions[giver]: answers[giver][rank] for giver in givers})
 
         for rank in came:
-            own = answers[rank][0] if rank in answers else secret(rank)
-            total -= self._ring.stream(masking.derive(own, "own"), len(total))
+            total -= self._ring.stream(masking.derive(secret(rank), "own"), len(total))
         for lost in set(wanted.senders) - set(came):
             pair = KeyPair(secret(lost))
-            if pair.public != wanted.public[lost]:
-                raise ValueError(f"secure_aggregation: shares that are not of the key of node {lost}")
             agreed = {rank: pair.agree(wanted.public[rank]) for rank in came}
             keys = {rank: masking.derive(each, "mask", self._node.rank, r) for rank, each in agreed.items()}
             self._add_masks(total, lost, keys)  # what the lost one would have added
@@ -350,7 +361,10 @@ class SecureAggregation:
             parameters = Part(parameters.values, parameters.where.to(own.device), parameters.size)
         else:
             parameters = node.store(parameters)
-        return Model(parameters, values[len(sent) :])
+        buffers = values[len(sent) :]
+        if len(buffers):
+            buffers = node.buffers.index_copy(0, self._buffers.to(own.device), buffers)
+        return Model(parameters, buffers)
 
     # --- questions of receivers, which come at any time
 
@@ -363,17 +377,17 @@ class SecureAggregation:
         if given is None or message.tag[2:] != (given.round,):
             return True  # answered before, or of a round in which this node took no part
         del self._given[to]  # it answers once
-        named, own = {*survivors}, self._node.rank
+        named = {*survivors}
         if (
-            own not in named
-            or not named <= {*given.shares, own}
+            self._node.rank not in named
+            or not named <= {*given.shares}
             or len(named) < threshold(len(given.senders))
         ):
             raise ValueError(
                 f"node {to} names the survivors {survivors}, of the senders {list(given.senders)}"
             )
         shares = {rank: given.shares[rank][rank in named] for rank in sorted(given.shares)}
-        self._node.send(to, [given.own, shares], (TAG, "unmask", given.round))
+        self._node.send(to, shares, (TAG, "unmask", given.round))
         return True
 
 

@@ -120,6 +120,8 @@ class Security:
 
     def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
         """Whether this is the signature of a rank, whose certificate has its key."""
+        if not 0 <= rank < len(self._certificates):
+            return False
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
 

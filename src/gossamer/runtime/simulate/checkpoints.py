@@ -21,7 +21,7 @@ from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext, SimHost
 from gossamer.runtime.simulate.links import NEVER_NS, Transfer
 from gossamer.runtime.simulate.recording import SimRecorder
-from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
+from gossamer.runtime.snapshots import NodeSnapshots, made, repeats_messages, sent_here
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ class SimCheckpoints:
         # instant (nanoseconds) at which they are due, or their transfer.
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
         self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in nodes]
-        now, repeats = context.clock.now, experiment.algorithm.gathers
+        now, repeats = context.clock.now, repeats_messages(experiment)
         uncount = links.uncount
         self._nodes = [NodeSnapshots(n.deliver, now, repeats, partial(uncount, n.rank)) for n in nodes]
         self.inboxes = [each.deliver for each in self._nodes]

@@ -341,3 +341,13 @@ def test_the_handshake_needs_the_very_key(securities: list[Security], strangers:
     assert not securities[0].belongs_to(handshake(securities[0].client, securities[2].server), 1)
     assert not securities[0].belongs_to(None, 1)
     assert not securities[0].belongs_to(securities[0]._certificates[1], 99)
+
+
+def test_a_signature_is_of_one_rank_and_one_text() -> None:
+    identities = [issue() for _ in range(2)]
+    certificates = [each.certificate for each in identities]
+    one, other = (Security(each.pem, certificates, rank) for rank, each in enumerate(identities))
+    signature = one.sign(b"key")
+    assert other.verify(0, b"key", signature)
+    wrong = [(1, b"key", signature), (0, b"another", signature), (-2, b"key", signature), (0, b"key", b"")]
+    assert not any(other.verify(*each) for each in (*wrong, (2, b"key", signature)))

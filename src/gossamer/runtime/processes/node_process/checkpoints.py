@@ -31,7 +31,7 @@ from gossamer.results.folder import RunFolder, atomic
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
+from gossamer.runtime.snapshots import NodeSnapshots, made, repeats_messages, sent_here
 
 
 class NodeCheckpoints:
@@ -73,7 +73,7 @@ class NodeCheckpoints:
         """Those of a node of a run, perhaps one that goes on from a checkpoint."""
         path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
         digest, first = context.checkpoints or (None, highest(path) + 1)
-        repeats = experiment.algorithm.gathers
+        repeats = repeats_messages(experiment)
         cuts = NodeSnapshots(node.deliver, now, repeats, lambda again: checkpoints._count(again, -1))
         folder = CheckpointFolder(path, experiment, digest)
         checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)

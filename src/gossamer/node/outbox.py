@@ -1,0 +1,77 @@
+"""A node's messages on the way to its engine. A message that took time to encode is queued when that time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gossamer.messages.tags import Payload, Sending, Traffic
+
+if TYPE_CHECKING:
+    from gossamer.node.runtime import NodeRuntime
+
+
+class LateSending(Sending):
+    """A message that is queued later than it was sent; cancelled before that, it never is."""
+
+    def __init__(self, counters: Traffic) -> None:
+        self._counters = counters
+        self._queued: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
+
+    def queued(self, sending: Sending) -> None:
+        """It is queued at the engine."""
+        self._queued.set_result(sending)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        sending = yield from asyncio.shield(self._queued).__await__()
+        if sending is not None:
+            yield from sending.__await__()
+
+    def done(self) -> bool:
+        return self._queued.done() and ((sending := self._queued.result()) is None or sending.done())
+
+    def cancel(self) -> bool:
+        if self._queued.done():
+            return (sending := self._queued.result()) is None or sending.cancel()
+        self._queued.set_result(None)
+        self._counters.messages_cancelled += 1
+        return True
+
+
+class Outbox:
+    """Sends a node's messages in the order in which they come. Where computations take as long as the compute profile says,
+    encoding does too: a message waits until what was encoded for it, and every message before it, is done."""
+
+    def __init__(self, runtime: NodeRuntime) -> None:
+        self._runtime = runtime
+        self._paid = 0  # encodings that have taken their time
+
+    def send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
+        """Queue a frozen payload for some ranks."""
+        runtime, steps = self._runtime, 0.0
+        host, own = runtime.host, runtime.own
+        if runtime.coder is not None and host.paced:
+            encoded, self._paid = runtime.coder.encoded - self._paid, runtime.coder.encoded
+            steps = encoded * runtime.setup.experiment.compute.steps_per_encoding
+        if not steps and (own.encoding is None or own.encoding.done()):
+            return host.send(ranks, payload, name)
+        late = {rank: LateSending(host.counters) for rank in ranks}
+        own.encoding = runtime.spawn(self._send_later(own.encoding, steps, late, payload, name))
+        return list(late.values())
+
+    async def _send_later(
+        self,
+        before: asyncio.Task[None] | None,
+        steps: float,
+        late: Mapping[int, LateSending],
+        payload: Payload,
+        name: tuple[str | int, ...],
+    ) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        if steps:
+            await self._runtime.own.encode(self._runtime.node.step, steps)
+        left = [rank for rank, sending in late.items() if not sending.done()]
+        for rank, sending in zip(left, self._runtime.host.send(left, payload, name), strict=True):
+            late[rank].queued(sending)
