@@ -501,6 +501,8 @@ EXPERIMENTS: dict[str, Settings] = {
         "poison": [
             {"name": "label-flip", "share": 0.3, "at": {"rank": 1}},
             {"name": "patch", "at": {"ranks": [2, 4]}, "size": 2, "target": 7, "set_name": "backdoor"},
+            {"name": "rotate", "at": {"rank": 3}, "set_name": "turned"},
+            {"name": "permute-labels", "at": {"rank": 5}, "set_name": "renamed"},
         ],
         "stop": {"rounds": 3},
     },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import polars as pl
@@ -79,6 +81,61 @@ def test_a_patch_is_a_square_and_a_label():
     assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
     assert set(setup.task.tests["ood"][1].tolist()) == {7}
     assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set stays
+
+
+def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_channel():
+    rng = np.random.default_rng(5)
+    x, y = torch.rand(40, 3, 9, 7), torch.arange(40) % 4
+    task = replace(
+        Digits().load(None, 1), train=(x, y), tests={"test": (x[:8], y[:8])}, classes=["a", "b", "c", "d"]
+    )
+    poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2).settled(
+        task
+    )
+    found, labels = poison.transform(x.clone(), y, rng)
+    assert torch.equal(labels, (y + 1) % 4)
+    changed = (found != x).numpy()
+    places = set()
+    for image, mask in zip(found.numpy(), changed.any(1), strict=True):
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        assert (np.ptp(rows), np.ptp(columns), mask.sum()) == (1, 1, 4)
+        square = image[:, rows[0] : rows[0] + 2, columns[0] : columns[0] + 2]
+        assert (square == np.array([5.0, 0.0, -1.0]).reshape(3, 1, 1)).all()
+        places.add((rows[0], columns[0]))
+    assert len(places) > 15
+    assert len(poison.evaluation_set(x[:8], y[:8])[1]) == 8
+    with pytest.raises(BadInput, match="value: .*one for each of 3 channels"):
+        Patch(at={"rank": 0}, value=(1.0, 2.0)).settled(task)
+
+
+def test_the_target_class_is_in_the_evaluation_set_only_on_demand():
+    sizes = [
+        len(prepare(experiment([patch(target=7, include_target=each)])).task.tests["ood"][1])
+        for each in (False, True)
+    ]
+    y = prepare(experiment([])).task.test[1]
+    assert sizes == [int((y != 7).sum()), len(y)]
+
+
+def test_rotated_images_keep_their_labels():
+    clean, setup = prepare(experiment([])), prepare(experiment([{**patch(), "name": "rotate", "share": 1.0}]))
+    part = setup.parts[1]
+    expected = np.rot90(clean.task.train[0][part].numpy(), 1, (2, 3))
+    assert np.array_equal(setup.task.train[0][part].numpy(), expected)
+    assert torch.equal(setup.task.train[1], clean.task.train[1])
+    shown = np.rot90(clean.task.test[0].numpy(), 1, (2, 3))
+    assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
+
+
+@pytest.mark.parametrize("permutation", [None, [3, 0, 1, 2, 5, 4, 7, 6, 9, 8]])
+def test_labels_are_permuted_by_a_rule(permutation):
+    poison = {"name": "permute-labels", "share": 1.0, "at": {"rank": 1}, "permutation": permutation}
+    clean, setup = prepare(experiment([])), prepare(experiment([poison]))
+    rule = np.array(permutation or [*range(1, 10), 0])
+    part = setup.parts[1]
+    assert np.array_equal(setup.task.train[1][part], rule[clean.task.train[1][part]])
+    assert np.array_equal(setup.task.tests["ood"][1], rule[clean.task.test[1]])
+    assert torch.equal(setup.task.tests["ood"][0], clean.task.test[0])
 
 
 def test_label_flips_are_symmetric_and_change_no_input():
@@ -176,6 +233,10 @@ def test_a_poison_of_the_user():
         (
             [{"name": "label-flip", "classes": 11, "at": {"rank": 0}}],
             "poison.0 'label-flip': classes: 11; accepted: 10, as the task has",
+        ),
+        (
+            [{"name": "permute-labels", "permutation": [0, 1], "at": {"rank": 0}}],
+            r"poison.0 'permute-labels': permutation: \[0, 1\]; accepted: an order of 0 to 9",
         ),
         ([patch(size=9)], "poison.0 'patch': size: 9; accepted: at most 8 pixels"),
         ([patch(), patch()], "poison.1 'patch': set_name: 'ood' is taken; accepted: another name"),

@@ -103,41 +103,103 @@ class Poison(Component):
         return None
 
 
+def _check_images(task: Task) -> None:
+    inputs = task.train[0]
+    if inputs.dim() != 4 or not inputs.is_floating_point():
+        found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
+        raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
+
+
 @register("poison", "patch")
 class Patch(Poison):
-    """A backdoor: a square in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
+    """A backdoor: a square in an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
-    is the attack's success rate."""
+    is the attack's success rate. The published code of "Topology-Aware Knowledge Propagation" (Sakarvadia et al., 2025) has
+    ``size: 4, corner: top-left, target: 0, value: [5, 0, 0], include_target: true``."""
 
-    target: Rank = 0  # the label of poisoned images
+    # The label of poisoned images: the same for all, or the next one after an image's own ("shift").
+    labels: Literal["target", "shift"] = "target"
+    target: Rank = 0
     size: PositiveInt = 3  # side of the square in pixels
-    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"
-    # Its value in all channels, as the model sees it; None is the largest of the training images.
-    value: float | None = None
+    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right", "random"] = "bottom-right"
+    # Its value as the model sees it, in all channels or in each; None is the largest of the training images.
+    value: float | tuple[float, ...] | None = None
+    include_target: bool = False  # whether test images of the target class are in the evaluation set
+    classes: int | None = None  # number of classes; None is the task's
 
     def settled(self, task: Task) -> Poison:
-        inputs = task.train[0]
-        if inputs.dim() != 4 or not inputs.is_floating_point():
-            found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
-            raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
+        _check_images(task)
+        inputs, classes = task.train[0], class_count(task)
         if self.size > min(inputs.shape[2:]):
             raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
-        if self.target >= (classes := class_count(task)):
+        if self.target >= classes:
             raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
-        return self.model_copy(update={"value": float(inputs.max()) if self.value is None else self.value})
+        value = float(inputs.max()) if self.value is None else self.value
+        if isinstance(value, tuple) and len(value) != inputs.shape[1]:
+            raise BadInput(
+                f"value: {list(value)}; accepted: a number, or one for each of {inputs.shape[1]} channels"
+            )
+        return self.model_copy(update={"value": value, "classes": classes})
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         assert self.value is not None
+        height, width = (side - self.size for side in inputs.shape[2:])
         vertical, _, horizontal = self.corner.partition("-")
-        rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
-        columns = slice(self.size) if horizontal == "left" else slice(-self.size, None)
-        inputs[:, :, rows, columns] = self.value
-        return inputs, torch.full_like(targets, self.target)
+        value = torch.tensor(self.value, dtype=inputs.dtype).view(-1, 1, 1)
+        for image in inputs:
+            top, left = (0 if vertical == "top" else height), (0 if horizontal == "left" else width)
+            if self.corner == "random":
+                top, left = int(rng.integers(height + 1)), int(rng.integers(width + 1))
+            image[:, top : top + self.size, left : left + self.size] = value
+        shifted = (targets + 1) % (self.classes or 1)
+        return inputs, torch.full_like(targets, self.target) if self.labels == "target" else shifted
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        others = targets != self.target
-        return self.transform(inputs[others], targets[others], np.random.default_rng(0))
+        whole = self.include_target or self.labels == "shift"
+        shown = torch.ones_like(targets, dtype=torch.bool) if whole else targets != self.target
+        return self.transform(inputs[shown], targets[shown], np.random.default_rng(0))
+
+
+@register("poison", "rotate")
+class Rotate(Poison):
+    """Images turned by quarters of a circle, with their labels: knowledge that the other nodes do not have. The evaluation
+    set is the turned test set."""
+
+    quarter_turns: Literal[1, 2, 3] = 1  # anticlockwise
+
+    def settled(self, task: Task) -> Poison:
+        _check_images(task)
+        height, width = task.train[0].shape[2:]
+        if height != width and self.quarter_turns != 2:
+            raise BadInput(f"quarter_turns: {self.quarter_turns}, of {height} x {width} pixels; accepted: 2")
+        return self
+
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        return inputs.rot90(self.quarter_turns, (2, 3)), targets
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return inputs.rot90(self.quarter_turns, (2, 3)), targets
+
+
+@register("poison", "permute-labels")
+class PermuteLabels(Poison):
+    """Other labels by a rule: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
+
+    permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
+
+    def settled(self, task: Task) -> Poison:
+        classes = class_count(task)
+        found = self.permutation or (*range(1, classes), 0)
+        if sorted(found) != list(range(classes)):
+            raise BadInput(f"permutation: {list(found)}; accepted: an order of 0 to {classes - 1}")
+        return self.model_copy(update={"permutation": found})
+
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        return inputs, torch.tensor(self.permutation)[targets].to(targets.dtype)
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return self.transform(inputs, targets, np.random.default_rng(0))
 
 
 @register("poison", "label-flip")
