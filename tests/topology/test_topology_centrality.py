@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gossamer
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.topology import TopologySchedule
@@ -260,3 +262,24 @@ def test_a_saved_spec_gives_the_same_weights() -> None:
         GRAPHS[0], name="centrality", measure="pagerank", hops=3, schedule={"name": "cosine", "rounds": 4}
     ).topology
     assert build("topology", topology.spec()) == topology
+
+
+def test_secure_sums_use_the_weights_of_the_round(tmp_path: Path) -> None:
+    """Though the graph is static, masks are not agreed on once, because the weights are not."""
+    experiment: dict[str, Any] = {
+        "nodes": 6,
+        "task": {"name": "least-squares", "samples": 120},
+        "topology": {
+            "name": "watts-strogatz",
+            "degree": 4,
+            "p": 0.5,
+            "weights": {"name": "centrality", "schedule": {"name": "oscillating", "rounds": 1}},
+        },
+        "algorithm": "d-psgd",
+        "stop": {"rounds": 4},
+    }
+    open_, secure = (
+        gossamer.run(gossamer.Experiment.of({**experiment, **more}), tmp_path).parameters
+        for more in ({}, {"secure_aggregation": {}})
+    )
+    torch.testing.assert_close(secure, open_, rtol=1e-4, atol=1e-5)

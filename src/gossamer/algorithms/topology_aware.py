@@ -12,13 +12,15 @@ and a new optimizer each round (``optimizer.reset_every_round``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
@@ -38,6 +40,8 @@ class TopologyAware(Algorithm):
             model's tensors of ||x_p - a_p||, as in the published code.
         order: "simultaneous" mixes by C exactly. In "sequential" order nodes mix one after the other, by rank, and take the
             mixed models of those before them: the published code does that by mistake, whenever one thread runs it.
+        similarity_signed: prefer low scores to high ones in a round in which the sender whose model is least like the node's
+            own has a lower score than the node (``degCent_sim`` and ``betCent_sim`` of the published code).
         evaluate_trained: the evaluation sets (``test``, ...) on which a node evaluates its trained model before it mixes, in
             columns ``trained_<set>_<metric>``. This takes time on the node's clock."""
 
@@ -47,6 +51,7 @@ class TopologyAware(Algorithm):
     proximal: float = Field(default=0.0, ge=0)
     distance: Literal["squared", "norm"] = "squared"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
+    similarity_signed: bool = False
     evaluate_trained: tuple[str, ...] = ()
 
     async def run(self, node: Node) -> None:
@@ -103,6 +108,33 @@ class TopologyAware(Algorithm):
         if not first:
             inbox |= await node.gather([k for k in senders if k < node.rank], tag=("mixed", r))
         if senders:
-            await node.mix(inbox, node.mixing_weights(r))
+            weights = node.mixing_weights(r)
+            await node.mix(
+                inbox, _signed(node, inbox, weights) if self.similarity_signed and inbox else weights
+            )
         if not first:
             node.broadcast([k for k in receivers if k > node.rank], node.model, tag=("mixed", r))
+
+
+def _signed(node: Node, inbox: Mapping[int, Any], weights: Mapping[int, float]) -> dict[int, float]:
+    """Weights that are a softmax of scores, or that of the negated scores: then each is in proportion to its reciprocal."""
+    own = node.parameters
+
+    def similarity(rank: int) -> float:
+        """The cosine of two models, averaged over their tensors."""
+        other = inbox[rank].over(node.model).parameters
+        cosines = [
+            cosine_similarity(own[t.start : t.stop], other[t.start : t.stop], dim=0) for t in node.layout
+        ]
+        return float(torch.stack(cosines).mean())
+
+    shares = {node.rank: 1 - math.fsum(weights.values()), **weights}
+    if min(shares.values()) < 1e-9:
+        raise ValueError(
+            f"similarity_signed: weights {shares}; accepted: weights above 1e-9, by a higher topology.weights.temperature"
+        )
+    # The own weight is a difference, so that of an equal score may differ by a rounding error.
+    if shares[min(sorted(inbox), key=similarity)] > (1 - 1e-6) * shares[node.rank]:
+        return dict(weights)
+    total = math.fsum(1 / share for share in shares.values())
+    return {rank: 1 / share / total for rank, share in weights.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
@@ -20,10 +20,10 @@ from pydantic import Field, model_validator
 
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
-from gossamer.topology.graph import Graph
+from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.weights import Row, Samples, Weights
 
-Scores = Mapping[int, float]  # rank -> score
+Scores = Mapping[int, float] | Sequence[float]  # rank -> score
 Measure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
 _MEASURES: dict[str, Callable[..., Any]] = {
     "degree": nx.degree_centrality,
@@ -131,7 +131,8 @@ class Random(ScoreWeights):
         return False
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
-        return dict(enumerate(rng.random(graph.nodes).tolist()))
+        drawn: list[float] = rng.random(graph.nodes).tolist()
+        return drawn
 
 
 @register("weights", "centrality")
@@ -152,6 +153,8 @@ class Centrality(ScoreWeights):
         if self.measure == "eigenvector" and self.hops is None and not graph.connected:
             problem = "eigenvector on a disconnected graph, where it is not unique"
             raise BadInput(f"topology.weights.measure: {problem}; accepted: another measure, or hops")
+        if self.hops is None:
+            centralities(graph, self.measure)  # once, before the processes of nodes are forked from this one
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
         if self.hops is None:
@@ -162,11 +165,16 @@ class Centrality(ScoreWeights):
 @lru_cache(maxsize=16)
 def centralities(graph: Graph, measure: Measure) -> Scores:
     """The centrality of each node, computed once for each graph."""
-    found: Scores = _MEASURES[measure](graph.to_networkx())
+    found: Scores = _MEASURES[measure](_networkx(graph))
     return found
 
 
 @lru_cache(maxsize=4096)
 def _ego_centralities(graph: Graph, measure: Measure, rank: int, hops: int) -> Scores:
-    found: Scores = _MEASURES[measure](nx.ego_graph(graph.to_networkx(), rank, radius=hops))
+    found: Scores = _MEASURES[measure](nx.ego_graph(_networkx(graph), rank, radius=hops))
     return found
+
+
+@lru_cache(maxsize=4)
+def _networkx(graph: Graph) -> NetworkX:
+    return graph.to_networkx()

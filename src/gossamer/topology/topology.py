@@ -329,7 +329,8 @@ class TopologySchedule:
         are random, the graph of those that are possible. Later draws of a random topology are connected by construction."""
         for layer in self._layers.values():
             layer.check()
-        graph = union([self._possible(round) for round in range(self.topology.cycle(self.nodes))])
+        rounds = range(self.topology.cycle(self.nodes))
+        graph = union([self.graph(r) if self._base is None else self._links(r, None) for r in rounds])
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
@@ -337,13 +338,6 @@ class TopologySchedule:
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
             raise BadInput(f"{self._purpose}: {found}; accepted: {accepted}")
         self._weights(self._at(0))
-
-    def _possible(self, round: int) -> Graph:
-        """The graph of a round, with all links that it could have."""
-        if isinstance(self.topology, RandomLinks) and self._base is not None:
-            with located(self._purpose):
-                return self.topology.keep(self._base.graph(round), None)
-        return self.graph(round)
 
     def _at(self, round: int) -> _DrawnGraph:
         key = self._key(round)
@@ -368,14 +362,21 @@ class TopologySchedule:
         first = self.topology.drawn_at(self.nodes, round)
         period = first // (self.topology.every_rounds or 1)
         rng = generator(self.seed, self._purpose, SHARED, period)
+        if self._base is not None:
+            return self._links(round, rng)
         with located(self._purpose):
-            if isinstance(self.topology, RandomLinks) and self._base is not None:
-                return self.topology.keep(self._base.graph(round), rng)
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
             found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
             raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
         return graph
+
+    def _links(self, round: int, rng: np.random.Generator | None) -> Graph:
+        """The links that a base has in a round; without a generator, all that are possible."""
+        assert isinstance(self.topology, RandomLinks)
+        assert self._base is not None
+        with located(self._purpose):
+            return self.topology.keep(self._base.graph(round), rng)
 
     def _weights(self, drawn: _DrawnGraph) -> Weights:
         if drawn.weights is None:
