@@ -157,6 +157,10 @@ def report(
         option("Compare the times to these levels; a table.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
     baseline: Annotated[str | None, option("The group that --time-to compares with.", metavar="NAME")] = None,
+    by_hops: Annotated[
+        str | None,
+        option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
+    ] = None,
     group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
     timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
     window: Annotated[
@@ -170,7 +174,7 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results import comparison
+    from gossamer.results import comparison, spread
     from gossamer.results.formatting import print_table
     from gossamer.results.plots import choose, write_timeline
     from gossamer.results.report import write_report, write_time_to
@@ -186,6 +190,7 @@ def report(
     against = None if baseline is None else comparison.find_baseline(baseline, groups)
     title = None if against is None else against.title
     rows = comparison.time_to(groups, levels, against)
+    distances = None if by_hops is None else spread.spread(groups, by_hops)
     within = choose(loaded, window, nodes)
     # A page of several runs, or of a part of one, must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
@@ -207,9 +212,14 @@ def report(
     if as_json:
         if table is not None:
             said["table"] = finite(rows).to_dicts()
+        if distances is not None:
+            said["by_hops"] = finite(distances).to_dicts()
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        for heading, head, lines in comparison.tables(rows, title):
+        shown = comparison.tables(rows, title)
+        if by_hops is not None and distances is not None:
+            shown.append(spread.table(distances, by_hops))
+        for heading, head, lines in shown:
             print_table(head, lines, title=heading)
             print()
         if table is not None:

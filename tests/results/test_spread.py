@@ -1,0 +1,77 @@
+"""A metric by the distance from poisoned nodes, against sums by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gossamer
+from gossamer import BadInput, Experiment, Run
+from gossamer.results import comparison
+from gossamer.results.spread import by_hops, hops, spread, table
+
+
+def played(out: Path, seed: int = 1, **fields: Any) -> Run:
+    """A path 0 - 1 - 2 - 3 - 4, poisoned at 1."""
+    (out / "path.txt").write_text("0 1\n1 2\n2 3\n3 4\n")
+    experiment = {
+        "seed": seed,
+        "nodes": 5,
+        "task": {"name": "digits", "samples": 300},
+        "topology": {"name": "edge-list", "path": str(out / "path.txt"), "weights": "uniform"},
+        "algorithm": "topology-aware",
+        "poison": [{"name": "rotate", "share": 1.0, "at": {"rank": 1}}],
+        "evaluation": {"every_rounds": 2, "samples": None},
+        "stop": {"rounds": 5},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+        **fields,
+    }
+    return gossamer.run(Experiment.of(experiment), out)
+
+
+def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Path) -> None:
+    run = played(tmp_path)
+    assert hops(run) == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
+    found = by_hops(run, "ood_accuracy")
+    rounds = [0, 2, 4, 5]
+    curve = {
+        rank: np.array([run.metrics.filter(node=rank, round=r)["ood_accuracy"][0] for r in rounds])
+        for rank in range(5)
+    }
+    members = {0: [1], 1: [0, 2], 2: [3], 3: [4]}
+    assert found.keys() == members.keys()
+    for distance, ranks in members.items():
+        mean = np.mean([curve[rank] for rank in ranks], axis=0)
+        area = (2 * (mean[0] + mean[1]) / 2 + 2 * (mean[1] + mean[2]) / 2 + (mean[2] + mean[3]) / 2) / 5
+        reach = found[distance]
+        assert (reach.nodes, reach.area, reach.final) == (
+            len(ranks),
+            pytest.approx(area),
+            pytest.approx(mean[-1]),
+        )
+        arrived = [r for r, value in zip(rounds, mean, strict=True) if value >= curve[1][-1] / 2]
+        assert reach.half_round == (arrived[0] if arrived else None)
+
+
+def test_a_table_over_seeds(tmp_path: Path) -> None:
+    runs = [played(tmp_path, seed) for seed in (1, 2)]
+    rows = spread(comparison.groups(runs), "ood_accuracy")
+    areas = [by_hops(run, "ood_accuracy")[2].area for run in runs]
+    row = rows.filter(hops=2).row(0, named=True)
+    assert (row["runs"], row["area"]) == (2, pytest.approx(np.mean(areas)))
+    assert row["area_half"] == pytest.approx(12.706 * np.std(areas, ddof=1) / np.sqrt(2), rel=1e-3)
+    title, head, lines = table(rows, "ood_accuracy")
+    assert "ood accuracy" in title
+    assert head == ["", "0 hops", "1 hop", "2 hops", "3 hops"]
+    assert len(lines) == 1
+
+
+def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
+    plain = played(tmp_path, poison=[])
+    with pytest.raises(BadInput, match="--by-hops: the run .* has no poisoned nodes"):
+        spread(comparison.groups([plain]), "test_accuracy")
+    with pytest.raises(BadInput, match="--by-hops ood_accuracy: no run has recorded it"):
+        spread(comparison.groups([plain]), "ood_accuracy")
