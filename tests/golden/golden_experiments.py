@@ -10,7 +10,7 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
-    "task": {"cifar10", "fashion-mnist", "mnist", "movielens", "shakespeare"},
+    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "movielens", "shakespeare"},
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }
 """What is registered and in no golden experiment, by kind: data that has to be fetched, and trackers, which change no results."""

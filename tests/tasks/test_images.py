@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.tasks import CIFAR10, MNIST, Dirichlet, FashionMNIST, Shards, label_counts
+from gossamer.tasks import CIFAR10, CIFAR100, MNIST, Dirichlet, FashionMNIST, Shards, label_counts
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no real data sets")
@@ -66,15 +70,48 @@ def test_subset_of_real_data_and_its_partitions():
     assert len(Dirichlet(alpha=0.1).assign(task, 256, generator(1, "partition"))) == 256
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
 def test_a_missing_data_root_is_refused_before_anything_is_loaded(name, tmp_path):
     with pytest.raises(BadInput, match=r"data_root: .* is no folder"):
         build("task", name).load(tmp_path / "nowhere", 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "default"), [("mnist", "mlp"), ("fashion-mnist", "mlp"), ("cifar10", "gn-lenet")]
+    ("name", "default"),
+    [("mnist", "mlp"), ("fashion-mnist", "mlp"), ("cifar10", "gn-lenet"), ("cifar100", "gn-lenet")],
 )
 def test_default_models(name, default):
     assert build("task", name).model == default
     assert build("task", {"name": name, "model": "lenet5"}).model == "lenet5"
+
+
+def test_vgg_needs_32_pixels():
+    assert build("task", {"name": "cifar100", "model": "vgg16-bn"}).model == "vgg16-bn"
+    with pytest.raises(BadInput, match="task.model: got 'vgg16-bn'; accepted: another model"):
+        build("task", {"name": "mnist", "model": "vgg16-bn"})
+
+
+def test_cifar100_has_the_fine_labels_of_its_files(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    folder = tmp_path / "hub" / "uoft-cs/cifar100"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = []
+        for each in pixels:
+            file = io.BytesIO()
+            image.fromarray(each).save(file, format="PNG")
+            rows.append({"bytes": file.getvalue(), "path": None})
+        labels = {"fine_label": [99, 0, 3, 50, 7, 11], "coarse_label": [0] * 6}
+        pl.DataFrame({"img": rows, **labels}).write_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+    class Few(CIFAR100):
+        rows: ClassVar = {"train": 6, "test": 6}
+
+    task = Few().load(tmp_path, 1)
+    assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100
+    assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
+    assert task.train[1].tolist() == [99, 0, 3, 50, 7, 11]
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 * 2 - 1
+    torch.testing.assert_close(task.train[0], expected.float())

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from gossamer.tasks.models import MLP, GNLeNet, LeNet5, model_factory
+from gossamer.tasks.models import MLP, VGG16, GNLeNet, LeNet5, ResNet18, model_factory
 
 
 def parameters(model: nn.Module) -> int:
@@ -23,6 +23,10 @@ def parameters(model: nn.Module) -> int:
         (lambda: GNLeNet((1, 8, 8)), 89_834 - 1600 - 64 * (16 - 1) * 10),
         (lambda: LeNet5((1, 28, 28)), 61_706),
         (lambda: LeNet5((3, 32, 32)), 62_006),
+        (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as Sakarvadia et al. (2025) have counted
+        (lambda: VGG16((3, 32, 32), 100), 14_774_436),
+        (lambda: ResNet18((3, 32, 32), 10), 11_173_962),
+        (lambda: MLP((1, 28, 28), 10, (3136, 784, 196)), 5_076_998),
         (lambda: MLP((1, 28, 28), 10, (100,)), 784 * 100 + 100 + 100 * 10 + 10),
         (lambda: MLP((3, 32, 32), 10), 3072 * 10 + 10),
     ],
@@ -38,6 +42,24 @@ def test_one_score_a_class_for_each_sample(name, shape):
     scores = model(torch.zeros(5, *shape))
     assert scores.shape == (5, 7)
     assert scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["vgg16-bn", "resnet18"])
+def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
+    torch.manual_seed(0)
+    model = model_factory(name, (3, 32, 32), 7)()
+    x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 3, 6, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(4):
+        scores = model(x)
+        assert scores.shape == (4, 7)
+        loss = F.cross_entropy(scores, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_factory_makes_a_fresh_model_each_time():

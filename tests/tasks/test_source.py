@@ -48,7 +48,16 @@ def test_what_is_not_a_task_is_refused(users_module):
 
 
 def test_every_built_in_task_says_its_parameters_and_is_built_again_from_them():
-    built_in = {"digits", "mnist", "fashion-mnist", "cifar10", "least-squares", "movielens", "shakespeare"}
+    built_in = {
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "least-squares",
+        "movielens",
+        "shakespeare",
+    }
     assert built_in <= set(names("task"))
     for name in built_in:
         component = build("task", name)

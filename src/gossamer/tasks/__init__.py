@@ -1,14 +1,25 @@
 """Tasks (data, model, loss, metrics), partitions of their samples over the nodes, and poisons."""
 
-from gossamer.tasks.images import CIFAR10, MNIST, Digits, FashionMNIST
+from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
-from gossamer.tasks.poison import LabelFlip, Patch, Poison, poisoned
+from gossamer.tasks.poison import LabelFlip, Patch, PermuteLabels, Poison, Rotate, poisoned
 from gossamer.tasks.shakespeare import Shakespeare
 from gossamer.tasks.task import RootMean, Task, TaskSource, accuracy, load_task
 
-__all__ = ["CIFAR10", "IID", "Digits", "Dirichlet", "FashionMNIST", "LabelFlip", "LeastSquares"]
-__all__ += ["MNIST", "MovieLens", "Natural", "Partition", "Patch", "Poison", "RootMean", "Shakespeare"]
+__all__ = ["CIFAR10", "CIFAR100", "IID", "Digits", "Dirichlet", "FashionMNIST", "LabelFlip", "LeastSquares"]
+__all__ += [
+    "MNIST",
+    "MovieLens",
+    "Natural",
+    "Partition",
+    "Patch",
+    "PermuteLabels",
+    "Poison",
+    "RootMean",
+    "Rotate",
+    "Shakespeare",
+]
 __all__ += ["Shards", "Sizes", "Task", "TaskSource", "accuracy", "label_counts", "load_task"]
 __all__ += ["poisoned"]

@@ -1,5 +1,5 @@
-"""Image classification: handwritten digits from scikit-learn, and MNIST, Fashion-MNIST and CIFAR-10 from the Hugging Face
-hub."""
+"""Image classification: handwritten digits from scikit-learn, and MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the
+Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
 
 CLOTHES = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
+FINE_OBJECTS = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain
+mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit
+raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower
+sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
 OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 
 
@@ -36,6 +42,7 @@ class ImageClassification(TaskSource):
 
     hub_id: ClassVar[str]
     image_column: ClassVar[str] = "image"
+    label_column: ClassVar[str] = "label"
     rows: ClassVar[dict[str, int | None]] = {"train": 60_000, "test": 10_000}
     shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)  # channels, height, width
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
@@ -53,6 +60,9 @@ class ImageClassification(TaskSource):
         if self.model == "lenet5" and self.shape[1:] not in {(28, 28), (32, 32)}:
             accepted = "gn-lenet, logistic, mlp (lenet5 is for 28x28 or 32x32 pixels)"
             raise BadInput(f"task.model: got 'lenet5'; accepted: {accepted}")
+        if self.model == "vgg16-bn" and min(self.shape[1:]) < 32:
+            accepted = "another model (vgg16-bn halves images of at least 32x32 pixels five times)"
+            raise BadInput(f"task.model: got 'vgg16-bn'; accepted: {accepted}")
         # Compared with the default, since a saved experiment spells every parameter out.
         if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
             raise ValueError("hidden with the model 'mlp' only")
@@ -62,9 +72,11 @@ class ImageClassification(TaskSource):
         """The stored training and test images; see :func:`gossamer.tasks.data.hub_dataset` for the errors."""
         channels, height, width = self.shape
         decoder, labels = image_decoder(height, width, channels), label_decoder(len(self.classes))
-        columns = {self.image_column: decoder, "label": labels}
+        columns = {self.image_column: decoder, self.label_column: labels}
         splits = hub_dataset(self.hub_id, columns, self.rows, data_root)
-        train, test = ((splits[name][self.image_column], splits[name]["label"]) for name in ("train", "test"))
+        train, test = (
+            (splits[name][self.image_column], splits[name][self.label_column]) for name in ("train", "test")
+        )
         return train, test
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -164,3 +176,14 @@ class CIFAR10(ImageClassification):
     mean: ClassVar[float] = 0.5
     std: ClassVar[float] = 0.5
     model: ModelName = "gn-lenet"
+
+
+@register("task", "cifar100")
+class CIFAR100(CIFAR10):
+    """CIFAR-100 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 100 classes of objects.
+
+    Normalised as CIFAR-10. No augmentation. The default model is GN-LeNet."""
+
+    hub_id: ClassVar[str] = "uoft-cs/cifar100"
+    label_column: ClassVar[str] = "fine_label"
+    classes: ClassVar[tuple[str, ...]] = tuple(FINE_OBJECTS.split())

@@ -13,7 +13,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]  # the models that an image task accepts
+# The models that an image task accepts.
+ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic", "vgg16-bn", "resnet18"]
 
 
 def model_factory(
@@ -23,7 +24,8 @@ def model_factory(
     ``hidden`` widths."""
     if name == "mlp":
         return partial(MLP, shape, classes, tuple(hidden))
-    return partial({"gn-lenet": GNLeNet, "lenet5": LeNet5, "logistic": MLP}[name], shape, classes)
+    models = {"gn-lenet": GNLeNet, "lenet5": LeNet5, "logistic": MLP, "vgg16-bn": VGG16, "resnet18": ResNet18}
+    return partial(models[name], shape, classes)
 
 
 class MLP(nn.Module):
@@ -95,6 +97,79 @@ class LeNet5(nn.Module):
         x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
         x = torch.tanh(self.fc1(x.flatten(start_dim=1)))
         scores: Tensor = self.fc3(torch.tanh(self.fc2(x)))
+        return scores
+
+
+class VGG16(nn.Module):
+    """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
+
+    Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), configuration D,
+    in the usual form for small images: five halvings, a mean over what is left, and one linear layer in place of three.
+    Images have at least 32×32 pixels."""
+
+    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(depth):
+                layers += [
+                    nn.Conv2d(channels, width, kernel_size=3, padding=1),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(),
+                ]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
+        return scores
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions with batch normalisation, and a shortcut around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18: 11,173,962 parameters for three channels and 10 classes.
+
+    He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images: a 3×3
+    convolution of stride 1 at the beginning, and no pooling after it."""
+
+    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 64, kernel_size=3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        widths = (64, 64, 128, 256, 512)
+        stages = [(inputs, outputs, 1 if inputs == outputs else 2) for inputs, outputs in pairwise(widths)]
+        blocks = [(ResidualBlock(i, o, stride), ResidualBlock(o, o, 1)) for i, o, stride in stages]
+        self.blocks = nn.Sequential(*(block for stage in blocks for block in stage))
+        self.fc = nn.Linear(512, classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        x = self.blocks(F.relu(self.norm(self.conv(images))))
+        scores: Tensor = self.fc(x.mean(dim=(2, 3)))
         return scores
 
 
