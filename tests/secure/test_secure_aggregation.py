@@ -556,8 +556,15 @@ def test_nodes_that_crash_are_left_out(tmp_path: Path) -> None:
 # --- engines, checkpoints, bytes
 
 
-@pytest.mark.parametrize("drop_outs", ["skip", "recover"])
-@pytest.mark.parametrize("codec", [None, COMMON])
+@pytest.mark.parametrize(
+    ("drop_outs", "codec"),
+    [
+        ("skip", COMMON),
+        ("recover", None),
+        pytest.param("skip", None, marks=pytest.mark.slow),
+        pytest.param("recover", COMMON, marks=pytest.mark.slow),
+    ],
+)
 def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs: str, codec: Any) -> None:
     fields: dict[str, Any] = {
         "secure_aggregation": {"drop_outs": drop_outs},
@@ -575,13 +582,18 @@ def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs
 SLOW = {"name": "per-node", "seconds_per_step": [0.01, 0.01, 0.01, 0.01, 0.01, 0.05]}
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
+CHANGING = {"name": "random-regular", "degree": 2, "every_rounds": 2}
+
+
 @pytest.mark.parametrize(
-    ("drop_outs", "topology"),
+    ("drop_outs", "topology", "engine"),
     [
-        ("skip", "ring"),
-        ("skip", {"name": "random-regular", "degree": 2, "every_rounds": 2}),
-        ("recover", "complete"),
+        ("skip", "ring", "simulate"),
+        ("skip", CHANGING, "simulate"),
+        ("recover", "complete", "simulate"),
+        ("skip", "ring", "processes"),
+        pytest.param("skip", CHANGING, "processes", marks=pytest.mark.slow),
+        pytest.param("recover", "complete", "processes", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_saved(
