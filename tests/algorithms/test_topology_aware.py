@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 import torch
 
 import gossamer
-from gossamer import Experiment, Run
+from gossamer import BadInput, Experiment, Run
 
 
 def played(out: Path, rounds: int = 2, **fields: Any) -> Run:
@@ -41,6 +42,11 @@ def test_the_trained_model_is_evaluated_before_it_is_mixed(tmp_path: Path) -> No
     single = alone.metrics.filter(pl.col("round") == 1, pl.col("node") >= 0).sort("node").select(columns)
     torch.testing.assert_close(torch.tensor(trained), torch.tensor(single.to_numpy()), rtol=1e-5, atol=1e-6)
     assert (first["test_loss"] != first["trained_test_loss"]).all()
+
+
+def test_a_set_that_does_not_exist_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="algorithm.evaluate_trained: 'ood'; accepted: test"):
+        played(tmp_path, algorithm={"name": "topology-aware", "evaluate_trained": ["ood"]})
 
 
 def test_the_others_keep_their_models(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gossamer.runtime.setup import prepare
 from gossamer.secure import masking
 from gossamer.secure.protocol import TAG, SecureAggregation, threshold
 from gossamer.topology import Graph, Topology
+from gossamer.topology.weights import Uniform
 
 NODES = 6
 COMMON = {"name": "random-k", "fraction": 0.3, "support": "common"}
@@ -178,6 +179,26 @@ class Thinning(Topology):
 
     def drawn_at(self, nodes: int, round: int) -> int:
         return min(round, 1)
+
+
+class Ignoring(Uniform):
+    """Weights of which one is zero from the second round on."""
+
+    @property
+    def static(self) -> bool:
+        return False
+
+    def row(self, graph: Graph, rank: int, samples: Any, round: int, rng: Any) -> dict[int, float]:
+        row = super().row(graph, rank, samples, round, rng)
+        return row if round == 0 else {**row, min(row): 0.0}
+
+
+def test_a_node_keeps_its_model_where_a_weight_is_zero_in_a_later_round(tmp_path: Path) -> None:
+    topology = {"name": "complete", "weights": "test_secure_aggregation:Ignoring"}
+    experiment = described(3, algorithm=Mixing(), topology=topology)
+    np.testing.assert_allclose(
+        models(gossamer.run(experiment, tmp_path)), mixed(experiment, 1), atol=NODES * 2.0**-20
+    )
 
 
 def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
@@ -673,11 +694,11 @@ def test_all_of_it_costs_less_than_one_percent_of_the_bytes(tmp_path: Path) -> N
 # --- refusals
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an algorithm": ({"algorithm": {"name": "divshare"}}, "for divshare, which needs more than sums"),
-    "an aggregator": ({"aggregator": "median"}, "with aggregator median"),
-    "a codec": ({"codec": "float16"}, "with codec float16"),
-    "own coordinates": ({"codec": {"name": "random-k", "fraction": 0.1}}, "with codec random-k"),
-    "a chain": ({"codec": [COMMON, "float16"]}, "with codec chain"),
+    "an algorithm": ({"algorithm": {"name": "divshare"}}, "divshare needs more than sums"),
+    "an aggregator": ({"aggregator": "median"}, "aggregator median needs"),
+    "a codec": ({"codec": "float16"}, "codec float16 is not"),
+    "own coordinates": ({"codec": {"name": "random-k", "fraction": 0.1}}, "codec random-k is not"),
+    "a chain": ({"codec": [COMMON, "float16"]}, "codec chain is not"),
     "one sender": ({"topology": {"name": "star"}}, "node 1 has one sender"),
     "no bits left": ({"secure_aggregation": {"fraction_bits": 30}}, "fraction_bits of at most 28"),
     "a weight of zero": (
@@ -685,15 +706,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "nodes": 3,
             "topology": {"name": "complete", "weights": {"name": "given", "path": "given.txt"}},
         },
-        "above 0 for all",
+        "accepted: weights above 0",
     ),
-    "checkpoints by time": ({"checkpoint": {"every_s": 1.0}}, "with checkpoint.every_s"),
+    "checkpoints by time": ({"checkpoint": {"every_s": 1.0}}, "in place of every_s"),
     "a neighbor's model": (
         {
             "faults": [{"name": "join", "nodes": [2], "at_s": 1.0, "start_from": "neighbor"}],
             "gather": {"timeout_s": 1.0, "lost_peer": "skip"},
         },
-        "start from a neighbor",
+        "starts from a neighbor",
     ),
 }
 
@@ -732,6 +753,21 @@ class SendsTwice(Mixing):
         async for r in node.rounds():
             for tag in ("a", "b"):
                 node.broadcast(await node.neighbors(r), Model(node.parameters), tag=tag)
+
+
+class Plain(Mixing):
+    payload: str
+
+    async def run(self, node: Node) -> None:
+        payload = {"vector": node.parameters, "list": [node.model]}[self.payload]
+        async for r in node.rounds():
+            node.broadcast(await node.neighbors(r), payload, tag=r)
+
+
+@pytest.mark.parametrize("payload", ["vector", "list"])
+def test_nothing_but_models_is_sent(tmp_path: Path, payload: str) -> None:
+    with pytest.raises(RunFailed, match=r"node \d sends a (Tensor|list); accepted: a Model, alone"):
+        gossamer.run(described(algorithm=Plain(payload=payload)), tmp_path)
 
 
 def test_a_second_model_in_a_round_is_refused(tmp_path: Path) -> None:

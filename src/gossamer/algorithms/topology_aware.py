@@ -24,7 +24,8 @@ from torch.nn.functional import cosine_similarity
 
 from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
-from gossamer.node import Node
+from gossamer.errors import BadInput
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "topology-aware")
@@ -53,6 +54,12 @@ class TopologyAware(Algorithm):
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     similarity_signed: bool = False
     evaluate_trained: tuple[str, ...] = ()
+
+    def check(self, setting: Setting) -> None:
+        for name in self.evaluate_trained:
+            if name not in setting.evaluation_sets:
+                accepted = ", ".join(setting.evaluation_sets)
+                raise BadInput(f"algorithm.evaluate_trained: {name!r}; accepted: {accepted}")
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

@@ -21,6 +21,7 @@ from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
 from gossamer.randomness import SHARED, generator
+from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
 from gossamer.topology.cyclon import TAG as SAMPLER
 
@@ -272,7 +273,7 @@ class Node:
         runtime = self._runtime
         if not ranks:
             return []
-        if runtime.secure is not None and type(payload) is Model:
+        if runtime.secure is not None and name[:1] != (SECURE,):
             masked = runtime.secure.mask(ranks, payload)
             return [sending for rank, words in masked.items() for sending in self._send((rank,), words, name)]
         if runtime.coder is not None and not exact:

@@ -39,6 +39,7 @@ class Setting:
     optimizer: Optimizer  # takes local steps
     codec: Codec | None  # encodes models; None sends them as they are
     layout: Layout  # the shapes behind the flat vectors
+    evaluation_sets: tuple[str, ...]  # their names, poisons' included
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,7 @@ def draw_graph(
     axes.set_axis_off()
     axes.set_aspect("equal")
     with writing(f"--png {path}"):
-        figure.savefig(path)
+        figure.savefig(path, format="png")
 
 
 # --- curves

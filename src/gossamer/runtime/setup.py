@@ -55,12 +55,13 @@ def prepare(experiment: Experiment) -> Setup:
             f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
-    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout))
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
     task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
+    sets = tuple(task.tests)
+    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -207,8 +208,8 @@ def _check_codec(
         part.check(layout)
         if algorithm.sends_pieces() and part.comes_first:
             raise BadInput(
-                f"codec: {part.name_of()}, which takes whole models, with {name}, which sends pieces of models; accepted:"
-                " codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
+                f"codec: {part.name_of()}, which takes whole models (as do blocks that are tensors), with {name}, which sends"
+                " pieces of models; accepted: codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
             )
         if algorithm.sends_differences and not part.contracts:
             raise BadInput(
@@ -241,30 +242,28 @@ def _check_secure_aggregation(
     """Refuse what does not work with sums of models, and what would show a single one."""
     algorithm, codec, aggregator = experiment.algorithm, experiment.codec, experiment.aggregator
     if not algorithm.sums_suffice:
-        refused = f"for {algorithm.name_of()}, which needs more than sums; accepted: {_able('sums_suffice')}"
+        refused = f"{algorithm.name_of()} needs more than sums; accepted: {_able('sums_suffice')}"
     elif type(aggregator) is not Mean:
-        refused = f"with aggregator {aggregator.name_of()}, which needs single models; accepted: mean"
+        refused = f"aggregator {aggregator.name_of()} needs single models; accepted: mean"
     elif codec is not None and not (codec.sparse and codec.common_support):
         refused = (
-            f"with codec {codec.name_of()}, whose output can't be summed; accepted: null, or random-k or round-robin with"
-            " support: common"
+            f"codec {codec.name_of()} is not one whose values are summed; accepted: null, or random-k or round-robin alone,"
+            " with support: common"
         )
     elif faults.asks_neighbors:
-        refused = (
-            "with faults whose nodes start from a neighbor, which shows them its model; accepted: others"
-        )
+        refused = "a node that starts from a neighbor would get its model; accepted: faults without that"
     elif experiment.checkpoint.every_s is not None:
-        refused = "with checkpoint.every_s: nodes agree anew after the same round; accepted: checkpoint.every_rounds"
+        refused = (
+            "nodes agree anew after a common round; accepted: checkpoint.every_rounds in place of every_s"
+        )
     else:
         for rank in range(experiment.nodes):
             weights = topology.mixing_weights(rank, 0)
             if len(weights) == 1:
-                refused = (
-                    f"and node {rank} has one sender, whose model would be the sum; accepted: two or more"
-                )
+                refused = f"node {rank} has one sender, whose model would be the sum; accepted: two or more"
                 break
             if any(weight <= 0 for weight in weights.values()):
-                refused = f"and node {rank} has the weights {weights}; accepted: above 0 for all, or sums show models"
+                refused = f"node {rank} has the weights {weights}; accepted: weights above 0"
                 break
         else:
             return

@@ -164,12 +164,15 @@ class SecureAggregation:
                 del self._given[to]
 
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
-        """What senders are told: rank, weight and keys of each of them; None if they are too few."""
+        """What senders are told: rank, weight and keys of each of them. None if they are too few, or if one has no weight, so
+        that its absence from the sum would show more of the others."""
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         if len(keys) < LEAST:
             return None
         weights = self._node.mixing_weights(r)
+        if min(weights[rank] for rank in keys) <= 0:
+            return None
         self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
 
@@ -246,9 +249,14 @@ class SecureAggregation:
 
     # --- a model
 
-    def mask(self, receivers: Sequence[int], model: Model) -> dict[int, Tensor]:
+    def mask(self, receivers: Sequence[int], model: Payload) -> dict[int, Tensor]:
         """What is sent to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
-        receiver that has no sum in this round."""
+        receiver that has no sum in this round. ValueError for anything but a model: it would be sent as it is."""
+        if not isinstance(model, Model):
+            found = type(model).__name__
+            raise ValueError(
+                f"secure_aggregation: node {self._node.rank} sends a {found}; accepted: a Model, alone"
+            )
         buffers = model.buffers[self._buffers] if len(model.buffers) else model.buffers
         values = np.concatenate(
             [*(each.numpy(force=True) for each in (self._encoded(model)[0], buffers)), np.zeros(CHECKED)]

@@ -320,6 +320,8 @@ class GraphML(Topology):
             text = self.path.read_text(encoding="utf-8")
             fromstring(text, forbid_dtd=True)  # refuses entities, which networkx would expand
             graph = nx.parse_graphml(text)
-        except (OSError, ValueError, ParseError, DefusedXmlException, nx.NetworkXException) as error:
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{where}: can't be read ({error}); accepted: a GraphML file") from None
+        except (ValueError, ParseError, DefusedXmlException, nx.NetworkXException) as error:
             raise BadInput(f"{where}: {cause(error)}; accepted: GraphML without a DTD") from None
         return Graph.from_networkx(_ranked(graph, nodes, where))

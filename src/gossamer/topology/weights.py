@@ -21,7 +21,7 @@ from gossamer.topology.graph import Graph
 
 Samples = Sequence[int] | None  # number of training samples of each node, if known
 Row = dict[int, float]
-DIRECTED = "on a directed graph; accepted: uniform, data-size, given or null"
+DIRECTED = "on a directed graph; accepted: uniform, data-size, random, centrality, given or null"
 
 
 class Weights(Component):
