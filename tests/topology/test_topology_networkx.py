@@ -176,7 +176,7 @@ EDGES = '<edge source="a" target="b"/><edge source="b" target="a"/>'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "FileNotFoundError"),
+        (None, "can't be read"),
         ("0 1\n", "ParseError"),
         ("<kml/>", "NetworkXError"),
         (
