@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from gossamer.config.registry import Component
@@ -82,6 +83,14 @@ class Algorithm(Component):
     def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
         return tuple(range(nodes))
+
+
+def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], share: float) -> list[int]:
+    """The ranks that take part in a round, at least one, ascending: drawn from a generator that all nodes share, so that
+    each knows them without a message."""
+    count = max(int(share * len(candidates) + 1e-9), 1)  # 2/49 of 49 is 2
+    chosen = node.rng(purpose, r, shared=True).choice(candidates, count, replace=False)
+    return sorted(int(rank) for rank in chosen)
 
 
 def whole_number(value: object, least: int, said: str) -> int:

@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, whole_number
+from gossamer.algorithms.algorithm import Algorithm, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Payload
@@ -165,11 +165,7 @@ class FedAvg(Algorithm):
             node.spawn(self._dismiss(node))
 
     def _clients(self, node: Node, r: int) -> list[int]:
-        # Drawn from a shared generator, so that a client knows without a message that a round passes it by.
-        candidates = self.data_ranks(node.size)
-        count = max(int(self.client_fraction * len(candidates) + 1e-9), 1)  # 2/49 of 49 is 2
-        chosen = node.rng("clients", r, shared=True).choice(candidates, count, replace=False)
-        return sorted(int(rank) for rank in chosen)
+        return participants(node, "clients", r, self.data_ranks(node.size), self.client_fraction)
 
     async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
         began = node.now()

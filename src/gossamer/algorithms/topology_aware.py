@@ -13,7 +13,7 @@ and a new optimizer each round (``optimizer.reset_every_round``).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, participants
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
@@ -63,20 +63,13 @@ class TopologyAware(Algorithm):
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
-            mixing = self._participants(node, r)
+            mixing = participants(node, "participants", r, range(node.size), self.participation)
             receivers = [rank for rank in await node.neighbors(r, "out") if rank in mixing]
             senders = await node.neighbors(r, "in") if node.rank in mixing else ()
             anchors = await self._anchors(node, r, receivers, senders) if self.proximal else []
             if node.rank in mixing:
                 await self._train(node, anchors)
             await self._mix(node, r, receivers, senders)
-
-    def _participants(self, node: Node, r: int) -> Collection[int]:
-        count = max(int(self.participation * node.size + 1e-9), 1)  # 2/49 of 49 is 2
-        if count == node.size:
-            return range(node.size)
-        drawn = node.rng("participants", r, shared=True).choice(node.size, count, replace=False)
-        return {int(rank) for rank in drawn}
 
     async def _anchors(
         self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]

@@ -17,7 +17,7 @@ from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.comparison import Group, Table, interval_text
 from gossamer.results.formatting import NOTHING, is_share, metric_title
 from gossamer.results.run import Run
-from gossamer.results.tidy import all_metrics, confidence
+from gossamer.results.tidy import all_metrics, confidence, mean_over_rounds
 
 COLUMNS: dict[str, Any] = {
     "group": pl.String,
@@ -62,12 +62,11 @@ def by_hops(run: Run, metric: str) -> dict[int, Reach]:
         nodes = max(map(len, curve.values()))
         rounds = np.array([r for r, values in curve.items() if len(values) == nodes])
         means = np.array([fmean(values) for values in curve.values() if len(values) == nodes])
-        widths = np.diff(rounds)
-        area = widths @ (means[1:] + means[:-1]) / 2 / widths.sum() if len(widths) else means[0]
+        area = mean_over_rounds(rounds, means)
         half = (found[0].final if 0 in found else means[-1]) / 2
         arrived = rounds[means >= half]
         late = float(arrived[0]) if len(arrived) else None
-        found[distance] = Reach(nodes, float(area), float(means[-1]), late)
+        found[distance] = Reach(nodes, means[-1] if area is None else area, float(means[-1]), late)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
+from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
@@ -262,10 +263,16 @@ def final(run: Run, name: str) -> Final | None:
     good = table.filter(pl.col("mean").is_finite())
     good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
     best = None if good.is_empty() else Best(good["mean"][0], good["round"][0])
-    rounds, means = table["round"].to_numpy(), table["mean"].to_numpy()
-    widths = np.diff(rounds)
-    area = float(widths @ (means[1:] + means[:-1]) / 2 / widths.sum()) if widths.any() else None
+    area = mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
     return Final(last["mean"], last["std"], last["count"], last["round"], best, area)
+
+
+def mean_over_rounds(
+    rounds: Real[np.ndarray, " points"], values: Real[np.ndarray, " points"]
+) -> float | None:
+    """The area under a curve over rounds, by trapezoids, divided by their number; None for less than two rounds."""
+    widths = np.diff(rounds)
+    return float(widths @ (values[1:] + values[:-1]) / 2 / widths.sum()) if widths.any() else None
 
 
 def _over_the_run(run: Run, name: str) -> Final | None:

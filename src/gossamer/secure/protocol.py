@@ -139,8 +139,9 @@ class SecureAggregation:
                 self._join(to, r, each, b"", None)
             return
         inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
-        secrets = {to: (node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)) for to in outward}
-        pairs = {to: KeyPair(a) for to, (a, _) in secrets.items()} if self._recovers else {}
+        masked = outward if self._recovers else ()
+        secrets = {to: (node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)) for to in masked}
+        pairs = {to: KeyPair(a) for to, (a, _) in secrets.items()}
         public = {to: pairs[to].public if pairs else b"" for to in outward}
         for to in outward:
             node.send(to, [self._key.public, self._signature, public[to]], (TAG, "keys", r))
@@ -164,8 +165,8 @@ class SecureAggregation:
                 del self._given[to]
 
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
-        """What senders are told: rank, weight and keys of each of them. None if they are too few, or if one has no weight, so
-        that its absence from the sum would show more of the others."""
+        """What senders are told: rank, weight and keys of each of them. None if they are too few, or if a weight is 0: then
+        the sum would hide fewer models than it has senders."""
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         if len(keys) < LEAST:
@@ -194,14 +195,14 @@ class SecureAggregation:
         if rows[own][2:] != [self._key.public, self._signature, public]:
             raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")
         bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
-        given = _Given(r, weights[own], bound, sorted(weights), {}, _digest(roster))
+        given = _Given(r, weights[own], bound, sorted(weights), {}, b"" if pair is None else _digest(roster))
         for rank, _, key, signature, other in roster:
             if rank != own:
                 common = self._agree(rank, key, signature)
-                given.sealing[rank] = masking.derive(common, "shares", to, r)
-                given.keys[rank] = masking.derive(
-                    common if pair is None else pair.agree(other), "mask", to, r
-                )
+                if pair is not None:
+                    given.sealing[rank] = masking.derive(common, "shares", to, r)
+                    common = pair.agree(other)
+                given.keys[rank] = masking.derive(common, "mask", to, r)
         self._given[to] = given
         return True
 
