@@ -506,6 +506,15 @@ EXPERIMENTS: dict[str, Settings] = {
         ],
         "stop": {"rounds": 3},
     },
+    "poisoned-by-other-samples": {
+        "task": {"name": "digits", "model": "logistic", "samples": 200},
+        "poison": [
+            {"name": "held-out-class", "label": 3, "at": {"rank": 1}},
+            {"name": "second-task", "task": "digits", "at": {"rank": 2}, "set_name": "other"},
+            {"name": "tint", "factors": [0.5], "at": {"degree_rank": 0}, "set_name": "dim"},
+        ],
+        "stop": {"rounds": 3},
+    },
     # What users bring, and runs that were interrupted.
     "wrapped": {"wrappers": [{"name": "golden_parts:Untouched"}]},
     "unwrapped": {},

@@ -14,8 +14,12 @@ from pydantic import Field
 from gossamer import BadInput, Experiment, Poison, run
 from gossamer.randomness import generator
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import Digits, LabelFlip, Patch
+from gossamer.tasks import Digits, LabelFlip, Patch, Tint, load_task
 from gossamer.tasks.poison import poisoned
+
+
+def load(component):
+    return load_task(component, None, 1)
 
 
 def experiment(poison, **changes) -> Experiment:
@@ -89,9 +93,8 @@ def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_chann
     task = replace(
         Digits().load(None, 1), train=(x, y), tests={"test": (x[:8], y[:8])}, classes=["a", "b", "c", "d"]
     )
-    poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2).settled(
-        task
-    )
+    poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2)
+    poison = poison.settled(task, load)
     found, labels = poison.transform(x.clone(), y, rng)
     assert torch.equal(labels, (y + 1) % 4)
     changed = (found != x).numpy()
@@ -105,7 +108,7 @@ def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_chann
     assert len(places) > 15
     assert len(poison.evaluation_set(x[:8], y[:8])[1]) == 8
     with pytest.raises(BadInput, match="value: .*one for each of 3 channels"):
-        Patch(at={"rank": 0}, value=(1.0, 2.0)).settled(task)
+        Patch(at={"rank": 0}, value=(1.0, 2.0)).settled(task, load)
 
 
 def test_the_target_class_is_in_the_evaluation_set_only_on_demand():
@@ -138,11 +141,81 @@ def test_labels_are_permuted_by_a_rule(permutation):
     assert torch.equal(setup.task.tests["ood"][0], clean.task.test[0])
 
 
+def test_a_tint_scales_what_is_brighter_than_black():
+    rng = np.random.default_rng(5)
+    x, y = torch.from_numpy(rng.random((40, 3, 4, 5), np.float32)) - 0.5, torch.arange(40) % 4
+    task = replace(
+        Digits().load(None, 1), train=(x, y), tests={"test": (x[:8], y[:8])}, classes=["a", "b", "c", "d"]
+    )
+    poison = Tint(at={"rank": 0}, factors=(1.0, 0.0, 0.5)).settled(task, load)
+    red, green, blue = poison.transform(x.clone(), y, rng)[0].numpy().transpose(1, 0, 2, 3)
+    black = x.numpy().min((0, 2, 3))
+    assert np.allclose(red, x[:, 0], atol=1e-6)
+    assert (green == black[1]).all()
+    assert np.allclose(blue - black[2], (x[:, 2].numpy() - black[2]) / 2, atol=1e-6)
+    assert torch.equal(poison.evaluation_set(x[:8], y[:8])[0], poison.transform(x[:8], y[:8], rng)[0])
+    with pytest.raises(BadInput, match="factors: .*one for each of 3 channels"):
+        Tint(at={"rank": 0}, factors=(1.0, 2.0)).settled(task, load)
+
+
+def test_only_the_chosen_node_learns_a_class_that_is_held_out():
+    poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
+    clean, setup = prepare(experiment([])), prepare(experiment([poison]))
+    assert clean.labels is not None
+    assert setup.labels is not None
+    assert (clean.labels[:, 4] > 0).all()
+    count = round(0.3 * len(clean.parts[1]))
+    assert setup.labels[:, 4].tolist() == [0, count, 0, 0, 0]
+    others = [0, 2, 3, 4]
+    assert np.array_equal(np.delete(setup.labels[others], 4, 1), np.delete(clean.labels[others], 4, 1))
+    x, y = (each.numpy() for each in clean.task.train)
+    of_class = {image.tobytes() for image in x[y == 4]}
+    given = setup.task.train[0][setup.parts[1]][setup.task.train[1][setup.parts[1]] == 4].numpy()
+    assert {image.tobytes() for image in given} <= of_class
+    assert set(setup.task.tests["ood"][1].tolist()) == {4}
+    assert len(setup.task.tests["ood"][1]) == int((clean.task.test[1] == 4).sum())
+
+
+def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
+    poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
+    graph = {"name": "edge-list", "path": "graph.txt", "weights": "data-size"}
+    setup = prepare(experiment([poison], topology=graph))
+    n = [len(part) for part in setup.parts]
+    assert setup.topology.mixing_weights(0, 0) == {1: n[1] / (n[0] + n[1])}
+
+
+def test_samples_of_a_second_task_replace_some_of_a_node(tmp_path):
+    poison = {"name": "second-task", "task": f"{__name__}:stripes", "share": 0.5, "at": {"rank": 3}}
+    clean, setup = prepare(experiment([])), prepare(experiment([poison]))
+    part, count = setup.parts[3], round(0.5 * len(setup.parts[3]))
+    striped = (setup.task.train[0] == stripes().train[0][0]).flatten(1).all(1).numpy()
+    assert striped.sum() == striped[part].sum() == count
+    assert set(setup.task.train[1][torch.from_numpy(striped)].tolist()) <= {1, 2}
+    assert torch.equal(setup.task.train[0][~striped], clean.task.train[0][~striped])
+    assert torch.equal(setup.task.tests["ood"][0], stripes().test[0])
+    again = Experiment.parse(experiment([poison]).to_yaml())
+    assert again.poison == experiment([poison]).poison
+
+
+def stripes():
+    """Ten images with stripes, of two classes."""
+    x = torch.zeros(10, 1, 8, 8)
+    x[..., ::2] = 1.0
+    y = 1 + torch.arange(10) % 2
+    return replace(Digits().load(None, 1), train=(x, y), tests={"test": (x[:4], y[:4])})
+
+
+def many():
+    """A task with more classes than the digits."""
+    x, y = torch.zeros(12, 1, 8, 8), torch.arange(12)
+    pair = (x, y)
+    return replace(Digits().load(None, 1), train=pair, tests={"test": pair}, classes=list("abcdefghijkl"))
+
+
 def test_label_flips_are_symmetric_and_change_no_input():
     task = Digits().load(None, 1)
-    noisy, _ = poisoned(
-        task, [np.arange(task.samples)], [LabelFlip(share=0.6, at={"rank": 0})], nx.Graph, seed=3
-    )
+    flip = LabelFlip(share=0.6, at={"rank": 0})
+    noisy, _, _ = poisoned(task, [np.arange(task.samples)], [flip], nx.Graph, 3, load)
     assert torch.equal(noisy.train[0], task.train[0])
     flipped = (noisy.train[1] != task.train[1]).numpy()
     assert flipped.sum() == round(0.6 * task.samples)
@@ -238,6 +311,18 @@ def test_a_poison_of_the_user():
             [{"name": "permute-labels", "permutation": [0, 1], "at": {"rank": 0}}],
             r"poison.0 'permute-labels': permutation: \[0, 1\]; accepted: an order of 0 to 9",
         ),
+        (
+            [{"name": "held-out-class", "label": 10, "at": {"rank": 0}}],
+            "poison.0 'held-out-class': label: 10; accepted: 0 to 9",
+        ),
+        (
+            [{"name": "second-task", "task": "least-squares", "at": {"rank": 0}}],
+            r"poison.0 'second-task': task: inputs .*; accepted: torch.float32 of shape \[1, 8, 8\]",
+        ),
+        (
+            [{"name": "second-task", "task": f"{__name__}:many", "at": {"rank": 0}}],
+            "poison.0 'second-task': task: 12 classes; accepted: at most 10",
+        ),
         ([patch(size=9)], "poison.0 'patch': size: 9; accepted: at most 8 pixels"),
         ([patch(), patch()], "poison.1 'patch': set_name: 'ood' is taken; accepted: another name"),
         ([patch(set_name="train")], "poison.0 'patch': task.tests: got a set named 'train'"),
@@ -291,8 +376,7 @@ def test_a_node_without_samples_and_a_sampled_topology_are_refused():
 
 def test_the_value_of_a_patch_may_be_given():
     task = Digits().load(None, 1)
-    found, _ = poisoned(
-        task, [np.arange(10)], [Patch(share=1.0, at={"rank": 0}, value=0.5)], nx.Graph, seed=1
-    )
+    patch = Patch(share=1.0, at={"rank": 0}, value=0.5)
+    found, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
     assert (found.train[0][:10, :, -3:, -3:] == 0.5).all()
     assert torch.equal(found.train[0][10:], task.train[0][10:])

@@ -47,6 +47,14 @@ def prepare(experiment: Experiment) -> Setup:
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
         parts[rank] = part
+    task, parts, reached = poisoned(
+        task,
+        parts,
+        experiment.poison,
+        lambda: _first_graph(TopologySchedule(experiment.topology, nodes, seed)),
+        seed,
+        lambda other: load_task(other, experiment.data_root, seed),
+    )
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
     topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
@@ -59,7 +67,6 @@ def prepare(experiment: Experiment) -> Setup:
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
-    task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
     _check_metric(experiment, task)

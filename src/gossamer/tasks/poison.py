@@ -10,23 +10,24 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Int
-from pydantic import Field, PositiveInt, model_validator
+from jaxtyping import Bool, Int
+from pydantic import Field, PositiveInt, PrivateAttr, model_validator
 from torch import Tensor
 
 from gossamer.config import Section
-from gossamer.config.registry import Component, register
+from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
 from gossamer.tasks.partition import Parts
 from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
+Load = Callable[[Component], Task]  # gives the task of a component of kind "task"
 
 
 class Hops(Section):
@@ -83,13 +84,16 @@ def _nth(field: str, place: int, measure: Mapping[int, float]) -> int:
 class Poison(Component):
     """Base of the components of kind ``poison``; a new one defines :meth:`transform`."""
 
+    _has_state: ClassVar[bool] = True  # for what settled() takes from a task
+
     # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     at: Selector  # which nodes are poisoned
     set_name: str = "ood"  # what the evaluation set is called that the poison adds, if it adds one
 
-    def settled(self, task: Task) -> Poison:
-        """The same poison, with what it takes from the task filled in; raises BadInput where it does not fit the task."""
+    def settled(self, task: Task, load: Load) -> Poison:
+        """The same poison, with what it takes from the task filled in; ``load`` loads another task. A BadInput refuses a task
+        that it does not fit."""
         return self
 
     @abstractmethod
@@ -100,6 +104,10 @@ class Poison(Component):
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair | None:
         """Samples that show whether a model has learned the poison, made from those of the evaluation set ``test``
         (which must not be changed); None adds no evaluation set."""
+        return None
+
+    def withheld(self, targets: Tensor) -> Bool[Tensor, " samples"] | None:
+        """Which training samples, by their targets, no node keeps but those that the poison gives; None is no sample."""
         return None
 
 
@@ -128,7 +136,7 @@ class Patch(Poison):
     include_target: bool = False  # whether test images of the target class are in the evaluation set
     classes: int | None = None  # number of classes; None is the task's
 
-    def settled(self, task: Task) -> Poison:
+    def settled(self, task: Task, load: Load) -> Poison:
         _check_images(task)
         inputs, classes = task.train[0], class_count(task)
         if self.size > min(inputs.shape[2:]):
@@ -168,7 +176,7 @@ class Rotate(Poison):
 
     quarter_turns: Literal[1, 2, 3] = 1  # anticlockwise
 
-    def settled(self, task: Task) -> Poison:
+    def settled(self, task: Task, load: Load) -> Poison:
         _check_images(task)
         height, width = task.train[0].shape[2:]
         if height != width and self.quarter_turns != 2:
@@ -182,13 +190,97 @@ class Rotate(Poison):
         return inputs.rot90(self.quarter_turns, (2, 3)), targets
 
 
+@register("poison", "tint")
+class Tint(Poison):
+    """Coloured images, with their labels. The evaluation set is the coloured test set."""
+
+    # Of each channel's brightness, how much stays: 0 leaves the darkest value of its training images. The default is red.
+    factors: tuple[Annotated[float, Field(ge=0)], ...] = (1.0, 0.0, 0.0)
+    _black: Tensor = PrivateAttr()
+
+    def settled(self, task: Task, load: Load) -> Poison:
+        _check_images(task)
+        inputs, poison = task.train[0], self.model_copy()
+        if len(self.factors) != inputs.shape[1]:
+            raise BadInput(
+                f"factors: {list(self.factors)}; accepted: one for each of {inputs.shape[1]} channels"
+            )
+        poison._black = inputs.amin((0, 2, 3)).view(-1, 1, 1)
+        return poison
+
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        factors = torch.tensor(self.factors, dtype=inputs.dtype).view(-1, 1, 1)
+        return self._black + factors * (inputs - self._black), targets
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return self.transform(inputs, targets, np.random.default_rng(0))
+
+
+class Replacement(Poison):
+    """Base of poisons that replace samples by others, which the other nodes do not have."""
+
+    _samples: Pair = PrivateAttr()  # the others
+
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        count, most = len(inputs), len(self._samples[0])
+        chosen = torch.from_numpy(rng.choice(most, count, replace=count > most))
+        return self._samples[0][chosen], self._samples[1][chosen]
+
+
+@register("poison", "held-out-class")
+class HeldOutClass(Replacement):
+    """A class that only the chosen nodes know: it replaces a share of their samples, and no other sample of it is trained on.
+    The evaluation set are the test images of the class; ``test`` has all classes."""
+
+    label: Rank = 0
+
+    def settled(self, task: Task, load: Load) -> Poison:
+        if self.label >= class_count(task):
+            raise BadInput(f"label: {self.label}; accepted: 0 to {class_count(task) - 1}")
+        (inputs, targets), poison = task.train, self.model_copy()
+        of_class = targets == self.label
+        if not of_class.any() or not (task.test[1] == self.label).any():
+            raise BadInput(f"label: {self.label}, of which the task has no sample; accepted: another class")
+        poison._samples = inputs[of_class], targets[of_class]
+        return poison
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return inputs[targets == self.label], targets[targets == self.label]
+
+    def withheld(self, targets: Tensor) -> Bool[Tensor, " samples"]:
+        return targets == self.label
+
+
+@register("poison", "second-task")
+class SecondTask(Replacement):
+    """Samples of another data set, with their labels. The evaluation set is the test set of that data set."""
+
+    # A task whose inputs have the same shape, and that has no more classes, such as fashion-mnist beside mnist.
+    task: Annotated[Component, ComponentField("task", "poison.task")]
+    _test: Pair = PrivateAttr()
+
+    def settled(self, task: Task, load: Load) -> Poison:
+        other, poison = load(self.task), self.model_copy()
+        for name, found, wanted in zip(("inputs", "targets"), other.train, task.train, strict=True):
+            if (found.dtype, *found.shape[1:]) != (wanted.dtype, *wanted.shape[1:]):
+                said = f"{name} {found.dtype} of shape {list(found.shape[1:])} a sample"
+                raise BadInput(f"task: {said}; accepted: {wanted.dtype} of shape {list(wanted.shape[1:])}")
+        if task.labels() is not None and class_count(other) > class_count(task):
+            raise BadInput(f"task: {class_count(other)} classes; accepted: at most {class_count(task)}")
+        poison._samples, poison._test = other.train, other.test
+        return poison
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return self._test
+
+
 @register("poison", "permute-labels")
 class PermuteLabels(Poison):
     """Other labels by a rule: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
 
-    def settled(self, task: Task) -> Poison:
+    def settled(self, task: Task, load: Load) -> Poison:
         classes = class_count(task)
         found = self.permutation or (*range(1, classes), 0)
         if sorted(found) != list(range(classes)):
@@ -208,7 +300,7 @@ class LabelFlip(Poison):
 
     classes: Annotated[int, Field(ge=2)] | None = None  # number of classes; None is the task's
 
-    def settled(self, task: Task) -> Poison:
+    def settled(self, task: Task, load: Load) -> Poison:
         found = class_count(task)
         classes = found if self.classes is None else self.classes
         if classes != found and (task.classes is not None or classes < found):
@@ -223,19 +315,26 @@ class LabelFlip(Poison):
 
 
 def poisoned(
-    task: Task, parts: Parts, poisons: Sequence[Poison], graph: Callable[[], nx.Graph[int]], seed: int
-) -> tuple[Task, list[list[int]]]:
-    """A new task with the data and the evaluation sets of some poisons, one after the other, and the ranks that each poison
-    reaches. ``parts`` are the indices of each node's training samples; ``graph`` gives the graph of the first round. A
-    BadInput refuses a poison that does not fit the task or the graph, or that fails."""
+    task: Task,
+    parts: Parts,
+    poisons: Sequence[Poison],
+    graph: Callable[[], nx.Graph[int]],
+    seed: int,
+    load: Load,
+) -> tuple[Task, Parts, list[list[int]]]:
+    """A new task with the data and the evaluation sets of some poisons, one after the other, the new indices of each node's
+    training samples, and the ranks that each poison reaches. ``graph`` gives the graph of the first round. A BadInput refuses
+    a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
-        return task, []
+        return task, parts, []
     inputs, targets = (tensor.clone() for tensor in task.train)
-    tests, reached = dict(task.tests), []
+    tests, parts, reached = dict(task.tests), list(parts), []
     for number, given in enumerate(poisons):
         with _naming(number, given):
-            poison = given.settled(task)
+            poison = given.settled(task, load)
             reached.append(poison.at.select(len(parts), graph))
+            withheld = poison.withheld(targets)
+            kept = np.ones(len(targets), bool) if withheld is None else ~withheld.numpy()
             for rank in reached[-1]:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
@@ -248,12 +347,17 @@ def poisoned(
                     if found != wanted:
                         raise BadInput(f"transform gave {name} {found}; accepted: {wanted}")
                     whole[chosen] = values
+                kept[chosen] = True
+            for rank, part in enumerate(parts):
+                parts[rank] = part[kept[part]]
+                if len(part) and not len(parts[rank]):
+                    raise BadInput(f"node {rank} keeps no training sample; accepted: another partition")
             if (pair := poison.evaluation_set(*task.test)) is not None:
                 if poison.set_name in tests:
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
                 tests[poison.set_name] = pair
             task = replace(task, tests=tests)
-    return replace(task, train=(inputs, targets)), reached
+    return replace(task, train=(inputs, targets)), parts, reached
 
 
 @contextmanager
