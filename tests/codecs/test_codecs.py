@@ -593,6 +593,8 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "d2"},
     {"name": "qg-momentum"},
     {"name": "topology-aware", "proximal": 0.1},
+    {"name": "gossiped-centrality"},
+    {"name": "influence-corrected"},
     {"name": "sgp"},
     {"name": "fedavg"},
     {"name": "ad-psgd"},

@@ -88,6 +88,41 @@ def topology_aware(
     return X
 
 
+def gossiped_centrality(
+    learners: Sequence[Learner],
+    X: Array,
+    rounds: int,
+    A: Array,
+    measure: str,
+    temperature: float | None = None,
+    damping: float = 0.85,
+) -> Array:
+    """One step, then mixing by a score of the closed neighbourhood: the degree, or the PageRank as r steps found it."""
+    n, degrees = len(A), A.sum(1)
+    p = np.full(n, 1 / n)
+    for _ in range(rounds):
+        stepped = np.stack([learner.descend(x, 1) for learner, x in zip(learners, X, strict=True)])
+        scores = degrees / (n - 1) if measure == "degree" else p
+        shares = scores if temperature is None else np.exp(scores / temperature)
+        C = (A + np.eye(n)) * shares
+        X = C / C.sum(1, keepdims=True) @ stepped
+        p = (1 - damping) / n + damping * A @ (p / degrees)
+    return X
+
+
+def influence_corrected(
+    learners: Sequence[Learner], X: Array, rounds: int, W: Array, steps: int = 1, most: float = 10.0
+) -> Array:
+    """X <- W (X + D (stepped - X)), with D the reciprocals of n times the diagonal of W^r."""
+    power = np.eye(len(W))
+    for _ in range(rounds):
+        stepped = np.stack([learner.descend(x, steps) for learner, x in zip(learners, X, strict=True)])
+        factors = np.minimum(1 / (len(W) * power.diagonal()), most)
+        X = W @ (X + factors[:, None] * (stepped - X))
+        power = W @ power
+    return X
+
+
 def epidemic(
     learners: Sequence[Learner],
     X: Array,

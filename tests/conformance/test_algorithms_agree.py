@@ -210,6 +210,30 @@ CASES = [
         ),
         topology(weights="uniform"),
     ),
+    Case(
+        "gossiped-pagerank",
+        {"name": "gossiped-centrality"},
+        matrices(reference.gossiped_centrality, A, "pagerank"),
+        processes={},
+    ),
+    Case(
+        "gossiped-degree",
+        {"name": "gossiped-centrality", "measure": "degree", "temperature": 0.3},
+        matrices(reference.gossiped_centrality, A, "degree", temperature=0.3),
+    ),
+    Case(
+        "influence-corrected",
+        {"name": "influence-corrected", "local_epochs": 2},
+        matrices(reference.influence_corrected, UNIFORM, steps=2),
+        topology(weights="uniform"),
+        processes={},
+    ),
+    Case(
+        "influence-corrected-most",
+        {"name": "influence-corrected", "most": 1.0},
+        matrices(reference.influence_corrected, UNIFORM, most=1.0),
+        topology(weights="uniform"),
+    ),
     Case("epidemic-oracle", {"name": "epidemic-oracle", "degree": 2}, spread(), processes={}),
     Case(
         "epidemic-oracle-steps-momentum",

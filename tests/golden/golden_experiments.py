@@ -488,6 +488,16 @@ EXPERIMENTS: dict[str, Settings] = {
         "initial": "independent",
         "optimizer": {"name": "adam", "lr": 0.01, "reset_every_round": True},
     },
+    "gossiped-centrality": {
+        "algorithm": "gossiped-centrality",
+        "aggregator": "deviation-mean",
+        "network": {**SLOW_LINKS, "loss": 0.05},
+        "gather": {"timeout_s": 0.05},
+    },
+    "influence-corrected": {
+        "algorithm": "influence-corrected",
+        "topology": {"name": "barabasi-albert", "m": 2, "weights": {"name": "centrality"}},
+    },
     "secure-once": {"algorithm": "qg-momentum", "secure_aggregation": {}},
     "ad-psgd-quantize": {
         "algorithm": "ad-psgd",
@@ -588,6 +598,7 @@ SYNCHRONOUS: list[str] = [
     "wrapped",
     "secure-once",
     "topology-aware",
+    "influence-corrected",
 ]
 """Experiments that come to the same bits as real processes."""
 

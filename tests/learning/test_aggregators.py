@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossamer import BadInput, Experiment
 from gossamer.config.registry import build
-from gossamer.learning import Aggregator, CoordinateMean, Krum, Mean, Median, TrimmedMean
+from gossamer.learning import Aggregator, CoordinateMean, DeviationMean, Krum, Mean, Median, TrimmedMean
 from gossamer.learning.mixing import Mix, combine
 from gossamer.messages.tags import Model, Part
 from gossamer.runtime.setup import prepare
@@ -59,6 +59,23 @@ def test_the_mean_is_weighted(models: list[list[int]], data: Any) -> None:
     weights = data.draw(st.lists(st.floats(0, 1, width=16), min_size=len(models), max_size=len(models)))
     expected = np.array(weights) @ np.array(models, dtype=float)
     np.testing.assert_allclose(aggregated(Mean(), models, weights), expected, atol=1e-4)
+
+
+@given(Vectors, st.sampled_from([0.0, 1.0, 2.0, 3.5]), st.data())
+def test_the_deviation_mean_weighs_values_by_their_distance_from_the_mean(
+    models: list[list[int]], power: float, data: Any
+) -> None:
+    drawn = data.draw(st.lists(st.integers(1, 9), min_size=len(models), max_size=len(models)))
+    weights = [each / sum(drawn) for each in drawn]
+    found = aggregated(DeviationMean(power=power), models, weights)
+    for column, value in zip(np.array(models, dtype=float).T, found, strict=True):
+        mean = np.dot(weights, column)
+        pulls = weights * np.abs(column - mean) ** power
+        expected = np.average(column, weights=pulls) if np.ptp(column) else column[0]
+        assert value == pytest.approx(expected, abs=1e-3)
+        assert column.min() - 1e-4 <= value <= column.max() + 1e-4
+    if power == 0:
+        np.testing.assert_allclose(found, np.array(weights) @ np.array(models, dtype=float), atol=1e-4)
 
 
 @given(Vectors)
@@ -141,7 +158,16 @@ def test_buffers_are_aggregated_beside_the_parameters() -> None:
     models = [Model(torch.tensor([float(k), 0.0]), torch.tensor([10.0 * k])) for k in (1, 5, 2)]
     found = mixed(Median(), models[0], {1: models[1], 2: models[2]}, {1: 0.3, 2: 0.3})
     assert (found.parameters.tolist(), found.buffers.tolist()) == ([2.0, 0.0], [20.0])
-    # Krum's buffers are those of the chosen model.
+    # Parameters of 1, 6 and 2 deviate by -2, 3 and -1 from their mean 3; buffers are averaged.
+    models[1] = Model(torch.tensor([6.0, 0.0]), torch.tensor([50.0]))
+    third = {1: 1 / 3, 2: 1 / 3}
+    found = mixed(DeviationMean(power=1.0), models[0], {1: models[1], 2: models[2]}, third)
+    torch.testing.assert_close(found.parameters, torch.tensor([3 + (9 - 4 - 1) / 6, 0.0]))
+    torch.testing.assert_close(found.buffers, torch.tensor([80 / 3]))
+
+
+def test_krums_buffers_are_those_of_the_chosen_model() -> None:
+    models = [Model(torch.tensor([float(k), 0.0]), torch.tensor([10.0 * k])) for k in (1, 5, 2)]
     found = mixed(Krum(byzantine=0), models[0], {1: models[1], 2: models[2]}, {1: 0.3, 2: 0.3})
     assert (found.parameters.tolist(), found.buffers.tolist()) == ([1.0, 0.0], [10.0])
 

@@ -8,6 +8,8 @@ from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.algorithms.divshare import ADPSGDArtifact, DivShare, SwiftArtifact
 from gossamer.algorithms.epidemic import EpidemicLocal, EpidemicOracle
 from gossamer.algorithms.gossip_learning import GossipLearning
+from gossamer.algorithms.gossiped_centrality import GossipedCentrality
+from gossamer.algorithms.influence_corrected import InfluenceCorrected
 from gossamer.algorithms.powergossip import PowerGossip
 from gossamer.algorithms.reference import AllReduce, Centralized, FedAvg, Local
 from gossamer.algorithms.relay_sum import RelaySum
@@ -17,13 +19,5 @@ from gossamer.algorithms.topology_aware import TopologyAware
 
 __all__ = ["ADPSGD", "BEER", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
 __all__ += ["ChocoSGD", "DeepSqueeze", "DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg"]
-__all__ += [
-    "SGP",
-    "GossipLearning",
-    "GradientTracking",
-    "Local",
-    "PowerGossip",
-    "QuasiGlobalMomentum",
-    "RelaySum",
-]
-__all__ += ["Swift", "SwiftArtifact", "TopologyAware"]
+__all__ += ["SGP", "GossipLearning", "GossipedCentrality", "GradientTracking", "InfluenceCorrected", "Local"]
+__all__ += ["PowerGossip", "QuasiGlobalMomentum", "RelaySum", "Swift", "SwiftArtifact", "TopologyAware"]

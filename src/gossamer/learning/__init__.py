@@ -1,8 +1,16 @@
 """Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
-from gossamer.learning.aggregators import Aggregator, CoordinateMean, Krum, Mean, Median, TrimmedMean
+from gossamer.learning.aggregators import (
+    Aggregator,
+    CoordinateMean,
+    DeviationMean,
+    Krum,
+    Mean,
+    Median,
+    TrimmedMean,
+)
 from gossamer.learning.learning_rate import LearningRateSchedule
 from gossamer.learning.optimizer import SGD, Optimizer
 
-__all__ = ["SGD", "Aggregator", "CoordinateMean", "Krum", "LearningRateSchedule", "Mean", "Median"]
-__all__ += ["Optimizer", "TrimmedMean"]
+__all__ = ["SGD", "Aggregator", "CoordinateMean", "DeviationMean", "Krum", "LearningRateSchedule", "Mean"]
+__all__ += ["Median", "Optimizer", "TrimmedMean"]

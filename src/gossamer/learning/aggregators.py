@@ -89,6 +89,43 @@ class Mean(Aggregator):
         return mixed
 
 
+@register("aggregator", "deviation-mean")
+class DeviationMean(Aggregator):
+    """Per coordinate, a mean in which a value counts more the farther it is from the weighted mean m, so that what few nodes
+    know does not drown in the others' noise. With d_j = x_j - m over the closed neighbourhood and a power q:
+
+        x_i <- m + sum_j w_j |d_j|^q d_j / sum_j w_j |d_j|^q
+
+    A power of 0 is the mean; the higher it is, the more the farthest value decides, as in the merging of models by largest
+    magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the largest value. It is the
+    opposite of robust: a single attacker has more influence than by the mean. Buffers are averaged. Gossamer's own; see
+    docs/reproductions/topology-aware.md."""
+
+    power: float = Field(default=2.0, ge=0)
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        shares = torch.tensor([self_weight, *weights], dtype=own.dtype)[:, None]
+        models = torch.stack([own, *vectors])
+        mean = (shares * models).sum(0)
+        away = models - mean
+        pulls = shares * away.abs().pow(self.power)
+        total = pulls.sum(0)
+        # Equal values have no deviation to weigh them by.
+        return torch.where(total > 0, mean + (pulls * away).sum(0) / total, mean)
+
+    def aggregate_models(
+        self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
+    ) -> Model:
+        parameters = [model.parameters for model in models]
+        buffers = [model.buffers for model in models]
+        return Model(
+            self.aggregate(own.parameters, parameters, weights, self_weight),
+            Mean().aggregate(own.buffers, buffers, weights, self_weight),
+        )
+
+
 class _Unweighted(Aggregator):
     """Base of the aggregators that count every model once. A subclass implements :meth:`_aggregate`."""
 

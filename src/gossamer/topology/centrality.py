@@ -106,20 +106,28 @@ class ScoreWeights(Weights):
         """Scores from 0 on of a node and its in-neighbours, at least."""
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
-        closed = sorted((rank, *graph.neighbors(rank, "in")))
         scores = self.scores(graph, rank, rng)
-        if self.temperature is None:
-            shares = {j: scores[j] for j in closed}
-        else:
-            factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
-            exponents = {j: factor * scores[j] / self.temperature for j in closed}
-            largest = max(exponents.values())
-            shares = {j: math.exp(each - largest) for j, each in exponents.items()}
-        total = math.fsum(shares.values())
-        if total == 0 and len(closed) > 1:
+        factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
+        closed = {j: scores[j] for j in sorted((rank, *graph.neighbors(rank, "in")))}
+        found = shares(closed, self.temperature, factor)
+        if len(closed) > 1 and not any(found.values()):
             problem = f"null, with scores of 0 around node {rank}; accepted: a number above 0"
             raise BadInput(f"topology.weights.temperature: {problem}")
-        return {j: shares[j] / total for j in closed if j != rank}
+        del found[rank]
+        return found
+
+
+def shares(scores: Mapping[int, float], temperature: float | None, factor: float = 1.0) -> dict[int, float]:
+    """Weights that sum to 1: the softmax of ``factor`` * scores / temperature, or without a temperature in proportion to the
+    scores (all 0 if these are)."""
+    if temperature is None:
+        found = dict(scores)
+    else:
+        exponents = {j: factor * score / temperature for j, score in scores.items()}
+        largest = max(exponents.values())
+        found = {j: math.exp(each - largest) for j, each in exponents.items()}
+    total = math.fsum(found.values()) or 1.0
+    return {j: each / total for j, each in found.items()}
 
 
 @register("weights", "random")

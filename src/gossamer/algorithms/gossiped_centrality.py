@@ -1,0 +1,68 @@
+"""Topology-aware mixing without knowledge of the graph: nodes compute their centralities by gossip, while they train.
+
+The weights are those of Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv
+2505.11760: over the closed neighbourhood of i, with scores s and a temperature,
+
+    x_i <- sum_j C_ij x_j,   C_ij = exp(s_j / temperature) / sum_k exp(s_k / temperature)
+
+A node sends its score and its degree with its model. The degree needs no more than that. PageRank (Brin & Page, 1998) is the
+limit of a power iteration, of which nodes take one step a round, with in-neighbours j that have d_j out-neighbours:
+
+    p_i <- (1 - damping) / n + damping * sum_j p_j / d_j
+
+Each step brings it nearer to its limit by the factor ``damping``, so a changing graph is followed. The last score that came
+stands in for a lost one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.registry import register
+from gossamer.node import Node
+from gossamer.topology.centrality import shares
+
+
+@register("algorithm", "gossiped-centrality")
+class GossipedCentrality(Algorithm):
+    """Training by epochs, and mixing by centralities that nodes learn from their neighbours, not by ``topology.weights``. The
+    column ``score`` has them.
+
+    Args:
+        local_epochs: passes over a node's samples a round.
+        measure: "degree" is the share of all other nodes that are neighbours, "pagerank" the probability to be there.
+        temperature: of the softmax; null takes weights in proportion to the scores. (A PageRank is about 1 / n.)
+        damping: of PageRank, the chance to follow a link."""
+
+    mixes_models: ClassVar[bool] = True
+    local_epochs: int = Field(default=1, ge=1)
+    measure: Literal["degree", "pagerank"] = "pagerank"
+    temperature: float | None = Field(default=None, gt=0)
+    damping: float = Field(default=0.85, gt=0, lt=1)
+
+    async def run(self, node: Node) -> None:
+        node.state.setdefault("score", 1 / node.size)
+        heard = node.state.setdefault("heard", {})  # rank -> the newest score and degree
+        async for r in node.rounds():
+            await node.train(self.local_epochs * node.steps_per_epoch)
+            receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
+            if self.measure == "degree":
+                node.state["score"] = len({*receivers, *senders}) / max(node.size - 1, 1)
+            own, degree = node.state["score"], len(receivers)
+            node.record(score=own)
+            node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
+            inbox = await node.gather(senders, tag=r)
+            heard.update({rank: (each["score"], each["degree"]) for rank, each in inbox.items()})
+            if inbox:
+                weights = shares(
+                    {node.rank: own, **{rank: heard[rank][0] for rank in inbox}}, self.temperature
+                )
+                self_weight = weights.pop(node.rank)
+                models = {rank: each["model"] for rank, each in inbox.items()}
+                await node.mix(models, weights, self_weight=self_weight)
+            if self.measure == "pagerank":
+                followed = sum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
+                node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
