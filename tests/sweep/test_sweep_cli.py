@@ -12,6 +12,7 @@ import yaml
 from sweeps import HERE, TINY
 
 from command_line import Cli
+from gossamer import load_run
 
 SWEEP = {
     "name": "tiny",
@@ -119,13 +120,21 @@ def test_json_is_one_object(cli: Cli) -> None:
 def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
-    assert out.splitlines() == ["slow", "fast", "2 cells, seeds 1, 2: 4 runs"]
+    assert out.splitlines()[:3] == ["slow", "fast", "2 cells, seeds 1, 2: 4 experiments, 4 runs"]
+    assert out.splitlines()[3].startswith("none is done")
     assert (
         cli("sweep", "sweep.yaml", "--dry-run", "--set", "seeds=[5]")[1]
         .splitlines()[2]
         .startswith("2 cells, seed 5")
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_path: Path) -> None:
+    assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
+    said = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[3]
+    walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
+    assert said.startswith(f"2 are done, in {sum(walls) / 2:.1f} s on average; 2 are left: ")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,43 @@ def test_the_grid_overrides_the_cell(tmp_path: Path) -> None:
     )
 
 
+def test_parameters_of_a_cell_reach_components_of_the_grid(tmp_path: Path) -> None:
+    cells = {"a": {"topology.weights": "uniform"}, "b": {"topology.name": "complete"}}
+    graphs = [{"name": "random-regular", "degree": 3}, "ring"]
+    found = [
+        each.experiment.topology for each in sweep(tmp_path, cells=cells, grid={"topology": graphs}).planned
+    ]
+    assert [each.name_of() for each in found] == ["random-regular", "ring", "complete", "complete"]
+    assert [each.weights is None for each in found] == [False, False, True, True]
+
+
+def test_an_axis_that_is_no_field_names_groups_of_overrides(tmp_path: Path) -> None:
+    graphs = {"small": {"nodes": 4, "topology": "ring"}, "large": {"nodes": 6, "topology.name": "complete"}}
+    found = sweep(
+        tmp_path, cells={"a": {"batch_size": 2}}, grid={"graph": graphs, "optimizer.lr": [0.1, 0.2]}
+    )
+    assert names(found) == [f"a, graph={g}, optimizer.lr={lr}" for g in graphs for lr in (0.1, 0.2)]
+    said = [(each.experiment.nodes, each.experiment.topology.name_of()) for each in found.planned[::2]]
+    assert said == [(4, "ring"), (6, "complete")]
+    assert found.planned[0].experiment.batch_size == 2
+    for values in (["ring"], {"x": 3}):
+        with pytest.raises(BadInput, match="graph"):
+            sweep(tmp_path, grid={"graph": values})
+    with pytest.raises(BadInput, match=r"grid\.graph: got 'seed'"):
+        sweep(tmp_path, grid={"graph": {"x": {"seed": 3}}})
+
+
+def test_an_entry_of_a_list_is_set_by_its_number(tmp_path: Path) -> None:
+    flip = {"name": "label-flip", "at": {"rank": 0}}
+    base = {"poison": [flip, flip]}
+    found = sweep(tmp_path, base=base, grid={"poison.1.at.rank": [1, 2]}).planned
+    assert [[each.at.rank for each in one.experiment.poison] for one in found] == [[0, 1], [0, 2]]
+    with pytest.raises(BadInput, match=r"poison\.2; accepted: an entry from 0 to 1"):
+        sweep(tmp_path, base=base, grid={"poison.2.at.rank": [1]})
+    with pytest.raises(BadInput, match=r"poison is .*, which has no fields"):
+        sweep(tmp_path, base=base, grid={"poison.share": [1]})
+
+
 def given(*assignments: str, **fields: Any) -> Sweep:
     """A sweep that is given assignments on the command line."""
     return Sweep.of({"name": "s", "base": {**TINY, "name": "base"}, **fields}, overrides=assignments)
@@ -394,7 +431,7 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
             BadInput, match=rf"^cell .*: --set {assignment.partition('=')[0]}: overridden by "
         ):
             Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
-    assert len(found.planned) == 3 * 3 * 2 * 2
+    assert len(found.planned) == 3 * 3 * 2 * 2 * 2
     assert "epidemic, topology.degree=3, network=far" in names(found)
 
 

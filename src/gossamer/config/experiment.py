@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -403,21 +404,29 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
     """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses
-    another component. ``said`` is the origin of the assignment, for messages. The defaults of ``model`` stand for
-    components that the file leaves out. A path through something that has no fields is bad input."""
+    another component, and a number is an entry of a list, ``"a.0.b"``. ``said`` is the origin of the assignment, for
+    messages. The defaults of ``model`` stand for components that the file leaves out. A path through something that has no
+    fields is bad input."""
     if not _PATH.fullmatch(path):
         raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
     *parents, last = path.split(".")
-    fields = raw
+    fields: Any = raw
     for depth, name in enumerate(parents):
-        default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
-        inner = fields.get(name, default if isinstance(default, dict | str) else {})
-        if isinstance(inner, str) and depth == 0:
-            inner = {"name": inner}  # a bare name stands for a component with default parameters
-        if not isinstance(inner, dict):
-            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {shown(inner)}, which has no fields")
-        fields[name] = inner if name in fields else dict(inner)
-        fields = fields[name]
+        where = ".".join(parents[: depth + 1])
+        if isinstance(fields, list):
+            if not name.isdecimal() or int(name) >= len(fields):
+                raise BadInput(f"{said}: {where}; accepted: an entry from 0 to {len(fields) - 1}")
+            key: Any = int(name)
+        else:
+            default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
+            inner = fields.get(name, default if isinstance(default, dict | str) else {})
+            if isinstance(inner, str) and depth == 0:
+                inner = {"name": inner}  # a bare name stands for a component with default parameters
+            key, fields[name] = name, inner
+        fields[key] = copy(fields[key])  # in YAML, an alias is the same object
+        fields = fields[key]
+        if not isinstance(fields, dict) and not (isinstance(fields, list) and depth + 1 < len(parents)):
+            raise BadInput(f"{said}: {where} is {shown(fields)}, which has no fields")
     if parents and last == "name" and fields.get("name", value) != value:
         fields.clear()  # the parameters of the old component do not apply to the new one
     fields[last] = value

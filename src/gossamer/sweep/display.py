@@ -6,17 +6,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import polars as pl
 
 from gossamer.results.comparison import interval_text
 from gossamer.results.formatting import NOTHING, print_table
+from gossamer.results.run import load_run
 from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, label_columns, metric_columns, summary
+from gossamer.sweep.table import State, label_columns, metric_columns, states, summary
 
 
 @contextmanager
@@ -85,12 +87,26 @@ class _Bar(Lines):
 
 
 def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
-    """The cells, and how many runs there are."""
+    """The cells, how many runs there are, and how long those that are left will take, by the ones that are done."""
     names = dict.fromkeys(each.cell.name for each in chosen)
     print(*names, sep="\n")
     cells, seeds = (f"{word}{'s' * (len(of) > 1)}" for word, of in (("cell", names), ("seed", sweep.seeds)))
     listed = ", ".join(map(str, sweep.seeds))
-    print(f"{len(names)} {cells}, {seeds} {listed}: {len({each.run for each in chosen})} runs")
+    runs = {each.run for each in chosen}
+    print(f"{len(names)} {cells}, {seeds} {listed}: {len(chosen)} experiments, {len(runs)} runs")
+    at = states(sweep)
+    folders = [at[run].folder for run in runs if at[run].status == "done"]
+    walls = [wall for folder in folders if folder and (wall := load_run(folder).wall_s) is not None]
+    if walls:
+        each, left = fmean(walls), len(runs) - len(folders)
+        hours = left * each / 3600
+        print(
+            f"{len(folders)} are done, in {each:.1f} s on average; {left} are left: {hours:.2g} h, one at a time"
+        )
+    else:
+        print(
+            "none is done: after one (--only CELL --set seeds=[1]), this says how long the others will take"
+        )
 
 
 def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:

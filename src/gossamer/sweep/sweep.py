@@ -103,9 +103,19 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
     found = []
     for (name, overrides), point in product(named.items(), product(*axes)):
         labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
-        ordered = in_order(overrides or {}) + in_order({key: value for key, _, value in point})
-        found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered))
+        merged = dict(overrides or {})
+        for key, _, value in point:
+            merged |= value if _is_group(key, value) else {key: value}
+        found.append(Cell(", ".join(starmap(part, labels.items())), labels, in_order(merged)))
     return found
+
+
+def _is_group(key: str, value: Any) -> bool:
+    """Whether a key of the grid is no field but the name of an axis, whose values are overrides."""
+    if key.partition(".")[0] in Experiment.model_fields or not isinstance(value, Mapping):
+        return False
+    check_not_own(f"grid.{key}", value)
+    return True
 
 
 def set_axes(file: SweepFile, base: Mapping[str, Any], given: Iterable[str]) -> SweepFile:
