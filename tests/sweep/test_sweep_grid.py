@@ -432,7 +432,7 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
         ):
             Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
     assert len(found.planned) == 3 * 3 * 2 * 2 * 2
-    assert "epidemic, topology.degree=3, network=far" in names(found)
+    assert "epidemic, topology.degree=3, network=far, size=few" in names(found)
 
 
 FOLDER = Path(__file__).parents[2] / "experiments"
