@@ -48,8 +48,8 @@ def axis_title(x: str, runs: Sequence[Run]) -> str:
 # --- graphs
 
 
-def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
-    """The nodes that a picture of the graph shows: all, or in a large graph those nearest to node 0.
+def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> list[int]:
+    """The nodes that a picture of the graph shows: all, or in a large graph those nearest to the node ``start``.
 
     Neighbours are drawn together, so that edges show; a random sample would have next to none.
     """
@@ -58,7 +58,7 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(nodes))
     graph.add_edges_from((i, j) for i, j in edges)
-    near = list(nx.bfs_tree(graph, 0))
+    near = list(nx.bfs_tree(graph, start))
     return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MOST_NODES_DRAWN])
 
 
