@@ -17,6 +17,8 @@ from torch import Tensor, nn
 ModelName = Literal[
     "gn-lenet", "lenet5", "mlp", "logistic", "cnn6", "convnet", "vgg16-bn", "resnet18", "mobilenet", "vit"
 ]
+# The least height and width of the images of models that halve them or split them into patches.
+LEAST_PIXELS: dict[ModelName, int] = {"gn-lenet": 8, "cnn6": 8, "convnet": 4, "vgg16-bn": 32, "vit": 4}
 
 
 def model_factory(
