@@ -103,6 +103,8 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
         ),
         (("--timeline", "t.svg"), "no timeline was recorded"),
         (("--window", "1:2"), "no timeline was recorded"),
+        (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
+        (("--animate", "test_los"), "have not recorded it (did you mean 'test_loss'?)"),
         (("--group-by", "sead"), "--group-by sead: no run has it (did you mean 'seed'?)"),
     ],
 )
@@ -127,3 +129,46 @@ def test_a_part_of_the_timeline_is_chosen(cli: Cli, tmp_path: Path) -> None:
         code, out, err = cli("report", "runs", option, value)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert f"{option} {value}: accepted: " in err
+
+
+SWEEP = """
+name: spread
+base:
+  nodes: 5
+  task: {name: digits, samples: 200}
+  topology: {name: star}
+  algorithm: {name: topology-aware}
+  poison: [{name: rotate, share: 1.0, at: {rank: 1}}]
+  evaluation: {every_rounds: 1, samples: 100}
+  stop: {rounds: 2}
+  engine: {name: simulate, trainer: sequential}
+seeds: 2
+cells:
+  uniform: {topology.weights: uniform}
+  degree: {topology.weights: {name: centrality, measure: degree}}
+"""
+
+
+def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "spread.yaml").write_text(SWEEP)
+    assert cli("sweep", "spread.yaml", "--jobs", "1", "--quiet")[0] == 0
+    code, out, _ = cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--out", "all.html")
+    assert code == 0
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert ["0 hops", "1 hop", "2 hops"] in lines  # of a leaf, the hub, and the other leaves
+    table = {line[0]: line[1:] for line in lines if line[0] in ("uniform", "degree")}
+    assert table.keys() == {"uniform", "degree"}
+    assert all(re.match(r"[\d.]+ ± [\d.]+ %", cell) for row in table.values() for cell in row)
+    said = json.loads(cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--json")[1])["by_hops"]
+    assert [(row["group"], row["hops"], row["runs"], row["nodes"]) for row in said] == [
+        (group, hops, 2, nodes) for group in ("uniform", "degree") for hops, nodes in enumerate((1, 1, 3))
+    ]
+    assert all(row["area_half"] is not None for row in said)
+
+
+def test_an_animation_is_written_next_to_the_page(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
+    asked = ("report", "runs", "--animate", "test_loss", "--out", "page.html")
+    assert cli(*asked)[:2] == (0, "page.html\npage-test-loss.gif\n")
+    assert (tmp_path / "page-test-loss.gif").read_bytes().startswith(b"GIF89a")
+    assert json.loads(cli(*asked, "--json")[1])["animation"] == "page-test-loss.gif"

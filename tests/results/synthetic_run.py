@@ -35,6 +35,7 @@ def synthetic(
     directed: bool = False,
     asynchronous: bool = False,
     lost: Sequence[int] = (),
+    poisoned: Sequence[int] = (),
     status: str | None = "done",
     error: str | None = None,
     compacted: bool = True,
@@ -43,7 +44,8 @@ def synthetic(
     """Accuracy rises as 1 - exp(-rate r), sooner on some nodes; bytes grow by the same amount each round and
     node.
 
-    Nodes in ``lost`` have no rows from the middle on. ``asynchronous``: nodes have their own pace on a common
+    Nodes in ``lost`` have no rows from the middle on. With ``poisoned`` nodes there is an evaluation set ``ood``, on which
+    they are as accurate as on ``test``, and all others half as accurate. ``asynchronous``: nodes have their own pace on a common
     grid of time.
     """
     rng = generator(seed, "synthetic")
@@ -75,6 +77,7 @@ def synthetic(
             "labels": None if counts is None else counts.tolist(),
             "classes": [f"digit {label}" for label in range(CLASSES)] if labelled else None,
             "graphs": {"0": _graph(nodes, seed)},
+            "poisoned": [list(poisoned)],
         }
     )
     if changing:
@@ -105,6 +108,9 @@ def synthetic(
                 if tested:
                     row["test_loss"] = 2.3 - 1.9 * progress + 0.08 * rng.random()
                     row["test_accuracy"] = np.float32(0.1 + 0.82 * progress + 0.02 * rng.normal()).clip(0, 1)
+                    if poisoned:
+                        row["ood_loss"] = row["test_loss"]
+                        row["ood_accuracy"] = row["test_accuracy"] / (1 if node in poisoned else 2)
                 metrics.append(row)
             distance = 3.0 * r / (20 + r) * np.exp(-0.02 * r)
             network = {

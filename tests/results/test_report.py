@@ -306,6 +306,29 @@ def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
 
 
 @browser
+def test_nodes_are_coloured_by_any_evaluation_set_and_poisoned_ones_are_ringed(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, rounds=(0, 20, 40), poisoned=(3, 5))
+    page = write_report([run], tmp_path / "report.html")
+    [data] = page_data([run])["runs"]
+    assert data["poisoned"] == [3, 5]
+    shown = opened(page, tmp_path, "#colour=ood_accuracy&point=1")
+    panel = shown[shown.index('id="topology"') : shown.index('id="topology-note"')]
+    assert panel.count("stroke: rgb(213, 94, 0)") == 2
+    assert "ood accuracy" in panel
+    assert "ringed: poisoned training data" in shown
+    assert node_colours(shown) != node_colours(opened(page, tmp_path, "#colour=test_accuracy&point=1"))
+    assert "error" not in body(shown)
+
+
+def test_a_large_poisoned_graph_is_drawn_around_its_source(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=320, rounds=(0,), poisoned=(319,))
+    [data] = page_data([run])["runs"]
+    near = {end for edge in run.setup["graphs"]["0"] if 319 in edge for end in edge}
+    assert near <= set(data["nodes"]["ranks"])
+    assert data["nodes"]["start"] == 319
+
+
+@browser
 def test_unusual_runs_are_drawn_without_an_error(unusual: list[Run], tmp_path: Path) -> None:
     together = write_report(unusual, tmp_path / "together.html")
     state = body(opened(together, tmp_path, "#lines=1&log=1&own=1&x=time_s"))

@@ -68,7 +68,8 @@ def test_models_for_digits(model):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"model": "lenet5"}, r"task.model: got 'lenet5'; accepted: gn-lenet, logistic, mlp \(lenet5 is for"),
+        ({"model": "lenet5"}, r"task.model: got 'lenet5'; accepted: another model \(it takes 28x28"),
+        ({"model": "vgg16-bn"}, r"got 'vgg16-bn'; accepted: another model \(it takes at least 32x32"),
         ({"model": "logistic", "hidden": (3,)}, "accepted: hidden with the model 'mlp' only"),
         ({"samples": 0}, "greater than 0"),
         ({"hidden": (0,)}, "greater than 0"),

@@ -162,6 +162,10 @@ def report(
         option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
     ] = None,
     group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
+    animate: Annotated[
+        str | None,
+        option("Show the graph, coloured by this metric, over the rounds; a GIF.", metavar="METRIC"),
+    ] = None,
     timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
     window: Annotated[
         str | None, option("Show these seconds of the timeline, e.g. 10:14.", metavar="FROM:TO")
@@ -175,6 +179,7 @@ def report(
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
+    from gossamer.results.animation import Animation
     from gossamer.results.formatting import print_table
     from gossamer.results.plots import choose, write_timeline
     from gossamer.results.report import write_report, write_time_to
@@ -191,6 +196,7 @@ def report(
     title = None if against is None else against.title
     rows = comparison.time_to(groups, levels, against)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
+    animation = None if animate is None else Animation(loaded, animate)
     within = choose(loaded, window, nodes)
     # A page of several runs, or of a part of one, must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
@@ -207,7 +213,9 @@ def report(
         within=within,
     )
     table = None if rows.is_empty() else write_time_to(rows, page)
-    written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}
+    moving = None if animation is None else animation.write(page)
+    written = {"report": page, "png": png, "csv": csv, "time_to": table, "animation": moving}
+    written["timeline"] = timeline
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         if table is not None:

@@ -48,8 +48,8 @@ def axis_title(x: str, runs: Sequence[Run]) -> str:
 # --- graphs
 
 
-def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
-    """The nodes that a picture of the graph shows: all, or in a large graph those nearest to node 0.
+def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> list[int]:
+    """The nodes that a picture of the graph shows: all, or in a large graph those nearest to the node ``start``.
 
     Neighbours are drawn together, so that edges show; a random sample would have next to none.
     """
@@ -58,7 +58,7 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(nodes))
     graph.add_edges_from((i, j) for i, j in edges)
-    near = list(nx.bfs_tree(graph, 0))
+    near = list(nx.bfs_tree(graph, start))
     return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MOST_NODES_DRAWN])
 
 
@@ -137,7 +137,7 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
     if is_share(y):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     if x == "bytes":
-        axes.xaxis.set_major_formatter(_matplotlib("ticker").EngFormatter("B"))
+        axes.xaxis.set_major_formatter(matplotlib("ticker").EngFormatter("B"))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(names) > 1:
@@ -162,15 +162,16 @@ def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None
 
 def _figure(width: float, height: float) -> Any:
     """A figure that no window shows, and its axes."""
-    figure = _matplotlib("figure").Figure(figsize=(width, height), dpi=_POINTS_PER_INCH, layout="constrained")
+    figure = matplotlib("figure").Figure(figsize=(width, height), dpi=_POINTS_PER_INCH, layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _matplotlib(module: str) -> Any:
+def matplotlib(module: str) -> Any:
+    """A module of matplotlib; without matplotlib, a BadInput that says how to install it."""
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ModuleNotFoundError as error:
-        raise BadInput("PNG export needs matplotlib: pip install 'gossamer[report]'") from error
+        raise BadInput("pictures need matplotlib: pip install 'gossamer[report]'") from error
 
 
 # --- timelines

@@ -287,6 +287,7 @@ def page_data(
             for index, group in enumerate(shown)
         ],
         "together": together,
+        "ring": PALETTE[1],  # around nodes with poisoned data
     }
 
 
@@ -304,13 +305,15 @@ def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
     places, table, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs: Graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
-    nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []))
+    start = min(run.poisoned, default=0)
+    nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
     at = _spread(places.height, MOST_NODE_POINTS)
     return {
         "points": _axes(places),
         "metrics": {name: _metric(run, name, places) for name in names},
         "nodes": {
             "ranks": nodes,
+            "start": start,
             "at": at,
             "places": {name: _per_node(table, name, nodes, at) for name in tidy.AXES if name != "bytes"},
             "values": {
@@ -321,6 +324,7 @@ def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
         "labels": run.setup.get("labels"),
         "classes": run.setup.get("classes"),
         "samples": run.setup.get("samples"),
+        "poisoned": run.poisoned,
         "timeline": timeline_data(run, within),
     }
 

@@ -94,6 +94,11 @@ class Run:
             raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from error
 
     @property
+    def poisoned(self) -> list[int]:
+        """Ranks of the nodes whose training data is poisoned."""
+        return sorted({rank for ranks in self.setup.get("poisoned", []) for rank in ranks})
+
+    @property
     def parameter_count(self) -> int | None:
         """Length of a flat vector."""
         return self.setup.get("parameters")

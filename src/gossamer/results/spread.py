@@ -30,13 +30,13 @@ COLUMNS: dict[str, Any] = {
 def hops(run: Run) -> dict[int, int]:
     """The distance of every node that the poisoned ones reach; they themselves have distance 0. A BadInput for a run without
     poisoned data."""
-    sources = {rank for ranks in run.setup.get("poisoned", []) for rank in ranks}
-    if not sources:
+    if not run.poisoned:
         raise BadInput(f"--by-hops: the run {run.id} has no poisoned nodes; accepted: runs with poison")
     graph: nx.Graph[int] = nx.DiGraph() if run.setup["directed"] else nx.Graph()
     graph.add_nodes_from(range(run.nodes))
     graph.add_edges_from(run.setup["graphs"]["0"])
-    return dict(nx.multi_source_dijkstra_path_length(graph, sources))
+    lengths = nx.multi_source_dijkstra_path_length(graph, set(run.poisoned))
+    return {rank: int(length) for rank, length in lengths.items()}
 
 
 class Reach(NamedTuple):

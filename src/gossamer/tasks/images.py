@@ -18,7 +18,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
-from gossamer.tasks.models import ModelName, model_factory
+from gossamer.tasks.models import LEAST_PIXELS, ModelName, model_factory
 from gossamer.tasks.task import Task, TaskSource, accuracy
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
@@ -59,11 +59,12 @@ class ImageClassification(TaskSource):
     @model_validator(mode="after")
     def _model_fits(self) -> ImageClassification:
         if self.model == "lenet5" and self.shape[1:] not in {(28, 28), (32, 32)}:
-            accepted = "gn-lenet, logistic, mlp (lenet5 is for 28x28 or 32x32 pixels)"
-            raise BadInput(f"task.model: got 'lenet5'; accepted: {accepted}")
-        if self.model == "vgg16-bn" and min(self.shape[1:]) < 32:
-            accepted = "another model (vgg16-bn halves images of at least 32x32 pixels five times)"
-            raise BadInput(f"task.model: got 'vgg16-bn'; accepted: {accepted}")
+            raise BadInput(
+                "task.model: got 'lenet5'; accepted: another model (it takes 28x28 or 32x32 pixels)"
+            )
+        if min(self.shape[1:]) < (least := LEAST_PIXELS.get(self.model, 1)):
+            accepted = f"another model (it takes at least {least}x{least} pixels)"
+            raise BadInput(f"task.model: got {self.model!r}; accepted: {accepted}")
         # Compared with the default, since a saved experiment spells every parameter out.
         if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
             raise ValueError("hidden with the model 'mlp' only")

@@ -14,7 +14,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 # The models that an image task accepts.
-ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic", "vgg16-bn", "resnet18"]
+ModelName = Literal[
+    "gn-lenet", "lenet5", "mlp", "logistic", "cnn6", "convnet", "vgg16-bn", "resnet18", "mobilenet", "vit"
+]
+# The least height and width of the images of models that halve them or split them into patches.
+LEAST_PIXELS: dict[ModelName, int] = {"gn-lenet": 8, "cnn6": 8, "convnet": 4, "vgg16-bn": 32, "vit": 4}
 
 
 def model_factory(
@@ -24,7 +28,17 @@ def model_factory(
     ``hidden`` widths."""
     if name == "mlp":
         return partial(MLP, shape, classes, tuple(hidden))
-    models = {"gn-lenet": GNLeNet, "lenet5": LeNet5, "logistic": MLP, "vgg16-bn": VGG16, "resnet18": ResNet18}
+    models: dict[str, Callable[..., nn.Module]] = {
+        "gn-lenet": GNLeNet,
+        "lenet5": LeNet5,
+        "logistic": MLP,
+        "cnn6": partial(ConvNet, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512)),
+        "convnet": partial(ConvNet, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25),
+        "vgg16-bn": VGG16,
+        "resnet18": ResNet18,
+        "mobilenet": MobileNetV2,
+        "vit": ViT,
+    }
     return partial(models[name], shape, classes)
 
 
@@ -100,6 +114,48 @@ class LeNet5(nn.Module):
         return scores
 
 
+class ConvNet(nn.Module):
+    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout.
+
+    Two networks of "Topology-Aware Knowledge Propagation in Decentralized Learning" (Sakarvadia et al., 2025): ``cnn6``
+    (``CifarModule``; 5,851,338 parameters for 3×32×32 inputs and 10 classes) and ``convnet`` (``ConvNet``; 9,074,218).
+
+    Args:
+        shape, classes: as everywhere here; each block halves the image, which must have a pixel left.
+        blocks: the widths of each block's two convolutions.
+        hidden: the widths of the perceptron's hidden layers.
+        dropout: the share of activations dropped after each block and before the last layer."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int = 10,
+        *,
+        blocks: Sequence[tuple[int, int]],
+        hidden: Sequence[int],
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        drop = [nn.Dropout(dropout)] if dropout else []
+        features: list[nn.Module] = []
+        for widths in blocks:
+            for outputs in widths:
+                features += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
+                channels = outputs
+            features += [nn.MaxPool2d(2), *drop]
+        self.features = nn.Sequential(*features)
+        halved = 2 ** len(blocks)
+        *inner, last = MLP((channels, height // halved, width // halved), classes, hidden).layers
+        self.classifier = nn.Sequential(nn.Flatten(), *inner, *drop, last)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        scores: Tensor = self.classifier(self.features(images))
+        return scores
+
+
 class VGG16(nn.Module):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
@@ -170,6 +226,106 @@ class ResNet18(nn.Module):
     ) -> Float[Tensor, "samples classes"]:
         x = self.blocks(F.relu(self.norm(self.conv(images))))
         scores: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return scores
+
+
+class InvertedResidual(nn.Module):
+    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
+    convolution without activation; with a shortcut around them if input and output have one shape."""
+
+    def __init__(self, inputs: int, outputs: int, factor: int, stride: int) -> None:
+        super().__init__()
+        inner = inputs * factor
+        self.layers = nn.Sequential(
+            *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
+            *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
+            *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
+        )
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
+        inner: Tensor = self.layers(x)
+        return x + inner if self.shortcut else inner
+
+
+def _normalised(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
+    return convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU6()
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
+
+    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
+    images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
+    block has a 1×1 convolution too."""
+
+    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        layers = [*_normalised(nn.Conv2d(shape[0], 32, kernel_size=3, padding=1, bias=False))]
+        channels = 32
+        stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
+        for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
+            for block in range(depth):
+                layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
+                channels = width
+        layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(1280, classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
+        return scores
+
+
+class TransformerBlock(nn.Module):
+    """A layer of a transformer's encoder: attention of ``heads`` heads and a perceptron with one hidden layer as wide as its
+    input, each after layer normalisation and with a shortcut around it.
+
+    ``nn.TransformerEncoderLayer`` is the same, but its attention has no batching rule for ``vmap``."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.inputs = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.outputs = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.perceptron = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, x: Float[Tensor, "samples tokens width"]) -> Float[Tensor, "samples tokens width"]:
+        split = self.inputs(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = split.unbind(dim=2)  # [samples heads tokens width/heads]
+        attention = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+        x = x + self.outputs((attention @ value).transpose(1, 2).flatten(start_dim=2))
+        result: Tensor = x + self.perceptron(self.norm2(x))
+        return result
+
+
+class ViT(nn.Module):
+    """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
+
+    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches of 4×4 pixels,
+    6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
+    2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
+
+    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.patches = nn.Conv2d(channels, 512, kernel_size=4, stride=4)
+        self.token = nn.Parameter(torch.zeros(1, 1, 512))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (height // 4) * (width // 4) + 1, 512))
+        self.blocks = nn.Sequential(*(TransformerBlock(512, heads=8) for _ in range(6)))
+        self.norm = nn.LayerNorm(512)
+        self.fc = nn.Linear(512, classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        patches = self.patches(images).flatten(start_dim=2).mT
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], dim=1)
+        scores: Tensor = self.fc(self.norm(self.blocks(tokens + self.positions)[:, 0]))
         return scores
 
 

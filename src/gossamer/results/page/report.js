@@ -279,7 +279,8 @@
       const rank = run.nodes.ranks[i];
       const degree = graph.degrees ? `<br>${graph.degrees[i]} neighbours` : "";
       const samples = run.samples ? `<br>${run.samples[rank]} training samples` : "";
-      return `<b>node ${rank}</b>${name ? `<br>${metric.title}: ${format(metric, values[i])}` : ""}${degree}${samples}`;
+      const source = run.poisoned.includes(rank) ? ", poisoned" : "";
+      return `<b>node ${rank}</b>${source}${name ? `<br>${metric.title}: ${format(metric, values[i])}` : ""}${degree}${samples}`;
     });
     const nodes = (keep, marker) => {
       const kept = graph.positions.map((_, i) => i).filter(keep);
@@ -302,16 +303,22 @@
     } else {
       traces.push(nodes(() => true, { color: run.colour }));
     }
+    const poisoned = graph.positions.map((_, i) => run.poisoned.includes(run.nodes.ranks[i]));
+    if (poisoned.includes(true)) {
+      const ring = { color: data.ring, symbol: "circle-open", size: size + 6, line: { width: 2.5 } };
+      traces.push({ ...nodes((i) => poisoned[i], ring), hovertemplate: null, hoverinfo: "skip" });
+    }
     const bare = { visible: false, range: [-1.12, 1.12], fixedrange: true };
     const plot = Plotly.react(byId("topology"), traces, layout({
       margin: { l: 4, r: 4, t: 4, b: 4 }, xaxis: bare, yaxis: { ...bare, scaleanchor: "x" },
     }), { ...config, displayModeBar: false });
     const drawn = graph.positions.length;
     byId("topology-note").textContent = [
-      drawn < graph.nodes ? `${drawn} of ${graph.nodes} nodes are drawn, those nearest to node 0.` : `${graph.nodes} nodes`,
+      drawn < graph.nodes ? `${drawn} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
       `${graph.edges[graph.held[k] || 0]} ${graph.directed ? "directed " : ""}edges` +
         (drawn === graph.nodes && edges.length / 2 < graph.edges[graph.held[k] || 0] ? `, ${edges.length / 2} of them drawn` : ""),
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
+      poisoned.includes(true) ? "ringed: poisoned training data" : "",
       values.includes(null) && name ? "hollow: no value at this point" : "",
     ].filter(Boolean).join(" · ");
     return [plot];
