@@ -101,6 +101,8 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
             ("--time-to", "test_loss=1", "--baseline", "x"),
             "--baseline x: no group is called that; accepted: small",
         ),
+        (("--area", "test_los"), "--area test_los: no run has recorded it (did you mean 'test_loss'?)"),
+        (("--per", "graph"), "--per: accepted together with --area"),
         (("--timeline", "t.svg"), "no timeline was recorded"),
         (("--window", "1:2"), "no timeline was recorded"),
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
@@ -164,6 +166,12 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
         (group, hops, 2, nodes) for group in ("uniform", "degree") for hops, nodes in enumerate((1, 1, 3))
     ]
     assert all(row["area_half"] is not None for row in said)
+    compared = ("--area", "ood_accuracy", "--baseline", "uniform")
+    out = cli("report", "runs/spread", *compared, "--out", "all.html")[1]
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert ["cell", "runs", "area", "less uniform", "ratio"] in lines
+    said = json.loads(cli("report", "runs/spread", *compared, "--json")[1])["areas"]
+    assert [(row["cell"], row["runs"], row["pairs"]) for row in said] == [("uniform", 2, 0), ("degree", 2, 2)]
 
 
 def test_an_animation_is_written_next_to_the_page(cli: Cli, tmp_path: Path) -> None:

@@ -156,7 +156,17 @@ def report(
         list[str] | None,
         option("Compare the times to these levels; a table.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
-    baseline: Annotated[str | None, option("The group that --time-to compares with.", metavar="NAME")] = None,
+    area: Annotated[
+        str | None,
+        option("Compare a sweep's cells by this metric's mean over the rounds; a table.", metavar="METRIC"),
+    ] = None,
+    per: Annotated[
+        list[str] | None,
+        option("With --area, a row for each value of this axis of the grid.", metavar="AXIS"),
+    ] = None,
+    baseline: Annotated[
+        str | None, option("The group that --time-to compares with, the cell for --area.", metavar="NAME")
+    ] = None,
     by_hops: Annotated[
         str | None,
         option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
@@ -178,7 +188,7 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results import comparison, spread
+    from gossamer.results import areas, comparison, spread
     from gossamer.results.animation import Animation
     from gossamer.results.formatting import print_table
     from gossamer.results.plots import choose, write_timeline
@@ -186,16 +196,19 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import finite
 
-    if baseline is not None and not time_to:
-        raise BadInput("--baseline: accepted together with --time-to")
+    if baseline is not None and not time_to and area is None:
+        raise BadInput("--baseline: accepted together with --time-to or --area")
+    if per and area is None:
+        raise BadInput("--per: accepted together with --area")
     levels = comparison.parse_levels(time_to or ())
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = comparison.groups(loaded, group_by or ())
     loaded = [run for group in groups for run in group.runs]
-    against = None if baseline is None else comparison.find_baseline(baseline, groups)
+    against = comparison.find_baseline(baseline, groups) if baseline is not None and time_to else None
     title = None if against is None else against.title
     rows = comparison.time_to(groups, levels, against)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
+    found = None if area is None else areas.areas(loaded, area, baseline, per or ())
     animation = None if animate is None else Animation(loaded, animate)
     within = choose(loaded, window, nodes)
     # A page of several runs, or of a part of one, must not replace the page of a run.
@@ -222,11 +235,15 @@ def report(
             said["table"] = finite(rows).to_dicts()
         if distances is not None:
             said["by_hops"] = finite(distances).to_dicts()
+        if found is not None:
+            said["areas"] = finite(found).to_dicts()
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
         shown = comparison.tables(rows, title)
         if by_hops is not None and distances is not None:
             shown.append(spread.table(distances, by_hops))
+        if area is not None and found is not None:
+            shown.append(areas.table(found, area, baseline))
         for heading, head, lines in shown:
             print_table(head, lines, title=heading)
             print()

@@ -1,0 +1,95 @@
+"""Areas of a sweep's cells, and differences of pairs, against the rows that were recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.stats import t
+
+from gossamer import BadInput, Sweep, run_sweep
+from gossamer.results.areas import areas, table
+from gossamer.results.run import Run, load_runs
+
+SWEEP: dict[str, Any] = {
+    "name": "areas",
+    "base": {
+        "nodes": 4,
+        "task": {"name": "digits", "model": "logistic", "samples": 80},
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": 2, "samples": 40},
+        "stop": {"rounds": 5},
+    },
+    "seeds": 2,
+    "cells": {"slow": {"optimizer.lr": 0.01}, "fast": {"optimizer.lr": 0.3}},
+    "grid": {"graph": {"few": {"topology": "ring"}, "all": {"topology": "complete"}}, "batch_size": [4, 8]},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    sweep = Sweep.of(SWEEP, out=tmp_path_factory.mktemp("runs"))
+    assert run_sweep(sweep, jobs=1).counts.done == 16
+    return load_runs(sweep.folder)
+
+
+def area(run: Run) -> float:
+    rows = (
+        run.metrics.filter(pl.col("node") >= 0)
+        .group_by("round")
+        .agg(pl.col("test_loss").mean())
+        .sort("round")
+    )
+    return float(np.trapezoid(rows["test_loss"], rows["round"]) / 5)
+
+
+def test_a_row_has_the_mean_of_its_cell_and_of_the_differences_of_pairs(runs: list[Run]) -> None:
+    found = areas(runs, "test_loss", "slow", ["graph"]).rows(named=True)
+    order = [(row["graph"], row["cell"]) for row in found]
+    assert order == [("few", "slow"), ("few", "fast"), ("all", "slow"), ("all", "fast")]
+    for row in found:
+        mine = [run for run in runs if run.labels["graph"] == row["graph"]]
+        by = {
+            (run.labels["cell"], run.labels["batch_size"], run.experiment["seed"]): area(run) for run in mine
+        }
+        own = {point[1:]: value for point, value in by.items() if point[0] == row["cell"]}
+        slow = {point[1:]: value for point, value in by.items() if point[0] == "slow"}
+        assert (row["runs"], row["area"]) == (4, pytest.approx(np.mean(list(own.values()))))
+        half = t.ppf(0.975, 3) * np.std(list(own.values()), ddof=1) / 2
+        assert row["area_half"] == pytest.approx(half)
+        if row["cell"] == "slow":
+            assert (row["pairs"], row["difference"], row["ratio"]) == (0, None, None)
+            continue
+        differences = [own[point] - slow[point] for point in own]
+        assert row["pairs"] == 4
+        assert row["difference"] == pytest.approx(np.mean(differences))
+        assert row["difference_half"] == pytest.approx(
+            t.ppf(0.975, 3) * np.std(differences, ddof=1) / math.sqrt(4)
+        )
+        assert row["ratio"] == pytest.approx(sum(own.values()) / sum(slow.values()))
+
+
+def test_without_axes_all_of_a_cell_is_one_row(runs: list[Run]) -> None:
+    found = areas(runs, "test_accuracy")
+    assert found.columns[0] == "cell"
+    assert found["runs"].to_list() == [8, 8]
+    _, head, lines = table(found, "test_accuracy", None)
+    assert head == ["cell", "runs", "area"]
+    assert [line[0] for line in lines] == ["slow", "fast"]
+    assert all("%" in line[2] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tset_loss",), "--area tset_loss: no run has recorded it .did you mean 'test_loss'"),
+        (("test_loss", "slwo"), "--baseline slwo: no cell .did you mean 'slow'"),
+        (("test_loss", "slow", ["grpah"]), "--per grpah: no axis of the sweep .did you mean 'graph'"),
+    ],
+)
+def test_names_that_do_not_exist_are_refused(runs: list[Run], arguments: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        areas(runs, *arguments)
