@@ -9,7 +9,7 @@ from gossamer import numerics
 
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
-    from gossamer.api import resume, run
+    from gossamer.api import load_module, resume, run
     from gossamer.codecs import Codec
     from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
@@ -46,6 +46,7 @@ _HOMES = {
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
     "Tracker": "gossamer.results.trackers",
+    "load_module": "gossamer.api",
     "load_run": "gossamer.results.run",
     "resume": "gossamer.api",
     "run": "gossamer.api",
@@ -71,6 +72,7 @@ __all__ = [
     "Sweep",
     "Task",
     "Tracker",
+    "load_module",
     "load_run",
     "resume",
     "run",

@@ -1,4 +1,4 @@
-"""Run an experiment, and resume a run."""
+"""Run an experiment, resume a run, and load the model of one of its nodes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
+from gossamer.learning.parameters import bare_module, named_buffers, named_parameters
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, environment, write_json, write_text
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
@@ -18,8 +19,11 @@ from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
 from gossamer.runtime.recording import Observer
+from gossamer.runtime.setup import prepare
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 log = logging.getLogger("gossamer")
@@ -160,6 +164,25 @@ def _resumable(folder: RunFolder, experiment: Experiment) -> Cut:
         )
     cut.verify()
     return cut
+
+
+def load_module(path: str | Path, node: int = 0) -> nn.Module:
+    """A node's model at the end of a run as a module in evaluation mode. Its task is loaded again, for what is in no flat
+    vector: the code, frozen parameters and constants. A BadInput refuses a run without models, and a node that it has not."""
+    run = load_run(path)
+    if run.parameters is None:
+        raise BadInput(
+            f"{run.path}: {run.status}, without models.safetensors; accepted: a run that has ended"
+        )
+    if not 0 <= node < len(run.parameters):
+        raise BadInput(f"node: {node}; accepted: 0 to {len(run.parameters) - 1}")
+    setup = prepare(Experiment.load(run.path / "experiment.yaml"))
+    module = bare_module(setup.task.model).eval()
+    values = named_parameters(run.parameters[node], setup.layout.parameters)
+    if run.buffers is not None:
+        values |= named_buffers(run.buffers[node], setup.layout, module)
+    module.load_state_dict(values, strict=False)
+    return module
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:

@@ -9,10 +9,11 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+import user_tasks
 from safetensors.torch import load_file
 
 import gossamer
-from gossamer import Experiment, Run
+from gossamer import BadInput, Experiment, Run
 from recorded import check_network_rows, rounds_of
 
 MLP: dict[str, Any] = {
@@ -37,6 +38,7 @@ BATCH_NORM: dict[str, Any] = {
     "evaluation": {"every_rounds": 3},
     "stop": {"rounds": 6},
 }
+FROZEN: dict[str, Any] = {**BATCH_NORM, "task": {"name": "user_tasks:frozen"}}
 ROBUST: dict[str, Any] = {**MLP, "aggregator": {"name": "trimmed-mean", "count": 1}}
 KRUM: dict[str, Any] = {**BATCH_NORM, "aggregator": {"name": "krum", "byzantine": 0, "selected": 2}}
 SCHEDULED: dict[str, Any] = {
@@ -80,8 +82,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.mark.parametrize(
     "settings",
-    [MLP, BATCH_NORM, SCHEDULED, ROBUST, KRUM],
-    ids=["mlp", "batch-norm", "scheduled", "robust", "krum"],
+    [MLP, BATCH_NORM, FROZEN, SCHEDULED, ROBUST, KRUM],
+    ids=["mlp", "batch-norm", "frozen", "scheduled", "robust", "krum"],
 )
 def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
     simulated, real = played(settings)
@@ -97,7 +99,7 @@ def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None
     assert expected.filter(there).equals(real.metrics.select(columns))
 
 
-@pytest.mark.parametrize("settings", [MLP, BATCH_NORM], ids=["mlp", "batch-norm"])
+@pytest.mark.parametrize("settings", [MLP, BATCH_NORM, FROZEN], ids=["mlp", "batch-norm", "frozen"])
 def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
     """A real node may still have messages queued when it is recorded, but for the last time; what has gone counts."""
     simulated, real = played(settings)
@@ -111,6 +113,31 @@ def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], pla
     assert (rows["messages_sent_real"] <= rows["messages_sent"]).all()
     last = rows.filter(pl.col("round") == settings["stop"]["rounds"])
     assert (last["messages_sent_real"] == last["messages_sent"]).all()
+
+
+def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
+    for run in played(FROZEN):
+        assert run.parameters is not None
+        assert run.parameters.shape == (4, 9)
+        assert "buffers" not in load_file(run.path / "models.safetensors")
+        last = run.metrics.filter(pl.col("node") >= 0).filter(pl.col("round") == pl.col("round").max())
+        per_message = last["bytes_sent"] / last["messages_sent"]
+        assert ((per_message >= 4 * 9) & (per_message < 4 * 9 + 200)).all()
+
+
+@pytest.mark.parametrize("settings", [BATCH_NORM, FROZEN], ids=["batch-norm", "frozen"])
+def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
+    settings: dict[str, Any], played: Played
+) -> None:
+    run, _ = played(settings)
+    inputs, targets = user_tasks.frozen().test  # the same as batch_norm's
+    for node in (0, 3):
+        module = gossamer.load_module(run.path, node)
+        recorded = run.metrics.filter(node=node, round=settings["stop"]["rounds"])["test_loss"].item()
+        found = float(user_tasks.half_mean_square(module(inputs), targets).detach())
+        assert found == pytest.approx(recorded, rel=1e-5)
+    with pytest.raises(BadInput, match="node: 4; accepted: 0 to 3"):
+        gossamer.load_module(run.path, 4)
 
 
 def test_the_learning_rate_follows_its_schedule_on_both(played: Played) -> None:

@@ -51,6 +51,16 @@ def batch_norm(samples: int = 64) -> Task:
     return Task(model=model, train=_data(samples, 1), test=_data(20, 2), loss=half_mean_square)
 
 
+def frozen(samples: int = 64) -> Task:
+    """A model of which 9 values are trained, behind 15,000 that are frozen."""
+
+    def model() -> nn.Module:
+        features = nn.Sequential(nn.Linear(FEATURES, 1000), nn.Tanh(), nn.Linear(1000, 8, bias=False))
+        return nn.Sequential(features.requires_grad_(False), nn.Linear(8, 1))
+
+    return Task(model=model, train=_data(samples, 1), test=_data(20, 2), loss=half_mean_square)
+
+
 def poisoned(samples: int = 40, owners: int = 4, bad: int = 2) -> Task:
     """A loss that can't take the samples of one owner."""
 

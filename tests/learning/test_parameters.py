@@ -10,6 +10,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.parameters import (
     Field,
     Layout,
+    SharedConstants,
     bare_module,
     flatten,
     flatten_buffers,
@@ -31,8 +32,9 @@ def test_the_flat_vector_is_the_parameters_in_their_order(name: str) -> None:
     module = fresh(name)
     layout = Layout.of(module)
     flat = flatten(module)
-    assert layout.size == sum(parameter.numel() for parameter in module.parameters())
-    for field, (known, parameter) in zip(layout.parameters, module.named_parameters(), strict=True):
+    trained = [(known, each) for known, each in module.named_parameters() if each.requires_grad]
+    assert layout.size == sum(parameter.numel() for _, parameter in trained)
+    for field, (known, parameter) in zip(layout.parameters, trained, strict=True):
         assert (field.name, field.shape) == (known, tuple(parameter.shape))
         assert torch.equal(field.of(flat.parameters), parameter.detach())
     for field, (known, buffer) in zip(layout.buffers, module.named_buffers(), strict=True):
@@ -107,3 +109,54 @@ def test_what_can_not_be_flattened_is_refused() -> None:
         Layout.of(nn.Linear(2, 1).double())
     with pytest.raises(BadInput, match=r"task\.model: the module has no parameters; accepted: at least one"):
         Layout.of(nn.ReLU())
+    frozen = nn.Linear(2, 1).requires_grad_(False)
+    with pytest.raises(BadInput, match=r"task\.model: all 2 parameters are frozen; accepted: at least one"):
+        Layout.of(frozen)
+
+
+class Constants(nn.Module):
+    """A tied frozen weight, a frozen recurrent layer, one in half precision, a constant, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 3, batch_first=True).requires_grad_(False)
+        self.one, self.two = nn.Linear(3, 3, bias=False).requires_grad_(False), nn.Linear(3, 3, bias=False)
+        self.two.weight = self.one.weight
+        self.coarse = nn.Parameter(torch.rand(3, dtype=torch.float16), requires_grad=False)
+        self.register_buffer("constant", torch.rand(3), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.trained = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.trained(
+            self.two(self.one(self.lstm(x)[0])) * self.coarse + self.constant
+        )
+        return outputs
+
+
+def test_modules_share_what_is_frozen_or_constant() -> None:
+    make = SharedConstants(Constants, 7)
+    one, other = make(), make()
+    assert isinstance(one, Constants)
+    assert isinstance(other, Constants)
+    for name, parameter in other.named_parameters():
+        assert (one.get_parameter(name) is parameter) == (not name.startswith("trained"))
+    assert one.one.weight is one.two.weight
+    assert one.constant is other.constant
+    assert one.count is not other.count
+    layout = Layout.of(one)
+    assert [field.name for field in (*layout.parameters, *layout.buffers)] == [
+        "trained.weight",
+        "trained.bias",
+        "count",
+    ]
+    torch.manual_seed(7)
+    drawn = Constants()
+    drawn.trained = other.trained
+    x = torch.rand(2, 4, 3)
+    expected = drawn(x)
+    assert torch.equal(other(x), expected)
+    assert torch.equal(called(one, flatten(other), x)[0], expected)
+    again = SharedConstants(Constants, 7)()
+    assert torch.equal(called(again, flatten(other), x)[0], expected)
+    assert not torch.equal(called(SharedConstants(Constants, 8)(), flatten(other), x)[0], expected)

@@ -424,21 +424,26 @@ def half_frozen() -> Any:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_frozen_parameters_stay_whatever_is_done(tmp_path: Path, trainer: str) -> None:
+def test_frozen_parameters_are_drawn_with_the_key_of_the_common_model_and_in_no_vector(
+    tmp_path: Path, trainer: str
+) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         await node.train(3)
-        await node.apply(torch.ones(FEATURES + 1))
-        assert (await node.gradient())[-1] == 0.0
-        return start, node.parameters
+        await node.apply(torch.ones(FEATURES))
+        assert len(await node.gradient()) == FEATURES
+        assert [field.name for field in node.layout] == ["weight"]
+        return start, node.parameters, (await node.evaluate())["loss"]
 
     decaying = {"name": "sgd", "lr": LR, "momentum": 0.9, "weight_decay": 0.5}
     engine = {"name": "simulate", "trainer": trainer}
     played = play(tmp_path, script, 2, engine=engine, optimizer=decaying, task=f"{__name__}:half_frozen")
-    for start, after in played.values.values():
-        assert start[-1] != 0.0
-        assert after[-1] == start[-1]
-        assert bool((after[:-1] != start[:-1]).all())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(1, "initial"))
+        bias = HalfFrozen()
+    for start, after, loss in played.values.values():
+        assert bool((after != start).all())
+        assert loss == pytest.approx(float((after.sum() + bias.bias - 1) ** 2), rel=1e-5)
 
 
 def test_a_duration_depends_on_when_the_computation_begins(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
-"""Flat vectors and modules: all parameters as one float32 vector, all buffers as another, and gradients as functions of them.
+"""Flat vectors and modules: all trained parameters as one float32 vector, all buffers as another, and gradients as functions
+of them.
 
-The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole numbers.
+The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole numbers. Frozen
+parameters (``requires_grad=False``) and constants (non-persistent buffers) are in no vector: they stay in the modules, see
+:class:`SharedConstants`.
 """
 
 from __future__ import annotations
@@ -51,14 +54,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shapes behind the flat vectors: one field per parameter and per buffer."""
+    """The shapes behind the flat vectors: one field per trained parameter and per persistent buffer."""
 
     parameters: tuple[Field, ...]
     buffers: tuple[Field, ...]
 
     @property
     def size(self) -> int:
-        """P, the number of parameters."""
+        """P, the number of trained values."""
         return self.parameters[-1].stop if self.parameters else 0
 
     @property
@@ -68,16 +71,52 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
-        """The layout of a module; a BadInput if a parameter is not float32, or there is none."""
-        for name, parameter in module.named_parameters():
+        """The layout of a module; a BadInput if a trained parameter is not float32, or there is none."""
+        for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
                 raise BadInput(
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
-        layout = Layout(_fields(module.named_parameters()), _fields(module.named_buffers()))
+        layout = Layout(_fields(_trained(module)), _fields(_buffers(module)))
         if layout.size == 0:
-            raise BadInput("task.model: the module has no parameters; accepted: at least one")
+            frozen = sum(1 for _ in module.parameters())
+            found = f"all {frozen} parameters are frozen" if frozen else "the module has no parameters"
+            raise BadInput(f"task.model: {found}; accepted: at least one that is trained")
         return layout
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that change. Those that are not persistent are constants, such as a causal mask."""
+    kept = module.state_dict().keys()
+    return [(name, buffer) for name, buffer in module.named_buffers() if name in kept]
+
+
+class SharedConstants:
+    """Creates modules that share the frozen parameters and the constants of one of them, drawn for a seed: a run has them
+    once in each process, for all nodes, and they are the same in every process. A forward pass must not write them."""
+
+    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
+        self._make = make
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = make()
+        kept = module.state_dict().keys()
+        frozen = [
+            each for each in module.named_parameters(remove_duplicate=False) if not each[1].requires_grad
+        ]
+        buffers = [each for each in module.named_buffers(remove_duplicate=False) if each[0] not in kept]
+        self._constants = dict([*frozen, *buffers])
+
+    def __call__(self) -> nn.Module:
+        module = self._make()
+        for name, tensor in self._constants.items():
+            path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(path), leaf, tensor)
+        return module
 
 
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
@@ -89,13 +128,13 @@ def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
 
 
 def flatten(module: nn.Module) -> Model:
-    """A module's parameters [P] and buffers [B] as new flat vectors on the CPU."""
+    """A module's trained parameters [P] and buffers [B] as new flat vectors on the CPU."""
 
-    def flat(tensors: Iterable[Tensor]) -> Tensor:
-        parts = [tensor.detach().reshape(-1).to("cpu", torch.float32) for tensor in tensors]
+    def flat(named: Iterable[tuple[str, Tensor]]) -> Tensor:
+        parts = [tensor.detach().reshape(-1).to("cpu", torch.float32) for _, tensor in named]
         return torch.cat(parts) if parts else torch.empty(0)
 
-    return Model(flat(module.parameters()), flat(module.buffers()))
+    return Model(flat(_trained(module)), flat(_buffers(module)))
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
@@ -122,8 +161,9 @@ def named_buffers(
     v: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
 ) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
     """Buffers by name, each in its dtype, as new tensors that a forward pass may write."""
-    named = {}
-    for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
+    named, own = {}, dict(module.named_buffers())
+    for field in layout.buffers:
+        buffer = own[field.name]
         value = field.of(v) if buffer.is_floating_point() else field.of(v).round()
         named[field.name] = value.to(buffer.dtype, copy=True)
     return named
@@ -143,25 +183,22 @@ def gradient_function(
     task: Task,
     module: nn.Module,
     data: Pair,
-    trained: tuple[Field, ...],
     *,
     nodes: bool,
     compiled: bool = False,
 ) -> Function:
     """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``.
 
-    The module is the model in training mode; its values are not used. Fields that are not trained are frozen, and their
-    gradient is zero. With ``nodes``, arguments and results are stacks of many nodes, [nodes, P] and so on; only the trained
-    fields' gradients are given, each in its shape, which saves copying them into one vector. With ``compiled``, the forward
-    and backward pass run through torch.compile."""
+    The module is the model in training mode; only its constants are used. With ``nodes``, arguments and results are stacks of
+    many nodes, [nodes, P] and so on; the gradients are those of the fields, each in its shape, which saves copying them into
+    one vector. With ``compiled``, the forward and backward pass run through torch.compile."""
     inputs, targets = data
     layout = Layout.of(module)
-    frozen = [field for field in layout.parameters if field not in trained]
 
     def node_loss(
-        leaves: dict[str, Tensor], others: dict[str, Tensor], x: Tensor, y: Tensor
+        leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        tensors = {**leaves, **others}
+        tensors = {**leaves, **buffers}
         with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
             loss = one_value("task.loss", task.loss(outputs, y), "a tensor of one value")
@@ -172,11 +209,11 @@ def gradient_function(
 
     def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
         x, y = inputs[batch], targets[batch]
-        views = named_parameters(parameters, trained)
+        views = named_parameters(parameters, layout.parameters)
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        others = named_parameters(parameters, frozen) | named_buffers(buffers, layout, module)
+        own = named_buffers(buffers, layout, module)
         with torch.enable_grad():
-            losses, after = loss_of(leaves, others, x if nodes else channels_last(x), y)
+            losses, after = loss_of(leaves, own, x if nodes else channels_last(x), y)
             # No node's loss depends on another's parameters, so the gradient of the sum holds all nodes' gradients. A
             # parameter that the loss does not use has a gradient of zeros.
             found = torch.autograd.grad(
@@ -185,9 +222,7 @@ def gradient_function(
         after = flatten_buffers(after, buffers, layout)
         if nodes:
             return losses.detach(), after, *_apart(found)
-        parts = {field: torch.zeros_like(field.of(parameters)) for field in frozen}
-        parts.update(zip(trained, found, strict=True))
-        return losses.detach(), after, torch.cat([parts[field].reshape(-1) for field in layout.parameters])
+        return losses.detach(), after, torch.cat([gradient.reshape(-1) for gradient in found])
 
     return gradients
 

@@ -89,9 +89,6 @@ class Trainer(ABC):
         self._workers = workers or Workers(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
-        fields = list(zip(self.layout.parameters, self.module.parameters(), strict=True))
-        self._trained = tuple(field for field, parameter in fields if parameter.requires_grad)
-        self._frozen = tuple(field for field, parameter in fields if not parameter.requires_grad)
         # (Below compiled code there are no operations of torch's to be recorded.)
         most_shapes = 0 if self.compiled else MOST_SHAPES
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes)
@@ -100,7 +97,7 @@ class Trainer(ABC):
         return bare_module(self.task.model, self.rows.device).train()
 
     def _make_gradients(self) -> Function:
-        given = self.task, self._make_module(), self._data, self._trained
+        given = self.task, self._make_module(), self._data
         return gradient_function(*given, nodes=self.nodes, compiled=self.compiled)
 
     def forms(self) -> dict[str, int]:
@@ -117,18 +114,8 @@ class Trainer(ABC):
         """Take an optimizer step; without a loss."""
         parameters = self.rows.fresh()
         state = {name: value.clone() for name, value in job.state.items()}
-        self.step(parameters, job.gradient.clone(), state, job.lr, job.start.parameters)
+        self.optimizer.step(parameters, job.gradient.clone(), state, job.lr, job.start.parameters)
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
-
-    def step(
-        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
-    ) -> None:
-        """One optimizer step of parameters [..., P], from ``start`` if it is given. Frozen parameters stay as they are, also
-        under weight decay, which needs no gradient."""
-        kept = [field.of(parameters if start is None else start).clone() for field in self._frozen]
-        self.optimizer.step(parameters, gradient, state, lr, start)
-        for field, value in zip(self._frozen, kept, strict=True):
-            field.of(parameters).copy_(value)
 
 
 class SequentialTrainer(Trainer):
@@ -178,7 +165,7 @@ class SequentialTrainer(Trainer):
         for batch in job.batches:
             loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
             losses += float(loss)  # now, since it may be a view of memory that the step writes
-            self.step(parameters, gradient, state, job.lr, first)
+            self.optimizer.step(parameters, gradient, state, job.lr, first)
             first = None
         return TrainResult(Model(parameters, buffers), state, losses / max(len(job.batches), 1))
 
@@ -270,25 +257,20 @@ class BatchedTrainer(Trainer):
     def _optimize(
         self, parameters: Tensor, gradients: Sequence[Tensor], state: State, lr: float, start: Tensor | None
     ) -> None:
-        """:meth:`step` with the gradients of the trained fields."""
+        """An optimizer step with the gradients of the fields."""
         if not self.optimizer.by_coordinate:
             gradient = self._flatten(gradients, torch.empty_like(parameters))
-            self.step(parameters, gradient, state, lr, start)
+            self.optimizer.step(parameters, gradient, state, lr, start)
             return
         # Field by field, which saves copying the gradients into one vector.
-        for field, gradient in zip(self._trained, gradients, strict=True):
+        for field, gradient in zip(self.layout.parameters, gradients, strict=True):
             states = {name: field.of(value) for name, value in state.items()}
             at = None if start is None else field.of(start)
             self.optimizer.step(field.of(parameters), gradient, states, lr, at)
-        if start is not None:
-            for field in self._frozen:
-                field.of(parameters).copy_(field.of(start))
 
     def _flatten(self, gradients: Sequence[Tensor], out: Tensor) -> Tensor:
-        for field, gradient in zip(self._trained, gradients, strict=True):
+        for field, gradient in zip(self.layout.parameters, gradients, strict=True):
             field.of(out).copy_(gradient)
-        for field in self._frozen:
-            field.of(out).zero_()
         return out
 
     def _writable(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Float[Tensor, "nodes values"]]:
@@ -302,7 +284,7 @@ class BatchedTrainer(Trainer):
 def _hindrance(module: nn.Module) -> str | None:
     """The reason why the batched trainer can't run a module, or None."""
     for layer in module.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd):
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             return "keep dropout's draws apart by node"
         if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gossamer.config.experiment import parse_mapping
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, listed
 from gossamer.results import recorder
 from gossamer.results.formatting import NOTHING
 
@@ -87,10 +87,22 @@ class Run:
     @cached_property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
         """The nodes' flat vectors at the end, or None before it."""
+        if (models := self._models) and "parameters" not in models:
+            found = f"{listed(models)} in {self.path / 'models.safetensors'}"
+            raise BadInput(f"{found}; accepted: safetensors with 'parameters'")
+        return models.get("parameters")
+
+    @cached_property
+    def buffers(self) -> Float[Tensor, "nodes buffers"] | None:
+        """The nodes' buffers at the end; None before it, and for a model without any."""
+        return self._models.get("buffers")
+
+    @cached_property
+    def _models(self) -> dict[str, Tensor]:
         path = self.path / "models.safetensors"
         try:
-            return load_file(path)["parameters"] if path.exists() else None
-        except (SafetensorError, KeyError) as error:
+            return load_file(path) if path.exists() else {}
+        except SafetensorError as error:
             raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from error
 
     @property

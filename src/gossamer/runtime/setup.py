@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -18,11 +19,11 @@ from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
-from gossamer.learning.parameters import Layout
+from gossamer.learning.parameters import Layout, SharedConstants
 from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
-from gossamer.randomness import generator
+from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
@@ -43,6 +44,8 @@ def prepare(experiment: Experiment) -> Setup:
         raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
+    # The key of the common initial model: every process has the same constants, also with independent models.
+    task = replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
