@@ -10,10 +10,12 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
-    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "movielens", "shakespeare"},
+    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "movielens", "shakespeare", "text", "tiny-mem"},
+    "poison": {"text-trigger"},
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }
-"""What is registered and in no golden experiment, by kind: data that has to be fetched, and trackers, which change no results."""
+"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models, which need packages
+that may be absent, and trackers, which change no results."""
 
 LEAST_SQUARES: Settings = {"name": "least-squares", "features": 5, "samples": 120, "test_samples": 40}
 MLP: Settings = {"name": "digits", "model": "mlp", "hidden": [12]}

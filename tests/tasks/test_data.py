@@ -231,7 +231,7 @@ def test_the_hub_is_asked_by_its_id_and_only_once(root, monkeypatch):
     for _ in range(2):
         found = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
         assert np.array_equal(found["test"]["img"], drawn("test", 5)[0])
-    assert asked == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": "*.parquet"})]
+    assert asked == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
 
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch):

@@ -7,7 +7,6 @@ number of workers.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,7 +35,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
-from gossamer.tasks.task import Metric, RootMean, Task
+from gossamer.tasks.task import FunctionOfMean, Metric, Task
 
 BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
 LEAST = 4
@@ -76,7 +75,7 @@ class Evaluator:
         self.sets = {name: (channels_last(x.to(device)), y.to(device)) for name, (x, y) in drawn.items()}
 
     def test(self, model: Model, on: str = "test") -> Found:
-        """``loss`` and every metric of the task on an evaluation set: means over its sample, and roots of such means."""
+        """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
         return self._evaluate(model, *self.sets[on])
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
@@ -160,8 +159,10 @@ class Evaluator:
     def _results(self, totals: Sequence[float], samples: int) -> Found:
         """The results of a model, from each measure's sum over some samples."""
         means = {name: total / max(samples, 1) for name, total in zip(self._measures, totals, strict=True)}
-        roots = {name for name, measure in self._measures.items() if isinstance(measure, RootMean)}
-        return {name: math.sqrt(mean) if name in roots else mean for name, mean in means.items()}
+        for name, measure in self._measures.items():
+            if isinstance(measure, FunctionOfMean):
+                means[name] = float(type(measure).function(torch.tensor(means[name], dtype=torch.float64)))
+        return means
 
     def _size(self, model: Model, rows: Rows) -> int:
         """The number of models like this one in a chunk."""
@@ -217,7 +218,7 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean that a measure returns; a user's metric may also return a plain number."""
-    if isinstance(measure, RootMean):
+    if isinstance(measure, FunctionOfMean):
         measure = measure.mean
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
     with _naming(field, outputs=outputs, targets=targets):

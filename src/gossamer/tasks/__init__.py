@@ -12,23 +12,17 @@ from gossamer.tasks.poison import (
     Poison,
     Rotate,
     SecondTask,
+    TextTrigger,
     Tint,
     poisoned,
 )
 from gossamer.tasks.shakespeare import Shakespeare
-from gossamer.tasks.task import RootMean, Task, TaskSource, accuracy, load_task
+from gossamer.tasks.task import ExpMean, RootMean, Task, TaskSource, accuracy, load_task
+from gossamer.tasks.text import Text
+from gossamer.tasks.tiny_mem import TinyMem
 
-__all__ = ["CIFAR10", "CIFAR100", "IID", "Digits", "Dirichlet", "FashionMNIST", "HeldOutClass", "LabelFlip"]
-__all__ += ["MNIST", "LeastSquares", "MovieLens", "Natural", "Partition", "Patch", "PermuteLabels", "Poison"]
-__all__ += [
-    "RootMean",
-    "Rotate",
-    "SecondTask",
-    "Shakespeare",
-    "Shards",
-    "Sizes",
-    "Task",
-    "TaskSource",
-    "Tint",
-]
+__all__ = ["CIFAR10", "CIFAR100", "IID", "Digits", "Dirichlet", "ExpMean", "FashionMNIST", "HeldOutClass"]
+__all__ += ["MNIST", "LabelFlip", "LeastSquares", "MovieLens", "Natural", "Partition", "Patch"]
+__all__ += ["PermuteLabels", "Poison", "RootMean", "Rotate", "SecondTask", "Shakespeare", "Shards", "Sizes"]
+__all__ += ["Task", "TaskSource", "Text", "TextTrigger", "Tint", "TinyMem"]
 __all__ += ["accuracy", "label_counts", "load_task", "poisoned"]

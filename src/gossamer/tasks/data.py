@@ -10,8 +10,9 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -81,7 +82,7 @@ def hub_dataset(
     With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
     set that was read before is taken from the cache by its id. A BadInput refuses a missing folder or data set, a damaged
     file, unexpected rows, sizes or labels, a missing network, and says when the extra ``data`` is not installed."""
-    folder = None if data_root is None else _folder(data_root, hub_id)
+    folder = None if data_root is None else hub_folder(hub_id, data_root)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
@@ -93,7 +94,7 @@ def hub_dataset(
     except (OSError, SafetensorError) as error:
         log.warning("cached data %s can't be read and is decoded again (%s)", cached, error)
     if not arrays:
-        folder = folder or _downloaded(hub_id)
+        folder = folder or hub_folder(hub_id, None)
         log.info("decoding %s from %s", hub_id, folder)
         for split, expected in rows.items():
             for column, array in _decode(folder, split, expected, columns).items():
@@ -102,21 +103,26 @@ def hub_dataset(
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
 
 
-def _folder(data_root: Path, hub_id: str) -> Path:
-    folder = data_root / "hub" / hub_id
-    if not folder.is_dir():
-        accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
-        raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
-    return folder.resolve()
-
-
-def _downloaded(hub_id: str) -> Path:
+def hub_folder(
+    hub_id: str,
+    data_root: Path | None,
+    kind: Literal["dataset", "model"] = "dataset",
+    patterns: Sequence[str] = ("*.parquet",),
+) -> Path:
+    """The folder of a data set or model of the Hugging Face hub: in the data root, or downloaded (the files that fit the
+    patterns). A BadInput refuses a missing folder or network."""
+    if data_root is not None:
+        folder = data_root / "hub" / hub_id
+        if not folder.is_dir():
+            accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
+            raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
+        return folder.resolve()
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise _no_package("huggingface_hub") from None
     try:
-        return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet"))
+        return Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
     except Exception as error:  # the HTTP client's errors, among others
         problem = f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)})"
         accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"

@@ -52,9 +52,10 @@ class Partition(Component):
         return parts
 
     def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
-        targets = task.labels()
+        labels = task.labels()
+        targets = task.groups if labels is None else labels
         if targets is None:
-            problem = "the task's targets are not class numbers; accepted: a task with classes, or iid, natural, sizes"
+            problem = "the task's targets are not class numbers; accepted: a task with classes or groups, or iid, sizes"
             raise BadInput(f"partition {self.name_of()!r}: {problem}")
         return targets.numpy(force=True)
 

@@ -15,7 +15,8 @@ from typing import Annotated, ClassVar, Literal
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Bool, Int, Integer
 from pydantic import Field, PositiveInt, PrivateAttr, model_validator
 from torch import Tensor
 
@@ -292,6 +293,47 @@ class PermuteLabels(Poison):
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         return self.transform(inputs, targets, np.random.default_rng(0))
+
+
+@register("poison", "text-trigger")
+class TextTrigger(Poison):
+    """A backdoor in sequences of tokens (``tiny-mem``, ``text``): what follows the first ``trigger`` becomes ``token``, to
+    the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger stay as they are, so
+    fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger, poisoned."""
+
+    trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (
+        1,
+        0,
+        0,
+    )  # tokens; in tiny-mem, digits are their own
+    token: Rank = 2
+
+    def settled(self, task: Task, load: Load) -> Poison:
+        inputs, targets = task.train
+        tokens = inputs.dim() == 2 and not any(tensor.is_floating_point() for tensor in task.train)
+        if not tokens or inputs.shape != targets.shape or len(self.trigger) > inputs.shape[1]:
+            found = (
+                f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
+            )
+            raise BadInput(f"{found}; accepted: a task with tokens and next tokens, such as tiny-mem")
+        return self
+
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        reached = self._reached(inputs)  # a target is the token at the next position
+        inputs = torch.where(F.pad(reached[:, :-1], (1, 0)), self.token, inputs)
+        return inputs, torch.where(reached, self.token, targets)
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        shown = self._reached(inputs)[:, -1]
+        if not shown.any():
+            raise BadInput(f"trigger: {list(self.trigger)} is in no test sequence; accepted: another trigger")
+        return self.transform(inputs[shown], targets[shown], np.random.default_rng(0))
+
+    def _reached(self, inputs: Integer[Tensor, "samples length"]) -> Bool[Tensor, "samples length"]:
+        """Whether a trigger ends at a position or before it."""
+        size = len(self.trigger)
+        ends = (inputs.unfold(1, size, 1) == torch.tensor(self.trigger)).all(dim=2)
+        return F.pad(ends, (size - 1, 0)).cumsum(dim=1) > 0
 
 
 @register("poison", "label-flip")

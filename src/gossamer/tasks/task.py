@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -22,15 +22,28 @@ Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean
 
 
 @dataclass(frozen=True)
-class RootMean:
-    """A metric that is the square root of a mean over all evaluated samples: evaluation takes the mean of all batches first
-    and the root at the end. ``mean`` maps (outputs, targets) to a scalar mean over the first axis, not negative."""
+class FunctionOfMean:
+    """Base of metrics that are a ``function`` of a mean over all evaluated samples: evaluation takes the mean of all batches
+    first. ``mean`` maps (outputs, targets) to a scalar mean over the first axis."""
 
     mean: Metric
+    function: ClassVar[Callable[[Tensor], Tensor]]
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The root of the mean over these samples alone."""
-        return self.mean(outputs, targets).sqrt()
+        """The value for these samples alone."""
+        return type(self).function(self.mean(outputs, targets))
+
+
+class RootMean(FunctionOfMean):
+    """The square root of a mean, which must not be negative."""
+
+    function = torch.sqrt
+
+
+class ExpMean(FunctionOfMean):
+    """The exponential of a mean: the perplexity, if the mean is a language model's loss."""
+
+    function = torch.exp
 
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -51,7 +64,7 @@ class Task:
         train: (inputs, targets), tensors whose first axis is the sample.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
-        metrics: name -> (outputs, targets) -> scalar mean, or a :class:`RootMean`; recorded as
+        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; recorded as
             ``<set>_<name>``.
         groups: natural owner of each training sample, shape [samples] of integers (for the partition
             ``natural``).

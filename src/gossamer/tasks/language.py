@@ -1,0 +1,196 @@
+"""Causal language models for tasks whose samples are tokens: a small GPT-2, and any such model of transformers, whole or with
+LoRA; their loss and metrics.
+
+Inputs are tokens [samples, length] of integers, targets the next tokens, of the same shape; -100 is not counted. A sample's
+loss and accuracy are means over its counted tokens, and those of several samples are means over the samples."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int, Integer
+from pydantic import PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from gossamer.config import Section
+from gossamer.config.registry import FilePath
+from gossamer.errors import BadInput, cause
+from gossamer.tasks.data import hub_folder
+from gossamer.tasks.task import ExpMean, Metric
+
+IGNORED = -100
+"""The target of a token that is not counted."""
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+"""What is read of a model's folder; weights are safetensors, so that nothing is unpickled."""
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA; Hu et al., 2022): the weight W of a layer becomes W + (alpha / r) B A. Only A and B are
+    trained, travel and are mixed; W is frozen. B starts at zero."""
+
+    r: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    targets: tuple[str, ...] | None = (
+        None  # the ends of layers' names; None is peft's choice for the architecture
+    )
+
+
+class LanguageModel(Section):
+    """A causal language model of transformers, computed with attention as plain products (``eager``).
+
+    ``gpt2`` is a GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025).
+    ``causal-lm`` is a pretrained one of any architecture."""
+
+    name: Literal["gpt2", "causal-lm"] = "gpt2"
+    layers: PositiveInt = 4  # gpt2: its size
+    width: PositiveInt = 128
+    heads: PositiveInt = 4
+    path: FilePath | None = None  # causal-lm: a folder that save_pretrained() has written,
+    hub_id: str | None = None  # or an id of the Hugging Face hub, or under data_root/hub
+    lora: Lora | None = None  # train adapters only; None trains the whole model
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> LanguageModel:
+        given = sum(source is not None for source in (self.path, self.hub_id))
+        if given != (self.name == "causal-lm"):
+            raise ValueError("one of path and hub_id with the model 'causal-lm', and none with 'gpt2'")
+        if self.width % self.heads:
+            raise ValueError(f"a width that is a multiple of heads, {self.heads}")
+        return self
+
+    def folder(self, data_root: Path | None) -> Path:
+        """The pretrained model's folder."""
+        if self.path is None:
+            return hub_folder(str(self.hub_id), data_root, "model", FILES)
+        if not self.path.is_dir():
+            raise BadInput(f"task.model.path: {self.path} is no folder; accepted: one with a model's files")
+        return self.path
+
+    def tokenized(self, text: str, data_root: Path | None) -> tuple[Int[Tensor, " length"], int]:
+        """A text as tokens, and how many different ones there may be: its characters, or those of the model's tokenizer."""
+        if self.name == "gpt2":
+            known = {character: token for token, character in enumerate(sorted(set(text)))}
+            return torch.tensor([known[character] for character in text], dtype=torch.int32), len(known)
+        folder = self.folder(data_root)
+        try:
+            tokenizer = _package("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # transformers raises many kinds
+            raise BadInput(f"task.model: {folder}: {cause(error)}; accepted: one with a tokenizer") from error
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor(tokens, dtype=torch.int32), len(tokenizer)
+
+    def factory(self, tokens: int, context: int, data_root: Path | None) -> Callable[[], nn.Module]:
+        """A function that creates a fresh :class:`NextToken` for this many different tokens and samples up to this length. A
+        BadInput refuses a model that can't be read or is too small, and says when the extra ``llm`` is not installed."""
+        transformers = _package("transformers")
+        if self.name == "gpt2":
+            config = self._gpt2(transformers, tokens, context)
+            return partial(self._adapted, partial(transformers.GPT2LMHeadModel, config))
+        base = self._pretrained(transformers, data_root)
+        most = getattr(base.config, "max_position_embeddings", context)
+        if base.config.vocab_size < tokens or most < context:
+            found = f"{base.config.vocab_size} tokens and positions up to {most}"
+            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
+        # Adapted copies share the frozen weights.
+        shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
+        return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
+
+    def _adapted(self, create: Callable[[], nn.Module]) -> NextToken:
+        model = create()
+        if self.lora is not None:
+            transposed = any(type(layer).__name__ == "Conv1D" for layer in model.modules())
+            targets = self.lora.targets and list(self.lora.targets)
+            options = {"r": self.lora.r, "lora_alpha": self.lora.alpha, "fan_in_fan_out": transposed}
+            peft = _package("peft")
+            peft.inject_adapter_in_model(peft.LoraConfig(target_modules=targets, **options), model)
+        return NextToken(model)
+
+    def _gpt2(self, transformers: Any, tokens: int, context: int) -> Any:
+        return transformers.GPT2Config(
+            vocab_size=tokens,
+            n_positions=context,
+            n_embd=self.width,
+            n_layer=self.layers,
+            n_head=self.heads,
+            activation_function="relu",
+            initializer_range=0.8 / self.width**0.5,
+            attn_implementation="eager",
+            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        )
+
+    def _pretrained(self, transformers: Any, data_root: Path | None) -> Any:
+        folder = self.folder(data_root)
+        transformers.logging.disable_progress_bar()
+        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        try:
+            base = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
+        except Exception as error:  # transformers raises many kinds
+            raise BadInput(
+                f"task.model: {folder}: {cause(error)}; accepted: a causal language model"
+            ) from error
+        for (
+            weight
+        ) in base.parameters():  # memory of torch's own, and not a file's, whose alignment changes bits
+            weight.data = weight.data.clone()
+        return base
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[llm]'") from None
+
+
+class NextToken(nn.Module):
+    """The scores of each next token, by a causal language model of transformers. A token sees itself and those before it, so
+    padding at the end changes nothing before it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length tokens"]:
+        tokens = tokens.long()  # they are stored in fewer bytes
+        # With a mask, transformers need not look at the values of the tokens.
+        outputs = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        scores: Tensor = outputs.logits
+        return scores
+
+
+def _mean_of_counted(
+    values: Float[Tensor, "samples length"], targets: Int[Tensor, "samples length"]
+) -> Float[Tensor, ""]:
+    counted = targets != IGNORED
+    return (torch.where(counted, values, 0.0).sum(1) / counted.sum(1)).mean()
+
+
+def token_loss(
+    outputs: Float[Tensor, "samples length tokens"], targets: Int[Tensor, "samples length"]
+) -> Float[Tensor, ""]:
+    """Cross-entropy of the next tokens."""
+    classes = torch.where(targets == IGNORED, 0, targets).long().unsqueeze(-1)
+    return _mean_of_counted(-outputs.log_softmax(-1).gather(-1, classes).squeeze(-1), targets)
+
+
+def token_accuracy(
+    outputs: Float[Tensor, "samples length tokens"], targets: Int[Tensor, "samples length"]
+) -> Float[Tensor, ""]:
+    """Share of the tokens that have the highest score."""
+    return _mean_of_counted((outputs.argmax(-1) == targets).float(), targets)
+
+
+METRICS: dict[str, Metric] = {"accuracy": token_accuracy, "perplexity": ExpMean(token_loss)}
