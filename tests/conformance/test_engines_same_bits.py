@@ -116,6 +116,8 @@ def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], pla
 
 
 def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
+    """And they are the same tensors for every worker, so that steps are recorded."""
+    assert played(FROZEN)[0].execution["train"] == {"recorded": 1}
     for run in played(FROZEN):
         assert run.parameters is not None
         assert run.parameters.shape == (4, 9)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from learning_tasks import images, start
 from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
-from gossamer.tasks.task import RootMean, Task
+from gossamer.tasks.task import ExpMean, RootMean, Task
 
 
 def direct(task: Task, seed: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
@@ -85,11 +86,11 @@ def test_evaluation_uses_the_buffers_and_leaves_them_alone() -> None:
     assert torch.equal(model.buffers, before)
 
 
-def test_the_root_of_a_mean_is_taken_over_all_batches_together() -> None:
+def test_a_function_of_a_mean_is_taken_over_all_batches_together() -> None:
     def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(1) == targets).float().mean()
 
-    task = replace(images("mlp"), metrics={"hits": hits, "root": RootMean(hits)})
+    task = replace(images("mlp"), metrics={"hits": hits, "root": RootMean(hits), "exp": ExpMean(hits)})
     inputs, targets = task.test
     # All but a few of the hits are in the first batch, so that the mean of the batches' roots is another number.
     scores = task.model()
@@ -104,6 +105,7 @@ def test_the_root_of_a_mean_is_taken_over_all_batches_together() -> None:
     assert 0 < share < 1
     assert found["hits"] == pytest.approx(share)
     assert found["root"] == pytest.approx(share**0.5)
+    assert found["exp"] == pytest.approx(math.exp(share))
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,8 @@ class Lora(Section):
 
     r: PositiveInt = 8
     alpha: PositiveFloat = 16.0
-    targets: tuple[str, ...] | None = (
-        None  # the ends of layers' names; None is peft's choice for the architecture
-    )
+    # The ends of the names of adapted layers; None is peft's choice for the architecture.
+    targets: tuple[str, ...] | None = None
 
 
 class LanguageModel(Section):
@@ -83,11 +82,7 @@ class LanguageModel(Section):
         if self.name == "gpt2":
             known = {character: token for token, character in enumerate(sorted(set(text)))}
             return torch.tensor([known[character] for character in text], dtype=torch.int32), len(known)
-        folder = self.folder(data_root)
-        try:
-            tokenizer = _package("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # transformers raises many kinds
-            raise BadInput(f"task.model: {folder}: {cause(error)}; accepted: one with a tokenizer") from error
+        tokenizer = self._pretrained("AutoTokenizer", data_root)
         tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return torch.tensor(tokens, dtype=torch.int32), len(tokenizer)
 
@@ -98,7 +93,10 @@ class LanguageModel(Section):
         if self.name == "gpt2":
             config = self._gpt2(transformers, tokens, context)
             return partial(self._adapted, partial(transformers.GPT2LMHeadModel, config))
-        base = self._pretrained(transformers, data_root)
+        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        base = self._pretrained("AutoModelForCausalLM", data_root, **options)
+        for weight in base.parameters():
+            weight.data = weight.data.clone()  # aligned, as a view of a file need not be
         most = getattr(base.config, "max_position_embeddings", context)
         if base.config.vocab_size < tokens or most < context:
             found = f"{base.config.vocab_size} tokens and positions up to {most}"
@@ -131,21 +129,17 @@ class LanguageModel(Section):
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         )
 
-    def _pretrained(self, transformers: Any, data_root: Path | None) -> Any:
-        folder = self.folder(data_root)
+    def _pretrained(self, kind: str, data_root: Path | None, **options: Any) -> Any:
+        """What a class of transformers reads from the folder, without the network and without running code from it."""
+        folder, transformers = self.folder(data_root), _package("transformers")
         transformers.logging.disable_progress_bar()
-        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        options = {"local_files_only": True, "trust_remote_code": False, **options}
         try:
-            base = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
+            return getattr(transformers, kind).from_pretrained(folder, **options)
         except Exception as error:  # transformers raises many kinds
             raise BadInput(
                 f"task.model: {folder}: {cause(error)}; accepted: a causal language model"
             ) from error
-        for (
-            weight
-        ) in base.parameters():  # memory of torch's own, and not a file's, whose alignment changes bits
-            weight.data = weight.data.clone()
-        return base
 
 
 def _package(name: str) -> Any:
