@@ -242,6 +242,26 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
         prepare(experiment(**{**said, "data_root": str(tmp_path)}))
 
 
+def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **tokens)).save_pretrained(
+        tmp_path / "llama"
+    )
+    model = {"name": "causal-lm", "path": str(tmp_path / "llama"), "lora": {"r": 2}}
+    engine = {"name": "simulate", "trainer": "batched"}
+    run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
+    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
+    assert run.parameter_count == 2 * 2 * (16 + 16 + 16 + 8)
+    assert run.buffers is None
+    assert set(run.execution["train"]) == {"recorded"}
+    inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
+    recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
+    found = token_loss(gossamer.load_module(run.path, 2)(inputs), targets)
+    assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
+
+
 def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> None:
     described = experiment(
         task={**TINY, "model": {"name": "causal-lm", "path": str(folder), "lora": {"r": 2}}}
