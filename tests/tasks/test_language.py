@@ -116,6 +116,15 @@ def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples()
     assert float(token_accuracy(*given)) == pytest.approx(np.mean(hits), rel=1e-5)
 
 
+def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
+    source = tiny(count_padding=True)
+    task, model = source.load(None, 1), LanguageModel(**SMALL).factory(14, 28, None)()
+    inputs, targets = (half[:9] for half in task.train)
+    whole = torch.cat([inputs, targets[:, -1:]], dim=1).long()
+    expected = model.model(input_ids=whole, labels=whole).loss  # type: ignore[union-attr,operator]
+    torch.testing.assert_close(token_loss(model(inputs), targets), expected)
+
+
 def test_a_token_sees_only_those_before_it() -> None:
     model = LanguageModel(**SMALL).factory(14, 28, None)().eval()
     tokens = torch.randint(0, 14, (2, 20))
@@ -231,6 +240,33 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
     assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is no folder"):
         prepare(experiment(**{**said, "data_root": str(tmp_path)}))
+
+
+def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **tokens)).save_pretrained(
+        tmp_path / "llama"
+    )
+    model = {"name": "causal-lm", "path": str(tmp_path / "llama"), "lora": {"r": 2}}
+    engine = {"name": "simulate", "trainer": "batched"}
+    run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
+    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
+    assert run.parameter_count == 2 * 2 * (16 + 16 + 16 + 8)
+    assert run.buffers is None
+    assert set(run.execution["train"]) == {"recorded"}
+    inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
+    recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
+    found = token_loss(gossamer.load_module(run.path, 2)(inputs), targets)
+    assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
+
+
+def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> None:
+    described = experiment(
+        task={**TINY, "model": {"name": "causal-lm", "path": str(folder), "lora": {"r": 2}}}
+    )
+    assert Experiment.parse(described.to_yaml()) == described
 
 
 def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
