@@ -116,7 +116,8 @@ def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_bac
         assert after is not None
         assert taken > before + 60 * MIB
         assert kept > before + 60 * MIB
-        assert after < before + 8 * MIB
+        # Where they filled holes, each of the 1,024 may leave the two pages that it shares with its neighbours: 8 MiB.
+        assert after < before + 16 * MIB
         assert bool((last == 1).all())
 
     in_child(work)
