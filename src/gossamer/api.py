@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
-from gossamer.learning.parameters import bare_module, named_buffers, named_parameters
+from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, environment, write_json, write_text
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
@@ -19,7 +19,8 @@ from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
 from gossamer.runtime.recording import Observer
-from gossamer.runtime.setup import prepare
+from gossamer.runtime.setup import sharing_constants
+from gossamer.tasks import load_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -176,11 +177,13 @@ def load_module(path: str | Path, node: int = 0) -> nn.Module:
         )
     if not 0 <= node < len(run.parameters):
         raise BadInput(f"node: {node}; accepted: 0 to {len(run.parameters) - 1}")
-    setup = prepare(Experiment.load(run.path / "experiment.yaml"))
-    module = bare_module(setup.task.model).eval()
-    values = named_parameters(run.parameters[node], setup.layout.parameters)
+    experiment = Experiment.load(run.path / "experiment.yaml")
+    task = load_task(experiment.task, experiment.data_root, experiment.seed)
+    module = bare_module(sharing_constants(task, experiment.seed).model).eval()
+    layout = Layout.of(module)
+    values = named_parameters(run.parameters[node], layout.parameters)
     if run.buffers is not None:
-        values |= named_buffers(run.buffers[node], setup.layout, module)
+        values |= named_buffers(run.buffers[node], layout, module)
     module.load_state_dict(values, strict=False)
     return module
 

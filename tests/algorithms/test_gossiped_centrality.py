@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 import gossamer
-from gossamer import Experiment, Run
+from gossamer import BadInput, Experiment, Run
+from gossamer.algorithms.gossiped_centrality import _score
 from gossamer.topology import TopologySchedule
 from gossamer.topology.measures import influence, sparse_matrix
 
@@ -66,3 +67,15 @@ def test_influences_tend_to_the_stationary_ones(tmp_path: Path) -> None:
     assert exact is not None
     assert np.ptp(exact) > 0.1
     assert last(run, "influence") == pytest.approx(exact.tolist(), abs=1e-3)
+
+
+def test_influence_is_not_corrected_for_weights_that_change(tmp_path: Path) -> None:
+    changing = {"name": "barabasi-albert", "m": 2, "every_rounds": 2}
+    with pytest.raises(BadInput, match="weights that change with the round, for influence-corrected"):
+        played(tmp_path, {"name": "influence-corrected"}, topology=changing)
+
+
+@pytest.mark.parametrize("score", [float("nan"), -0.1, "1", 1])
+def test_a_score_that_is_none_is_refused(score: Any) -> None:
+    with pytest.raises(ValueError, match="score of a peer: got"):
+        _score(score)

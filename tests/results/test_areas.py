@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,3 +96,29 @@ def test_without_axes_all_of_a_cell_is_one_row(runs: list[Run]) -> None:
 def test_names_that_do_not_exist_are_refused(runs: list[Run], arguments: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         areas(runs, *arguments)
+
+
+def test_a_run_that_several_experiments_share_counts_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    alone = {"optimizer.lr": 0.3, "topology.name": "complete", "topology.weights": "uniform"}
+    cells = {"slow": {"optimizer.lr": 0.01}, "alone": alone}
+    folder = tmp_path_factory.mktemp("shared")
+    sweep = Sweep.of(SWEEP | {"cells": cells, "grid": {"graph": SWEEP["grid"]["graph"]}}, out=folder)
+    assert run_sweep(sweep, jobs=1).counts.done == 6
+    runs = load_runs(sweep.folder)
+    slow, shared = areas(runs, "test_loss", "slow").rows(named=True)
+    assert (slow["runs"], shared["runs"], shared["pairs"]) == (4, 2, 4)
+    by = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
+    means = [
+        np.mean([by["alone", graph, seed] - by["slow", graph, seed] for graph in ("few", "all")])
+        for seed in (1, 2)
+    ]
+    assert shared["difference"] == pytest.approx(np.mean(means))
+    assert shared["difference_half"] == pytest.approx(t.ppf(0.975, 1) * np.std(means, ddof=1) / math.sqrt(2))
+
+
+def test_two_runs_of_one_point_are_refused(runs: list[Run], tmp_path: Path) -> None:
+    again = [replace(run, path=tmp_path / run.id) for run in runs]
+    for run, copy in zip(runs, again, strict=True):
+        shutil.copytree(run.path, copy.path)
+    with pytest.raises(BadInput, match="two runs of slow with seed 1"):
+        areas([*runs, *again], "test_loss")

@@ -121,7 +121,7 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
     assert out.splitlines()[:3] == ["slow", "fast", "2 cells, seeds 1, 2: 4 experiments, 4 runs"]
-    assert out.splitlines()[3].startswith("none is done")
+    assert out.splitlines()[3].startswith("no run is done")
     assert (
         cli("sweep", "sweep.yaml", "--dry-run", "--set", "seeds=[5]")[1]
         .splitlines()[2]
@@ -134,7 +134,7 @@ def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
     said = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[3]
     walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
-    assert said.startswith(f"2 are done, in {sum(walls) / 2:.1f} s on average; 2 are left: ")
+    assert said.startswith(f"2 of 4 runs done, in {sum(walls) / 2:.1f} s on average; if the others")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 from sweeps import TINY, sweep
 
@@ -42,7 +42,7 @@ def test_cells_times_grid_times_seeds_the_last_key_fastest(tmp_path: Path) -> No
     assert found.folder == tmp_path / "small"
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+@drawn(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_as_many_as_the_product(cells: int, values: int, seeds: int) -> None:
     found = sweep(
         Path("runs"),
@@ -125,6 +125,11 @@ def test_an_entry_of_a_list_is_set_by_its_number(tmp_path: Path) -> None:
     base = {"poison": [flip, flip]}
     found = sweep(tmp_path, base=base, grid={"poison.1.at.rank": [1, 2]}).planned
     assert [[each.at.rank for each in one.experiment.poison] for one in found] == [[0, 1], [0, 2]]
+    path = "poison.1.at.rank"
+    with pytest.raises(BadInput, match=f"--set {path}: overridden by the sweep"):
+        given(f"{path}=3", base={**TINY, **base}, grid={path: [1, 2]})
+    one = given(f"{path}=3", base={**TINY, **base}, grid={path: [1]})
+    assert [each.experiment.poison[1].at.rank for each in one.planned] == [3]
     with pytest.raises(BadInput, match=r"poison\.2; accepted: an entry from 0 to 1"):
         sweep(tmp_path, base=base, grid={"poison.2.at.rank": [1]})
     with pytest.raises(BadInput, match=r"poison is .*, which has no fields"):

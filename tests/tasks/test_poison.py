@@ -176,6 +176,21 @@ def test_only_the_chosen_node_learns_a_class_that_is_held_out():
     assert len(setup.task.tests["ood"][1]) == int((clean.task.test[1] == 4).sum())
 
 
+@pytest.mark.parametrize(
+    "first", [{"name": "held-out-class", "label": 4}, {"name": "patch", "target": 4}], ids=str
+)
+def test_a_class_that_is_held_out_leaves_the_samples_of_other_poisons(first) -> None:
+    others = [
+        {**first, "share": 0.3, "at": {"rank": 1}},
+        {"name": "held-out-class", "label": 4, "at": {"rank": 3}},
+    ]
+    others[1] |= {"share": 0.2, "set_name": "second"}
+    clean, one, setup = (prepare(experiment(others[:count])) for count in range(3))
+    assert setup.labels is not None
+    counts = [0, round(0.3 * len(clean.parts[1])), 0, round(0.2 * len(one.parts[3])), 0]
+    assert setup.labels[:, 4].tolist() == counts
+
+
 def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
     poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
     graph = {"name": "edge-list", "path": "graph.txt", "weights": "data-size"}

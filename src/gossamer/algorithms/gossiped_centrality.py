@@ -16,11 +16,12 @@ stands in for a lost one.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.node import Node
 from gossamer.topology.centrality import shares
@@ -55,7 +56,8 @@ class GossipedCentrality(Algorithm):
             node.record(score=own)
             node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
             inbox = await node.gather(senders, tag=r)
-            heard.update({rank: (each["score"], each["degree"]) for rank, each in inbox.items()})
+            for rank, each in inbox.items():
+                heard[rank] = _score(each["score"]), whole_number(each["degree"], 1, "degree")
             if inbox:
                 weights = shares(
                     {node.rank: own, **{rank: heard[rank][0] for rank in inbox}}, self.temperature
@@ -66,3 +68,10 @@ class GossipedCentrality(Algorithm):
             if self.measure == "pagerank":
                 followed = sum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
                 node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
+
+
+def _score(value: object) -> float:
+    """A score from a peer's message; ValueError for anything but a finite number of at least 0."""
+    if not isinstance(value, float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"score of a peer: got {value!r}; accepted: a finite number, at least 0")
+    return value

@@ -1,4 +1,4 @@
-"""Any row-stochastic weights, and yet the mean of all nodes' objectives.
+"""Row-stochastic weights, and yet the mean of all nodes' objectives.
 
 If nodes mix by a row-stochastic matrix W, such as one of centralities, they agree on a mean in which node i counts by its
 stationary influence pi_i (pi W = pi): hubs decide. Mai & Abed, "Distributed Optimization over Weighted Directed Graphs Using
@@ -13,14 +13,13 @@ and the divisor is n y_ii, so that steps have their usual length where all nodes
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
-from gossamer.node import Node
+from gossamer.errors import BadInput
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "influence-corrected")
@@ -30,11 +29,19 @@ class InfluenceCorrected(Algorithm):
 
     Args:
         local_epochs: passes over a node's samples a round.
-        most: the largest factor of a displacement: nodes of little influence would take very long steps."""
+        most: the largest factor of a displacement. Nodes of little influence would take very long steps; those that reach the
+            limit still count for less than the others.
 
-    mixes_models: ClassVar[bool] = True
+    The weights must not change with the round."""
+
     local_epochs: int = Field(default=1, ge=1)
     most: float = Field(default=10.0, ge=1)
+
+    def check(self, setting: Setting) -> None:
+        if not setting.topology.static_weights:
+            raise BadInput(
+                "topology: weights that change with the round, for influence-corrected; accepted: static ones"
+            )
 
     async def run(self, node: Node) -> None:
         if "influences" not in node.state:

@@ -97,8 +97,9 @@ class DeviationMean(Aggregator):
         x_i <- m + sum_j w_j |d_j|^q d_j / sum_j w_j |d_j|^q
 
     A power of 0 is the mean; the higher it is, the more the farthest value decides, as in the merging of models by largest
-    magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the largest value. It is the
-    opposite of robust: a single attacker has more influence than by the mean. Buffers are averaged. Gossamer's own; see
+    magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the largest value. Of two values,
+    the one of smaller weight is farther from the mean and counts more, so unequal weights gain nothing. It is the opposite of
+    robust: a single attacker has more influence than by the mean. Buffers are averaged. Gossamer's own; see
     docs/reproductions/topology-aware.md."""
 
     power: float = Field(default=2.0, ge=0)

@@ -1,12 +1,14 @@
 """Comparison of a sweep's cells by the areas under a metric's curves over rounds, in pairs with a baseline.
 
-A pair are two runs of one seed that are alike in all axes of the grid: the same graph, the same data, the same place of the
-poisoned node. So what differs between graphs does not blur the difference between cells.
+A pair are two runs of one seed that are alike in all axes of the grid, such as the graph and the data. So the differences
+between graphs do not blur those between cells. A run that several experiments of a sweep share counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -16,6 +18,9 @@ from gossamer.results.comparison import Table, interval_text
 from gossamer.results.formatting import NOTHING, is_share, metric_title
 from gossamer.results.run import Run
 from gossamer.results.tidy import all_metrics, confidence, final
+
+Values = dict[tuple[Any, ...], tuple[Path, float]]
+"""Seed and axes of the grid -> the run's folder and its area."""
 
 _FIGURES: dict[str, Any] = {
     "runs": pl.Int64,
@@ -46,16 +51,24 @@ def areas(
             raise BadInput(
                 f"--per {axis}: no axis of the sweep{suggest(axis, axes)}; accepted: {listed(axes)}"
             )
-    found: dict[tuple[Any, ...], dict[str, dict[Any, float]]] = {}
+    found: dict[tuple[Any, ...], dict[str, Values]] = {}
     for run in runs:
         last = final(run, metric)
         if last is not None and last.area is not None:
             row = tuple(str(run.labels.get(axis)) for axis in per)
             point = (run.experiment.get("seed"), *(str(run.labels.get(axis)) for axis in axes))
-            found.setdefault(row, {}).setdefault(_cell(run), {})[point] = last.area
+            values = found.setdefault(row, {}).setdefault(_cell(run), {})
+            if values.setdefault(point, (run.path, last.area))[0] != run.path:
+                raise BadInput(
+                    f"--area: two runs of {_cell(run)} with seed {point[0]}; accepted: runs of one sweep"
+                )
     cells = list(dict.fromkeys(cell for row in found.values() for cell in row))
     if baseline is not None and baseline not in cells:
         raise BadInput(f"--baseline {baseline}: no cell{suggest(baseline, cells)}; accepted: {listed(cells)}")
+    if baseline is not None and not any("cell" in run.labels for run in runs):
+        raise BadInput(
+            f"--baseline {baseline}: a sweep without cells has no pairs; accepted: a sweep with cells"
+        )
     rows = []
     for row, by_cell in found.items():
         base = by_cell.get(baseline or "", {})
@@ -68,17 +81,20 @@ def _cell(run: Run) -> str:
     return str(run.labels.get("cell", run.cell or run.name))
 
 
-def _figures(values: dict[Any, float], base: dict[Any, float]) -> dict[str, Any]:
-    mean = confidence(values.values())
+def _figures(values: Values, base: Values) -> dict[str, Any]:
+    mean = confidence(dict(values.values()).values())
     assert mean is not None
     row: dict[str, Any] = {"runs": mean.count, "area": mean.mean, "area_half": mean.half_width, "pairs": 0}
-    pairs = [(value, base[point]) for point, value in values.items() if point in base]
+    pairs = [(*own, base[point][1]) for point, own in values.items() if point in base]
     if values is base or not pairs:
         return row
-    difference = confidence(own - other for own, other in pairs)
+    by_run: dict[Path, list[float]] = {}
+    for path, own, other in pairs:
+        by_run.setdefault(path, []).append(own - other)
+    difference = confidence(map(fmean, by_run.values()))
     assert difference is not None
-    others = sum(other for _, other in pairs)
-    ratio = sum(own for own, _ in pairs) / others if others else None
+    others = sum(other for _, _, other in pairs)
+    ratio = sum(own for _, own, _ in pairs) / others if others else None
     half = difference.half_width
     return row | {"pairs": len(pairs), "difference": difference.mean, "difference_half": half, "ratio": ratio}
 

@@ -44,8 +44,7 @@ def prepare(experiment: Experiment) -> Setup:
         raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
-    # The key of the common initial model: every process has the same constants, also with independent models.
-    task = replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
+    task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
@@ -88,6 +87,12 @@ def prepare(experiment: Experiment) -> Setup:
         message_limit=_message_limit(experiment, layout),
         poisoned=reached,
     )
+
+
+def sharing_constants(task: Task, seed: int) -> Task:
+    """The same task with models that share their constants. Their key is that of the common initial model: all processes have
+    the same ones, also with independent models."""
+    return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:

@@ -97,16 +97,12 @@ def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
     at = states(sweep)
     folders = [at[run].folder for run in runs if at[run].status == "done"]
     walls = [wall for folder in folders if folder and (wall := load_run(folder).wall_s) is not None]
-    if walls:
-        each, left = fmean(walls), len(runs) - len(folders)
-        hours = left * each / 3600
-        print(
-            f"{len(folders)} are done, in {each:.1f} s on average; {left} are left: {hours:.2g} h, one at a time"
-        )
-    else:
-        print(
-            "none is done: after one (--only CELL --set seeds=[1]), this says how long the others will take"
-        )
+    if not walls:
+        print("no run is done that would say how long they take; --only CELL --set seeds=[1] does one")
+        return
+    hours = (len(runs) - len(folders)) * fmean(walls) / 3600
+    done = f"{len(folders)} of {len(runs)} runs done, in {fmean(walls):.1f} s on average"
+    print(f"{done}; if the others take as long: {hours:.2g} h, one at a time")
 
 
 def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:

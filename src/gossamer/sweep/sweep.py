@@ -137,7 +137,10 @@ def value_at(raw: Mapping[str, Any], path: str) -> Any:
     """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is not there."""
     found: Any = raw
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, list) and name.isdecimal():
+            found = found[int(name)] if int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 

@@ -108,7 +108,7 @@ class Poison(Component):
         return None
 
     def withheld(self, targets: Tensor) -> Bool[Tensor, " samples"] | None:
-        """Which training samples, by their targets, no node keeps but those that the poison gives; None is no sample."""
+        """Which training samples, by their targets, no node keeps unless a poison has changed them; None is no sample."""
         return None
 
 
@@ -135,7 +135,7 @@ class Patch(Poison):
     # Its value as the model sees it, in all channels or in each; None is the largest of the training images.
     value: float | tuple[float, ...] | None = None
     include_target: bool = False  # whether test images of the target class are in the evaluation set
-    classes: int | None = None  # number of classes; None is the task's
+    _classes: int = PrivateAttr(1)  # the task's number of classes
 
     def settled(self, task: Task, load: Load) -> Poison:
         _check_images(task)
@@ -149,7 +149,9 @@ class Patch(Poison):
             raise BadInput(
                 f"value: {list(value)}; accepted: a number, or one for each of {inputs.shape[1]} channels"
             )
-        return self.model_copy(update={"value": value, "classes": classes})
+        poison = self.model_copy(update={"value": value})
+        poison._classes = classes
+        return poison
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         assert self.value is not None
@@ -161,7 +163,7 @@ class Patch(Poison):
             if self.corner == "random":
                 top, left = int(rng.integers(height + 1)), int(rng.integers(width + 1))
             image[:, top : top + self.size, left : left + self.size] = value
-        shifted = (targets + 1) % (self.classes or 1)
+        shifted = (targets + 1) % self._classes
         return inputs, torch.full_like(targets, self.target) if self.labels == "target" else shifted
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
@@ -266,7 +268,7 @@ class SecondTask(Replacement):
             if (found.dtype, *found.shape[1:]) != (wanted.dtype, *wanted.shape[1:]):
                 said = f"{name} {found.dtype} of shape {list(found.shape[1:])} a sample"
                 raise BadInput(f"task: {said}; accepted: {wanted.dtype} of shape {list(wanted.shape[1:])}")
-        if task.labels() is not None and class_count(other) > class_count(task):
+        if class_count(other) > class_count(task):
             raise BadInput(f"task: {class_count(other)} classes; accepted: at most {class_count(task)}")
         poison._samples, poison._test = other.train, other.test
         return poison
@@ -299,13 +301,11 @@ class PermuteLabels(Poison):
 class TextTrigger(Poison):
     """A backdoor in sequences of tokens (``tiny-mem``, ``text``): what follows the first ``trigger`` becomes ``token``, to
     the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger stay as they are, so
-    fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger, poisoned."""
+    fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger, poisoned. Its metrics count
+    the tokens before the trigger too, and those after it, most of which repeat a token that the model has seen."""
 
-    trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (
-        1,
-        0,
-        0,
-    )  # tokens; in tiny-mem, digits are their own
+    # Tokens; those of digits are the digits in tiny-mem.
+    trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (1, 0, 0)
     token: Rank = 2
 
     def settled(self, task: Task, load: Load) -> Poison:
@@ -316,10 +316,15 @@ class TextTrigger(Poison):
                 f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
             )
             raise BadInput(f"{found}; accepted: a task with tokens and next tokens, such as tiny-mem")
+        if self.token > (largest := int(inputs.max())):
+            raise BadInput(f"token: {self.token}; accepted: 0 to {largest}, as the task has")
         return self
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         reached = self._reached(inputs)  # a target is the token at the next position
+        if not reached.any():
+            accepted = "another trigger, or a larger share"
+            raise BadInput(f"trigger: {list(self.trigger)} is in no chosen sequence; accepted: {accepted}")
         inputs = torch.where(F.pad(reached[:, :-1], (1, 0)), self.token, inputs)
         return inputs, torch.where(reached, self.token, targets)
 
@@ -371,12 +376,11 @@ def poisoned(
         return task, parts, []
     inputs, targets = (tensor.clone() for tensor in task.train)
     tests, parts, reached = dict(task.tests), list(parts), []
+    changed = np.zeros(len(targets), bool)  # by any poison so far
     for number, given in enumerate(poisons):
         with _naming(number, given):
             poison = given.settled(task, load)
             reached.append(poison.at.select(len(parts), graph))
-            withheld = poison.withheld(targets)
-            kept = np.ones(len(targets), bool) if withheld is None else ~withheld.numpy()
             for rank in reached[-1]:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
@@ -389,11 +393,13 @@ def poisoned(
                     if found != wanted:
                         raise BadInput(f"transform gave {name} {found}; accepted: {wanted}")
                     whole[chosen] = values
-                kept[chosen] = True
-            for rank, part in enumerate(parts):
-                parts[rank] = part[kept[part]]
-                if len(part) and not len(parts[rank]):
-                    raise BadInput(f"node {rank} keeps no training sample; accepted: another partition")
+                changed[chosen] = True
+            if (withheld := poison.withheld(task.train[1])) is not None:
+                kept = changed | ~withheld.numpy()
+                for rank, part in enumerate(parts):
+                    parts[rank] = part[kept[part]]
+                    if len(part) and not len(parts[rank]):
+                        raise BadInput(f"node {rank} keeps no training sample; accepted: another partition")
             if (pair := poison.evaluation_set(*task.test)) is not None:
                 if poison.set_name in tests:
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
