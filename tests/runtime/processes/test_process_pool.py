@@ -142,7 +142,7 @@ def test_a_node_that_can_not_be_started_is_reported(
     open_before = psutil.Process().num_fds()
     made.pool.do(protocol.Fork(1, 3, []))
     assert made.events[1:] == [Said(1, 3, NotStarted(f"{why}{hint}"))]
-    assert psutil.Process().num_fds() == open_before
+    assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may go in between)
     made.selector.close()
     os.close(made.memory)
 
