@@ -17,7 +17,7 @@ from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.comparison import Table, interval_text
 from gossamer.results.formatting import NOTHING, is_share, metric_title
 from gossamer.results.run import Run
-from gossamer.results.tidy import all_metrics, confidence, final
+from gossamer.results.tidy import check_recorded, confidence, final
 
 Values = dict[tuple[Any, ...], tuple[Path, float]]
 """Seed and axes of the grid -> the run's folder and its area."""
@@ -40,11 +40,7 @@ def areas(
         A row per value of the axes ``per`` (a column each) and entry of ``cells`` (``cell``): ``runs``, ``area``, its mean
         over them, and over ``pairs`` of runs the mean ``difference`` to the baseline and the ``ratio`` of the two means;
         ``*_half`` is half the width of a 95 % confidence interval (null for one run)."""
-    known = all_metrics(runs)
-    if metric not in known:
-        raise BadInput(
-            f"--area {metric}: no run has recorded it{suggest(metric, known)}; accepted: {listed(known)}"
-        )
+    check_recorded("--area", metric, runs)
     axes = list(dict.fromkeys(key for run in runs for key in run.labels if key != "cell"))
     for axis in per:
         if axis not in axes:

@@ -21,7 +21,7 @@ import polars as pl
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import NOTHING, bytes_unit, is_share, metric_title
 from gossamer.results.run import Run, cell_names, differing, flat, part, tell_apart
-from gossamer.results.tidy import AXES, all_metrics, confidence, final, lower_is_better, student_t
+from gossamer.results.tidy import AXES, check_recorded, confidence, final, lower_is_better, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -217,14 +217,9 @@ def time_to(
         runs of one seed, where the seeds are the same) and ``final`` (at the last complete evaluation). ``*_half`` are half
         the widths of confidence intervals.
     """
-    known = all_metrics(run for group in groups for run in group.runs)
     rows: list[dict[str, Any]] = []
     for level in levels:
-        if level.metric not in known:
-            raise BadInput(
-                f"--time-to {level.metric}: no run has recorded it{suggest(level.metric, known)}; accepted:"
-                f" {listed(known)}"
-            )
+        check_recorded("--time-to", level.metric, (run for group in groups for run in group.runs))
         reached = {group.label: [_reached(run, level) for run in group.samples] for group in groups}
         others = {} if baseline is None else baseline.groups
         rows += [_row(group, level, reached, others.get(group.label)) for group in groups]

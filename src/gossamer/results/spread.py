@@ -13,11 +13,11 @@ import networkx as nx
 import numpy as np
 import polars as pl
 
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput
 from gossamer.results.comparison import Group, Table, interval_text
 from gossamer.results.formatting import NOTHING, is_share, metric_title
 from gossamer.results.run import Run
-from gossamer.results.tidy import all_metrics, confidence, mean_over_rounds
+from gossamer.results.tidy import check_recorded, confidence, mean_over_rounds
 
 COLUMNS: dict[str, Any] = {
     "group": pl.String,
@@ -77,10 +77,7 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
         A row per group and distance: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``, ``area`` (with
         ``area_half``, half the width of its 95 % confidence interval), ``final``, and ``half_round`` (null unless all have
         one)."""
-    known = all_metrics(run for group in groups for run in group.runs)
-    if metric not in known:
-        accepted = f"no run has recorded it{suggest(metric, known)}; accepted: {listed(known)}"
-        raise BadInput(f"--by-hops {metric}: {accepted}")
+    check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
     rows: list[dict[str, Any]] = []
     for group in groups:
         runs = [by_hops(run, metric) for run in group.samples]

@@ -58,6 +58,14 @@ def all_metrics(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
+def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
+    """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
+    known = all_metrics(runs)
+    if metric not in known:
+        found = f"no run has recorded it{suggest(metric, known)}"
+        raise BadInput(f"{option} {metric}: {found}; accepted: {listed(known)}")
+
+
 def main_metric(run: Run) -> str | None:
     """The metric by which a run is judged: the first of :func:`metric_names`."""
     return next(iter(metric_names(run)), None)

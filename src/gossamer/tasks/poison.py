@@ -112,6 +112,13 @@ class Poison(Component):
         return None
 
 
+class Change(Poison):
+    """Base of poisons that can change any sample. The evaluation set is the test set, changed in the same way."""
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        return self.transform(inputs, targets, np.random.default_rng(0))
+
+
 def _check_images(task: Task) -> None:
     inputs = task.train[0]
     if inputs.dim() != 4 or not inputs.is_floating_point():
@@ -173,7 +180,7 @@ class Patch(Poison):
 
 
 @register("poison", "rotate")
-class Rotate(Poison):
+class Rotate(Change):
     """Images turned by quarters of a circle, with their labels: knowledge that the other nodes do not have. The evaluation
     set is the turned test set."""
 
@@ -189,12 +196,9 @@ class Rotate(Poison):
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         return inputs.rot90(self.quarter_turns, (2, 3)), targets
 
-    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        return inputs.rot90(self.quarter_turns, (2, 3)), targets
-
 
 @register("poison", "tint")
-class Tint(Poison):
+class Tint(Change):
     """Coloured images, with their labels. The evaluation set is the coloured test set."""
 
     # Of each channel's brightness, how much stays: 0 leaves the darkest value of its training images. The default is red.
@@ -215,9 +219,6 @@ class Tint(Poison):
         factors = torch.tensor(self.factors, dtype=inputs.dtype).view(-1, 1, 1)
         return self._black + factors * (inputs - self._black), targets
 
-    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        return self.transform(inputs, targets, np.random.default_rng(0))
-
 
 class Replacement(Poison):
     """Base of poisons that replace samples by others, which the other nodes do not have."""
@@ -233,7 +234,7 @@ class Replacement(Poison):
 @register("poison", "held-out-class")
 class HeldOutClass(Replacement):
     """A class that only the chosen nodes know: it replaces a share of their samples, and no other sample of it is trained on.
-    The evaluation set are the test images of the class; ``test`` has all classes."""
+    The evaluation set is the test images of the class; ``test`` has all classes."""
 
     label: Rank = 0
 
@@ -241,14 +242,15 @@ class HeldOutClass(Replacement):
         if self.label >= class_count(task):
             raise BadInput(f"label: {self.label}; accepted: 0 to {class_count(task) - 1}")
         (inputs, targets), poison = task.train, self.model_copy()
-        of_class = targets == self.label
-        if not of_class.any() or not (task.test[1] == self.label).any():
+        of_class = self.withheld(targets)
+        if not of_class.any() or not self.withheld(task.test[1]).any():
             raise BadInput(f"label: {self.label}, of which the task has no sample; accepted: another class")
         poison._samples = inputs[of_class], targets[of_class]
         return poison
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        return inputs[targets == self.label], targets[targets == self.label]
+        of_class = self.withheld(targets)
+        return inputs[of_class], targets[of_class]
 
     def withheld(self, targets: Tensor) -> Bool[Tensor, " samples"]:
         return targets == self.label
@@ -278,7 +280,7 @@ class SecondTask(Replacement):
 
 
 @register("poison", "permute-labels")
-class PermuteLabels(Poison):
+class PermuteLabels(Change):
     """Other labels by a rule: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
@@ -292,9 +294,6 @@ class PermuteLabels(Poison):
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         return inputs, torch.tensor(self.permutation)[targets].to(targets.dtype)
-
-    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        return self.transform(inputs, targets, np.random.default_rng(0))
 
 
 @register("poison", "text-trigger")
