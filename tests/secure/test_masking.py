@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
+from contextlib import suppress
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -65,13 +68,46 @@ def test_two_key_pairs_agree_on_a_secret_that_a_third_one_has_not() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(2, 2), (2, 3), (3, 5), (4, 6)])
-def test_any_so_many_shares_determine_a_secret_and_fewer_do_not(threshold: int, count: int) -> None:
-    secret = bytes(range(16))
+def test_as_many_shares_as_the_threshold_determine_a_secret_and_fewer_do_not(
+    threshold: int, count: int
+) -> None:
+    secret = bytes(range(256 - 16, 256))
     shares = dict(enumerate(masking.split(secret, threshold, count)))
     for chosen in itertools.combinations(shares, threshold):
         assert masking.join({each: shares[each] for each in chosen}) == secret
     for chosen in itertools.combinations(shares, threshold - 1):
-        assert masking.join({each: shares[each] for each in chosen}) != secret
+        with suppress(ValueError):  # of elements of the field, three in four are no secret
+            assert masking.join({each: shares[each] for each in chosen}) != secret
+
+
+@given(
+    secret=st.binary(min_size=16, max_size=16),
+    seed=st.randoms(use_true_random=False),
+    count=st.integers(2, 9),
+)
+def test_shares_lie_on_a_polynomial_whose_value_at_zero_is_the_secret(
+    secret: bytes, seed: random.Random, count: int
+) -> None:
+    prime, threshold = 2**130 - 5, count // 2 + 1
+    shares = [int.from_bytes(share, "big") for share in masking.split(secret, threshold, count)]
+    chosen = seed.sample(range(count), threshold)
+    at_zero = Fraction(0)
+    for i in chosen:  # Lagrange, in exact fractions, then modulo the prime
+        term = Fraction(shares[i])
+        for j in chosen:
+            if j != i:
+                term *= Fraction(j + 1, j - i)
+        at_zero += term
+    value = at_zero.numerator * pow(at_zero.denominator, -1, prime) % prime
+    assert value == int.from_bytes(secret, "big")
+    assert masking.join({i: shares[i].to_bytes(17, "big") for i in chosen}) == secret
+
+
+def test_shares_of_no_secret_are_refused() -> None:
+    with pytest.raises(ValueError, match="belong to no secret"):
+        masking.join({0: (2**130 - 6).to_bytes(17, "big")})
+    with pytest.raises(ValueError, match="modulus"):
+        masking.join({0: (2**130).to_bytes(17, "big")})
 
 
 def test_a_sealed_message_opens_with_its_key_sender_and_context_only() -> None:

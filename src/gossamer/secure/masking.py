@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import shamirs  # type: ignore[import-untyped]
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -21,7 +22,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jaxtyping import Float, UInt
 
 SECRET_BYTES = 16
-"""Length of a secret that can be shared: Shamir's scheme works in the field of 2^128 elements."""
+"""Length of a secret that can be shared."""
+_PRIME = 2**130 - 5  # Shamir's scheme works in a field that has every secret among its elements
+_SHARE_BYTES = 17
 KEY_BYTES = 32
 
 _WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
@@ -92,19 +95,21 @@ class KeyPair:
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a secret (Shamir, "How to share a secret", 1979): ``threshold`` of them determine it, fewer say nothing."""
-    return [share for _, share in _shamir().split(threshold, count, secret)]
+    shares = shamirs.shares(int.from_bytes(secret, "big"), count, _PRIME, threshold)
+    return [share.value.to_bytes(_SHARE_BYTES, "big") for share in shares]
 
 
 def join(shares: dict[int, bytes]) -> bytes:
     """The secret of which these are shares: position in what :func:`split` returned -> share. Needs as many as its
     threshold; ValueError for shares that none has."""
-    return bytes(_shamir().combine([(position + 1, share) for position, share in shares.items()]))
-
-
-def _shamir() -> Any:
-    from Crypto.Protocol.SecretSharing import Shamir  # needed only where a secret is shared
-
-    return Shamir
+    points = [
+        shamirs.share(position + 1, int.from_bytes(share, "big"), _PRIME)
+        for position, share in shares.items()
+    ]
+    secret: int = shamirs.interpolate(points)
+    if secret >= 2 ** (8 * SECRET_BYTES):
+        raise ValueError("shares that belong to no secret")
+    return secret.to_bytes(SECRET_BYTES, "big")
 
 
 def seal(key: bytes, message: bytes, sender: int, context: bytes) -> bytes:
