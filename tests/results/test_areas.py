@@ -39,14 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return load_runs(sweep.folder)
 
 
-def area(run: Run) -> float:
-    rows = (
-        run.metrics.filter(pl.col("node") >= 0)
-        .group_by("round")
-        .agg(pl.col("test_loss").mean())
-        .sort("round")
-    )
-    return float(np.trapezoid(rows["test_loss"], rows["round"]) / 5)
+def area(run: Run, metric: str = "test_loss") -> float:
+    rows = run.metrics.filter(pl.col("node") >= 0).group_by("round").agg(pl.col(metric).mean()).sort("round")
+    return float(np.trapezoid(rows[metric], rows["round"]) / 5)
 
 
 def test_a_row_has_the_mean_of_its_cell_and_of_the_differences_of_pairs(runs: list[Run]) -> None:
@@ -72,14 +67,31 @@ def test_a_row_has_the_mean_of_its_cell_and_of_the_differences_of_pairs(runs: li
         assert row["difference_half"] == pytest.approx(
             t.ppf(0.975, 3) * np.std(differences, ddof=1) / math.sqrt(4)
         )
-        assert row["ratio"] == pytest.approx(sum(own.values()) / sum(slow.values()))
+        ratio = sum(own.values()) / sum(slow.values())
+        assert row["ratio"] == pytest.approx(ratio)
+        residuals = [own[point] - ratio * slow[point] for point in own]
+        half = t.ppf(0.975, 3) * np.std(residuals, ddof=1) / math.sqrt(4) / np.mean(list(slow.values()))
+        assert row["ratio_half"] == pytest.approx(half)
+
+
+def test_an_area_can_be_compared_with_that_of_another_metric(runs: list[Run]) -> None:
+    rows = areas(runs, "test_accuracy", relative_to="test_loss")
+    for row in rows.rows(named=True):
+        shares = [
+            area(run, "test_accuracy") / area(run) - 1 for run in runs if run.labels["cell"] == row["cell"]
+        ]
+        assert row["relative"] == pytest.approx(np.mean(shares))
+        assert row["relative_half"] == pytest.approx(t.ppf(0.975, 7) * np.std(shares, ddof=1) / math.sqrt(8))
+    _, head, lines = table(rows, "test_accuracy", None, "test_loss")
+    assert head == ["cell", "runs", "area", "relative to test_loss"]
+    assert all(line[3].endswith("%") for line in lines)
 
 
 def test_without_axes_all_of_a_cell_is_one_row(runs: list[Run]) -> None:
     found = areas(runs, "test_accuracy")
     assert found.columns[0] == "cell"
     assert found["runs"].to_list() == [8, 8]
-    _, head, lines = table(found, "test_accuracy", None)
+    _, head, lines = table(found, "test_accuracy", None, None)
     assert head == ["cell", "runs", "area"]
     assert [line[0] for line in lines] == ["slow", "fast"]
     assert all("%" in line[2] for line in lines)
@@ -90,6 +102,7 @@ def test_without_axes_all_of_a_cell_is_one_row(runs: list[Run]) -> None:
     [
         (("tset_loss",), "--area tset_loss: no run has recorded it .did you mean 'test_loss'"),
         (("test_loss", "slwo"), "--baseline slwo: no cell .did you mean 'slow'"),
+        (("test_loss", None, (), "tset_loss"), "--relative-to tset_loss: no run has recorded it"),
         (("test_loss", "slow", ["grpah"]), "--per grpah: no axis of the sweep .did you mean 'graph'"),
     ],
 )

@@ -164,6 +164,9 @@ def report(
         list[str] | None,
         option("With --area, a row for each value of this axis of the grid.", metavar="AXIS"),
     ] = None,
+    relative_to: Annotated[
+        str | None, option("With --area, the percent difference to this metric's.", metavar="METRIC")
+    ] = None,
     baseline: Annotated[
         str | None, option("The group that --time-to compares with, the cell for --area.", metavar="NAME")
     ] = None,
@@ -198,8 +201,8 @@ def report(
 
     if baseline is not None and not time_to and area is None:
         raise BadInput("--baseline: accepted together with --time-to or --area")
-    if per and area is None:
-        raise BadInput("--per: accepted together with --area")
+    if area is None and (per or relative_to):
+        raise BadInput(f"--{'per' if per else 'relative-to'}: accepted together with --area")
     levels = comparison.parse_levels(time_to or ())
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = comparison.groups(loaded, group_by or ())
@@ -208,7 +211,7 @@ def report(
     title = None if against is None else against.title
     rows = comparison.time_to(groups, levels, against)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    found = None if area is None else areas.areas(loaded, area, baseline, per or ())
+    found = None if area is None else areas.areas(loaded, area, baseline, per or (), relative_to)
     animation = None if animate is None else Animation(loaded, animate)
     within = choose(loaded, window, nodes)
     # A page of several runs, or of a part of one, must not replace the page of a run.
@@ -243,7 +246,7 @@ def report(
         if by_hops is not None and distances is not None:
             shown.append(spread.table(distances, by_hops))
         if area is not None and found is not None:
-            shown.append(areas.table(found, area, baseline))
+            shown.append(areas.table(found, area, baseline, relative_to))
         for heading, head, lines in shown:
             print_table(head, lines, title=heading)
             print()
