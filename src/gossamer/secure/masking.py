@@ -64,15 +64,17 @@ class Ring:
         return total
 
     def stream(self, key: bytes, length: int) -> UInt[np.ndarray, " n"]:
-        """Words that look random without the key: AES-256 in counter mode. A key must serve once."""
-        size = length * self.dtype.itemsize
-        encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        return np.frombuffer(encryptor.update(_zeros(size)), self.dtype)
+        """Words that look random without the key: AES-256 in counter mode. A key must serve once, and the next call
+        overwrites the words."""
+        zeros, words = _scratch(length * self.dtype.itemsize)
+        Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, words)
+        return np.frombuffer(words, self.dtype, count=length)
 
 
 @lru_cache(maxsize=2)
-def _zeros(size: int) -> bytes:
-    return bytes(size)
+def _scratch(size: int) -> tuple[bytes, bytearray]:
+    """Zeros, and memory for as many bytes of a stream: to allocate it each time would take as long as to fill it."""
+    return bytes(size), bytearray(size + 15)  # update_into() asks for a block less one byte more
 
 
 def derive(secret: bytes, purpose: str, *numbers: int) -> bytes:

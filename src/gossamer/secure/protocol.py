@@ -263,10 +263,12 @@ class SecureAggregation:
             [*(each.numpy(force=True) for each in (self._encoded(model)[0], buffers)), np.zeros(CHECKED)]
         )
         largest = float(np.abs(values).max(initial=0))
-        words = {to: self._masked(to, values, largest) for to in receivers}
+        fixed: dict[float, Any] = {}
+        words = {to: self._masked(to, values, largest, fixed) for to in receivers}
         return {to: torch.from_numpy(each.view(f"i{each.itemsize}")) for to, each in words.items()}
 
-    def _masked(self, to: int, values: Any, largest: float) -> Any:
+    def _masked(self, to: int, values: Any, largest: float, fixed: dict[float, Any]) -> Any:
+        """Words for one receiver; ``fixed`` has the fixed-point numbers by weight, which many receivers share."""
         given = self._given.get(to)
         if given is None or given.round != self._node.round:
             return np.empty(0, self._ring.dtype)
@@ -278,7 +280,9 @@ class SecureAggregation:
                 f"secure_aggregation: a model with the value {largest:g}; accepted: values below {given.bound:g}, for"
                 f" ring_bits {self._settings.ring_bits} and fraction_bits {self._settings.fraction_bits}"
             )
-        words = self._ring.fix(values, given.weight)
+        if given.weight not in fixed:
+            fixed[given.weight] = self._ring.fix(values, given.weight)
+        words = fixed[given.weight].copy()
         if self._settings.masked:
             if given.own:
                 words += self._ring.stream(masking.derive(given.own, "own"), len(words))
