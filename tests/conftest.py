@@ -27,7 +27,7 @@ install_import_hook(
     [
         *("gossamer.algorithms", "gossamer.codecs", "gossamer.faults", "gossamer.learning"),
         *("gossamer.network", "gossamer.node", "gossamer.results", "gossamer.tasks", "gossamer.topology"),
-        *("gossamer.runtime.outcome", "gossamer.runtime.setup", "gossamer.runtime.processes.memory"),
+        *("gossamer.runtime.outcome", "gossamer.runtime.setup", "gossamer.runtime.processes.shared_models"),
     ],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )

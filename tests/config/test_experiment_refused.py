@@ -50,6 +50,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": None}, "stop: got null (empty); accepted: a mapping of fields"),
     ({"engine": {"name": None}}, "engine.name: got null (empty); accepted: simulate, processes"),
     ({"seed": -1}, "seed: got -1; accepted: greater than or equal to 0"),
+    ({"seed": 10**60}, "seed: got 1000000000000000000000000000000000000"),
+    ({"nodes": 10**12}, "nodes: got 1000000000000; accepted: less than or equal to 1000000"),
+    ({"batch_size": 10**8}, "batch_size: got 100000000; accepted: "),
+    (
+        {"engine": {"threads": 10**11}},
+        "engine.threads: got 100000000000; accepted: less than or equal to 1024",
+    ),
+    ({"engine": {"workers": 10**11}}, "engine.workers: got 100000000000; accepted: "),
+    (
+        {"partition": {"name": "dirichlet", "alpha": 1e-300}},
+        "partition.alpha: got 1e-300; accepted: greater than or equal to 0.000001",
+    ),
     ({"nodes": ...}, "nodes: missing"),
     ({"task": ...}, "task: missing"),
     ({"stop": ...}, "stop: missing"),

@@ -15,8 +15,13 @@ from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+MOST_NODES = 1_000_000
+_LARGEST = 2**53  # the largest whole number up to which columns of a record are exact
+Count = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
 """A whole number, at least 1. Strict: ``yes`` is not a number."""
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
+"""A number of threads, or of processes that compute at a time."""
 
 
 # --- the parts that are not pluggable
@@ -155,8 +160,8 @@ class Simulate(Section):
 
     name: Literal["simulate"] = "simulate"
     trainer: Literal["auto", "sequential", "batched", "compiled"] = "auto"
-    workers: Count | None = None
-    threads: Count = 1
+    workers: Threads | None = None
+    threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
 
 
@@ -168,7 +173,7 @@ class Processes(Section):
     trainer: Literal["auto", "sequential"] = "auto"
     threads: Literal[1] = 1
     start_timeout_s: float = Field(default=120.0, gt=0)
-    train_at_once: Count | None = None
+    train_at_once: Threads | None = None
     memory: Literal["auto", "keep", "trim"] = "auto"
     pace: bool = Field(default=False, strict=True)
     restart: Literal["never", "always"] = "never"
@@ -216,8 +221,8 @@ class Experiment(Section):
     """
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    seed: int = Field(default=1, ge=0, strict=True)
-    nodes: Count
+    seed: Seed = 1
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES, strict=True)]
     task: Annotated[Any, ComponentField("task")]
     partition: Annotated[Any, ComponentField("partition")] = Field(default="iid", validate_default=True)
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
@@ -229,7 +234,7 @@ class Experiment(Section):
     optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
-    batch_size: Count | Literal["full"] = 16
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | Literal["full"] = 16
     initial: Literal["common", "independent"] = "common"
     compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)
     network: Annotated[Any, ComponentField("network")] = Field(default="uniform", validate_default=True)

@@ -24,6 +24,7 @@ from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.runtime.memory import check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
@@ -44,6 +45,7 @@ def prepare(experiment: Experiment) -> Setup:
         raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
+    check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
 from gossamer.config import Experiment, Section, assign, assign_all
-from gossamer.config.experiment import read_mapping
+from gossamer.config.experiment import Seed, read_mapping
 from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
@@ -26,6 +26,7 @@ from gossamer.results.run import part, short_names
 if TYPE_CHECKING:
     import polars as pl
 
+_MOST_SEEDS = 100_000
 _OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that belong to the sweep, and why."""
 
@@ -37,15 +38,14 @@ def _text_keys(value: Any) -> Any:
 
 def _counted(value: Any) -> Any:
     """A number of seeds stands for 1, 2, ..."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_SEEDS:
         return list(range(1, value + 1))
     if value is not None and not isinstance(value, list):
-        raise ValueError("a number of at least 1, or a list")
+        raise ValueError(f"a number from 1 to {_MOST_SEEDS}, or a list")
     return value
 
 
 _Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
-_Seed = Annotated[int, Field(ge=0, strict=True)]
 _Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
 
 
@@ -55,7 +55,7 @@ class SweepFile(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     base: str | dict[str, Any]
     overrides: _Overrides | None = None
-    seeds: Annotated[list[_Seed] | None, BeforeValidator(_counted)] = None
+    seeds: Annotated[list[Seed] | None, BeforeValidator(_counted)] = None
     cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(_text_keys)] = None
     grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(_text_keys)] = None
 

@@ -13,8 +13,8 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome, ending_signals
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
-from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
+from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.recording import Observer
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
-from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Ready, Row
+from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import shared_file
 
 values = st.recursive(

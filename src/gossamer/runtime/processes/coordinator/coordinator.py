@@ -41,9 +41,9 @@ from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordin
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
+from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.recording import Moment, RunRecord

@@ -30,9 +30,9 @@ from gossamer.results.folder import RunFolder, atomic
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.memory import SharedModels
 from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromPool, FromWorker, Said
 from gossamer.runtime.processes.security import issue
+from gossamer.runtime.processes.shared_models import SharedModels
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup

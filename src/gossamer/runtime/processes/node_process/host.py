@@ -37,7 +37,7 @@ from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
-from gossamer.runtime.processes.memory import available_bytes, private_bytes
+from gossamer.runtime.memory import available_bytes, private_bytes
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.processes.transport.transport import Transport

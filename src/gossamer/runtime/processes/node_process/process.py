@@ -24,11 +24,12 @@ from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.runtime.events import begins, timeline_log
+from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
 from gossamer.runtime.processes.node_process.host import Clock, Computing, NodeContext, NodeHost, Stage
+from gossamer.runtime.processes.shared_models import FINAL, SNAPSHOTS, SharedModels
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row

@@ -38,10 +38,10 @@ from gossamer.runtime.processes.channel import (
     keep_alive,
     parse_address,
 )
-from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
+from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare

@@ -1,10 +1,9 @@
-"""Memory of a run's processes: files and models that they share, and how much a process has to itself."""
+"""The models of all nodes in a file that a run's processes share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -88,28 +87,3 @@ def _transfer(
 
 def _pread(descriptor: int, into: memoryview, start: int) -> int:
     return os.preadv(descriptor, [into], start)
-
-
-def available_bytes() -> int | None:
-    """Bytes of memory that may still be taken, on this machine and in its control group; None if unknown."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available = 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError):
-        return None
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return min(available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # there is none, or it is "max"
-        return available
-
-
-def private_bytes(pid: int | None = None) -> int | None:
-    """Bytes of memory that a process (None: this one) shares with no other; None where it is unknown (not Linux)."""
-    try:
-        lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    # "Private_Dirty:     12345 kB"
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

@@ -1,0 +1,53 @@
+"""How much memory there is, how much a process has taken, and whether a simulation can fit at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gossamer.config import Experiment, Simulate
+from gossamer.errors import BadInput
+from gossamer.learning.parameters import Layout
+
+
+def check_memory(experiment: Experiment, layout: Layout) -> None:
+    """Refuse a simulation whose models and optimizer states alone take more memory than is left. That is a lower bound: data,
+    messages and computations come on top."""
+    engine, optimizer = experiment.engine, experiment.optimizer
+    available = available_bytes()
+    if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
+        return
+    kept = {} if optimizer.reset_every_round else optimizer.init(torch.zeros(2))
+    vectors = 1 + sum(value.shape == (2,) for value in kept.values())
+    needed = 4 * experiment.nodes * (vectors * layout.size + layout.buffer_size)
+    if needed > available:
+        raise BadInput(
+            f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB of memory;"
+            f" accepted: what fits in the {available / 2**30:.3g} GiB that are left"
+        )
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that may still be taken, on this machine and in its control group; None if unknown."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
+
+
+def private_bytes(pid: int | None = None) -> int | None:
+    """Bytes of memory that a process (None: this one) shares with no other; None where it is unknown (not Linux)."""
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    # "Private_Dirty:     12345 kB"
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
