@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +51,13 @@ def test_models_and_optimizer_states_have_to_fit(
 def test_nothing_is_refused_where_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     prepare(experiment())
+
+
+def test_too_little_address_space_is_one_error_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(experiment().to_yaml())
+    program = [sys.executable, "-m", "gossamer", "run", str(path), "--out", str(tmp_path / "runs")]
+    limited = ["sh", "-c", 'ulimit -v 1500000 && exec "$@"', "sh", *program]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == "error: ulimit -v: 1.43 GiB of address space; accepted: at least 2 GiB\n"
+    assert done.returncode == 2

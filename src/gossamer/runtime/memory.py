@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import torch
@@ -9,6 +10,17 @@ import torch
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Layout
+
+_LEAST_ADDRESS_SPACE = 2 * 2**30  # below, torch and polars abort or spin where they can't start a thread
+
+
+def check_address_space() -> None:
+    """Refuse to begin with too little address space (``ulimit -v``) for the libraries that a run needs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        raise BadInput(
+            f"ulimit -v: {limit / 2**30:.3g} GiB of address space; accepted: at least {_LEAST_ADDRESS_SPACE >> 30} GiB"
+        )
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:

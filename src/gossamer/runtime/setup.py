@@ -24,7 +24,7 @@ from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.runtime.memory import check_memory
+from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
@@ -32,6 +32,7 @@ from gossamer.topology import TopologySchedule
 def prepare(experiment: Experiment) -> Setup:
     """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
     used, which names the field."""
+    check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
