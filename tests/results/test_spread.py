@@ -34,7 +34,7 @@ def played(out: Path, seed: int = 1, **fields: Any) -> Run:
 
 def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Path) -> None:
     run = played(tmp_path)
-    assert hops(run) == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
+    assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
     found = by_hops(run, "ood_accuracy")
     rounds = [0, 2, 4, 5]
     curve = {
@@ -52,8 +52,21 @@ def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Pat
             pytest.approx(area),
             pytest.approx(mean[-1]),
         )
-        arrived = [r for r, value in zip(rounds, mean, strict=True) if value >= curve[1][-1] / 2]
-        assert reach.half_round == (arrived[0] if arrived else None)
+        halfway = (mean[0] + curve[1][-1]) / 2
+        arrived = [r for r, value in zip(rounds, mean, strict=True) if value >= halfway]
+        assert reach.half_round == (arrived[0] if arrived and curve[1][-1] > mean[0] else None)
+
+
+def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path: Path) -> None:
+    poison = [
+        {"name": "rotate", "share": 1.0, "set_name": "turned", "at": {"rank": 1}},
+        {"name": "permute-labels", "share": 1.0, "set_name": "renamed", "at": {"rank": 4}},
+        {"name": "label-flip", "share": 1.0, "at": {"rank": 3}},
+    ]
+    run = played(tmp_path, poison=poison, stop={"rounds": 1})
+    assert hops(run, "turned_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
+    assert hops(run, "renamed_loss") == {0: 4, 1: 3, 2: 2, 3: 1, 4: 0}
+    assert hops(run, "test_accuracy") == {0: 1, 1: 0, 2: 1, 3: 0, 4: 0}
 
 
 def test_a_table_over_seeds(tmp_path: Path) -> None:
@@ -70,6 +83,9 @@ def test_a_table_over_seeds(tmp_path: Path) -> None:
 
 
 def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
+    average = played(tmp_path, evaluation={"every_rounds": 2, "nodes": "average"})
+    with pytest.raises(BadInput, match="--by-hops ood_accuracy: no node of the run .* has recorded it"):
+        spread(comparison.groups([average]), "ood_accuracy")
     plain = played(tmp_path, poison=[])
     with pytest.raises(BadInput, match="--by-hops: the run .* has no poisoned nodes"):
         spread(comparison.groups([plain]), "test_accuracy")

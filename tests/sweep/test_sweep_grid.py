@@ -356,6 +356,22 @@ def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) 
         found.chosen(["c"])
 
 
+def test_cells_are_chosen_by_a_value_of_the_grid(tmp_path: Path) -> None:
+    grid = {"batch_size": [4, 8, 16], "nodes": [3, 4]}
+    found = sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid=grid, seeds=1)
+    assert len(found.chosen(["batch_size=8"])) == 4
+    chosen = found.chosen(["batch_size=8", "batch_size=16", "nodes=4", "a"])
+    assert [each.cell.name for each in chosen] == ["a, batch_size=8, nodes=4", "a, batch_size=16, nodes=4"]
+    with pytest.raises(BadInput, match=r"--only nodes=5: no such cell \(did you mean 'nodes=[34]'"):
+        found.chosen(["nodes=5"])
+
+
+def test_a_base_that_is_a_sweep_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("name: other\nbase: {nodes: 3}\n")
+    with pytest.raises(BadInput, match=r"^base: .*other.yaml, a sweep; accepted: an experiment file$"):
+        Sweep.of({"name": "small", "base": str(tmp_path / "other.yaml")}, out=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -307,7 +307,7 @@ def test_a_poison_of_the_user():
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        ([patch(at={"rank": 5})], "poison.0 'patch': at: node 5; accepted: ranks 0 to 4"),
+        ([patch(at={"rank": 5})], "poison.0 'patch': at.rank: node 5; accepted: ranks 0 to 4"),
         ([patch(at={"degree_rank": 5})], "poison.0 'patch': at.degree_rank: 5; accepted: 0 to 4"),
         (
             [patch(at={"hops_from": {"rank": 0, "hops": 4}})],
@@ -387,6 +387,16 @@ def test_a_node_without_samples_and_a_sampled_topology_are_refused():
         BadInput, match="poison.0 'patch': at: a place in the graph, .*; accepted: rank, ranks"
     ):
         prepare(sampled)
+
+
+def test_a_topology_that_is_wrong_is_not_the_poisons_error(tmp_path):
+    (tmp_path / "edges.txt").write_text("0 1\n2 3\n3 4\n")
+    apart = experiment(
+        [patch(at={"hops_from": {"rank": 0, "hops": 2}})],
+        topology={"name": "edge-list", "path": str(tmp_path / "edges.txt")},
+    )
+    with pytest.raises(BadInput, match="^topology: 2 components in the graph"):
+        prepare(apart)
 
 
 def test_the_value_of_a_patch_may_be_given():

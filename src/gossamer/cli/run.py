@@ -123,7 +123,10 @@ def resume(
 def sweep(
     file: Annotated[Path, argument("A sweep file (YAML).", metavar="FILE")],
     overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    only: Annotated[list[str] | None, option("Run only this cell. May be repeated.", metavar="CELL")] = None,
+    only: Annotated[
+        list[str] | None,
+        option("Run only this cell, or axis=value of the grid. May be repeated.", metavar="CELL"),
+    ] = None,
     jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,

@@ -142,4 +142,8 @@ def table(rows: pl.DataFrame, metric: str, baseline: str | None, relative_to: st
             line.append(interval_text(row["difference"], row["difference_half"], points, scale))
             line.append(interval_text(row["ratio"], row["ratio_half"]))
         lines.append(line)
-    return f"area under {metric_title(metric)} over the rounds, divided by their number", head, lines
+    return (
+        f"mean {metric_title(metric)} over the rounds, ± half of the 95 % interval over the runs",
+        head,
+        lines,
+    )

@@ -1,6 +1,7 @@
 """How far knowledge has come: a metric of each node against its distance from the nodes whose data was poisoned.
 
-Distances are hops in the first round's graph, to the nearest of these nodes; on a directed graph, along its arcs.
+Distances are hops in the first round's graph, to the nearest source; on a directed graph, along its arcs. The sources are the
+nodes of the poison that has added the metric's evaluation set; for other metrics, all poisoned nodes.
 """
 
 from __future__ import annotations
@@ -27,21 +28,25 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-def hops(run: Run) -> dict[int, int]:
-    """The distance of every node that the poisoned ones reach; they themselves have distance 0. A BadInput for a run without
-    poisoned data."""
+def hops(run: Run, metric: str) -> dict[int, int]:
+    """The distance of every node that the sources of a metric reach; they themselves have distance 0. A BadInput for a run
+    without poisoned data."""
     if not run.poisoned:
         raise BadInput(f"--by-hops: the run {run.id} has no poisoned nodes; accepted: runs with poison")
+    of_set = metric.removeprefix("trained_").startswith
+    poisons = zip(run.experiment["poison"], run.setup["poisoned"], strict=True)
+    own = {rank for poison, ranks in poisons for rank in ranks if of_set(f"{poison['set_name']}_")}
     graph: nx.Graph[int] = nx.DiGraph() if run.setup["directed"] else nx.Graph()
     graph.add_nodes_from(range(run.nodes))
     graph.add_edges_from(run.setup["graphs"]["0"])
-    lengths = nx.multi_source_dijkstra_path_length(graph, set(run.poisoned))
+    lengths = nx.multi_source_dijkstra_path_length(graph, own or set(run.poisoned))
     return {rank: int(length) for rank, length in lengths.items()}
 
 
 class Reach(NamedTuple):
     """A metric of the nodes at one distance: their number, their mean over the rounds (by trapezoids) and at the end, and the
-    first round at which their mean is at least half of what the poisoned nodes end with (None if it never is)."""
+    first round at which their mean is halfway from its first value to that with which the sources end (None if it never is,
+    or if the sources end below the first value)."""
 
     nodes: int
     area: float
@@ -51,20 +56,24 @@ class Reach(NamedTuple):
 
 def by_hops(run: Run, metric: str) -> dict[int, Reach]:
     """A metric of a run by distance. Evaluations that not all nodes of a distance have are left out."""
-    distances = hops(run)
+    distances = hops(run, metric)
     rows = run.metrics.filter(pl.col(metric).is_not_null()).unique(("node", "round"), keep="last")
     curves: dict[int, dict[float, list[float]]] = {}
     for rank, r, value in rows.select("node", "round", metric).sort("round").iter_rows():
         if rank in distances:
             curves.setdefault(distances[rank], {}).setdefault(r, []).append(value)
+    if not curves:
+        raise BadInput(
+            f"--by-hops {metric}: no node of the run {run.id} has recorded it; accepted: evaluation.nodes: all"
+        )
     found: dict[int, Reach] = {}
     for distance, curve in sorted(curves.items()):
         nodes = max(map(len, curve.values()))
         rounds = np.array([r for r, values in curve.items() if len(values) == nodes])
         means = np.array([fmean(values) for values in curve.values() if len(values) == nodes])
         area = mean_over_rounds(rounds, means)
-        half = (found[0].final if 0 in found else means[-1]) / 2
-        arrived = rounds[means >= half]
+        last = found[0].final if 0 in found else means[-1]
+        arrived = rounds[means >= (means[0] + last) / 2] if last > means[0] else []
         late = float(arrived[0]) if len(arrived) else None
         found[distance] = Reach(nodes, means[-1] if area is None else area, float(means[-1]), late)
     return found
@@ -110,7 +119,5 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
         text = interval_text(row["area"], row["area_half"], unit, scale) + late
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
-    title = (
-        f"mean {metric_title(metric)} over the rounds by distance, and the round of half of the sources' last"
-    )
+    title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
     return title, head, [[group, *(each.get(d, NOTHING) for d in distances)] for group, each in lines.items()]

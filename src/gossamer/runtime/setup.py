@@ -52,16 +52,20 @@ def prepare(experiment: Experiment) -> Setup:
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
         parts[rank] = part
+    samples = [len(part) for part in parts]
+    topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
+    topology.check()
     task, parts, reached = poisoned(
         task,
         parts,
         experiment.poison,
-        lambda: _first_graph(TopologySchedule(experiment.topology, nodes, seed)),
+        lambda: _first_graph(topology),
         seed,
         lambda other: load_task(other, experiment.data_root, seed),
     )
-    topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
-    topology.check()
+    if (left := [len(part) for part in parts]) != samples:
+        topology = TopologySchedule(experiment.topology, nodes, seed, samples=left)
+        topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
         raise BadInput(
             f"topology: {topology.topology.name_of()}, where a node does not know its senders, for {algorithm.name_of()};"

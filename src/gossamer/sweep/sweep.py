@@ -273,6 +273,8 @@ class Sweep:
         if isinstance(base, str):
             path = base if folder is None else folder / base
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
+            if "base" in base and "task" not in base:
+                raise BadInput(f"base: {path}, a sweep; accepted: an experiment file")
         check_not_own("overrides", file.overrides or {})
         Cell("overrides", {}, in_order(file.overrides or {})).apply(base, folder)
         paths = [override.partition("=")[0] for override in given]
@@ -293,18 +295,29 @@ class Sweep:
         return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
-        """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, or an entry of
-        ``cells``, which stands for all its cells. A name that no cell has is bad input."""
-        names = {
-            each.cell.name: {each.cell.name, each.short, str(each.cell.labels.get("cell", each.cell.name))}
-            for each in self.planned
-        }
-        known = sorted(set().union(*names.values()))
+        """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, an entry of
+        ``cells``, which stands for all its cells, or ``axis=value`` of the grid, which keeps those cells of the others that
+        have the value. A name that no cell has is bad input."""
+        names, points = {}, {}
+        for each in self.planned:
+            cell, labels = each.cell, each.cell.labels
+            names[cell.name] = {cell.name, each.short, str(labels.get("cell", cell.name))}
+            points[cell.name] = {f"{axis}={value}": axis for axis, value in labels.items() if axis != "cell"}
+        known = set().union(*names.values())
+        axes = {point: axis for each in points.values() for point, axis in each.items()}
+        wanted: dict[str | None, set[str]] = {}  # by axis; None is the name
         for name in only:
-            if name not in known:
-                accepted = "; ".join(known)
-                raise BadInput(f"--only {name}: no such cell{suggest(name, known)}; accepted: {accepted}")
-        return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
+            if name not in known and name not in axes:
+                every = sorted(known | axes.keys())
+                raise BadInput(
+                    f"--only {name}: no such cell{suggest(name, every)}; accepted: {'; '.join(every)}"
+                )
+            wanted.setdefault(None if name in known else axes[name], set()).add(name)
+
+        def fits(name: str) -> bool:
+            return all(each & (names[name] | points[name].keys()) for each in wanted.values())
+
+        return tuple(each for each in self.planned if fits(each.cell.name))
 
     def to_yaml(self) -> str:
         """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are

@@ -66,7 +66,8 @@ class Selector(Section):
         start = self.hops_from.rank if self.hops_from is not None else self.rank
         ranks = sorted(set(self.ranks or ())) if start is None else [start]
         if ranks[-1] >= nodes:
-            raise BadInput(f"at: node {ranks[-1]}; accepted: ranks 0 to {nodes - 1}")
+            field = next(name for name, value in self if value is not None)
+            raise BadInput(f"at.{field}: node {ranks[-1]}; accepted: ranks 0 to {nodes - 1}")
         if self.hops_from is None:
             return ranks
         hops = nx.single_source_shortest_path_length(graph(), self.hops_from.rank)
@@ -90,7 +91,7 @@ class Poison(Component):
     # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     at: Selector  # which nodes are poisoned
-    set_name: str = "ood"  # what the evaluation set is called that the poison adds, if it adds one
+    set_name: str | None = "ood"  # what the evaluation set is called that the poison adds; None adds none
 
     def settled(self, task: Task, load: Load) -> Poison:
         """The same poison, with what it takes from the task filled in; ``load`` loads another task. A BadInput refuses a task
@@ -233,8 +234,9 @@ class Replacement(Poison):
 
 @register("poison", "held-out-class")
 class HeldOutClass(Replacement):
-    """A class that only the chosen nodes know: it replaces a share of their samples, and no other sample of it is trained on.
-    The evaluation set is the test images of the class; ``test`` has all classes."""
+    """A class that only the chosen nodes know: it replaces a share of their samples, and no other sample of it is trained on,
+    except those that an earlier poison of the list has changed. The evaluation set is the test images of the class;
+    ``test`` has all classes."""
 
     label: Rank = 0
 
@@ -344,6 +346,7 @@ class TextTrigger(Poison):
 class LabelFlip(Poison):
     """Symmetric label noise: every poisoned sample gets another label, all others being equally likely."""
 
+    set_name: None = None
     classes: Annotated[int, Field(ge=2)] | None = None  # number of classes; None is the task's
 
     def settled(self, task: Task, load: Load) -> Poison:
@@ -399,7 +402,7 @@ def poisoned(
                     parts[rank] = part[kept[part]]
                     if len(part) and not len(parts[rank]):
                         raise BadInput(f"node {rank} keeps no training sample; accepted: another partition")
-            if (pair := poison.evaluation_set(*task.test)) is not None:
+            if poison.set_name is not None and (pair := poison.evaluation_set(*task.test)) is not None:
                 if poison.set_name in tests:
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
                 tests[poison.set_name] = pair
