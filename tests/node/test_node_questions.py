@@ -246,7 +246,17 @@ def test_what_an_author_may_call_is_what_a_node_has() -> None:
     documented = {
         *("parameters", "buffers", "model", "train", "gradient", "apply", "combine", "mix", "evaluate"),
         *("reset_optimizer", "peers", "send", "broadcast", "receive", "drain", "gather", "expect", "ask"),
-        *("answer", "drain_answers", "next_answer", "neighbors", "mixing_weights", "topology", "view", "now", "sleep"),
+        *(
+            "answer",
+            "drain_answers",
+            "next_answer",
+            "neighbors",
+            "mixing_weights",
+            "topology",
+            "view",
+            "now",
+            "sleep",
+        ),
         *(
             "rng",
             "secret",

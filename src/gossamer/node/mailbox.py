@@ -22,6 +22,8 @@ from gossamer.node.setup import Host, Setup, Timer
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
+_REFUSED = ("~refused",)
+"""The tag by which a node tells a peer that it counts as dead here, so that the two do not wait for each other."""
 
 
 class PeerLost(GossamerError):
@@ -127,19 +129,20 @@ class Mailbox:
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
-        refused: ranks that count as dead here because of a malformed message, and what was wrong with it."""
+        refused: ranks that count as dead here: one of the two has sent the other a malformed message."""
 
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
         gather = setup.experiment.gather
         self._rank, self._lost_peer, self._malformed = rank, gather.lost_peer, gather.malformed
+        self._loses_peers = gather.malformed == "lose_peer" and gather.lost_peer != "fail"
         self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.coder: Coder | None = None
-        self.refused: dict[int, str] = {}
+        self.refused: set[int] = set()
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
         self._retired = False
@@ -152,6 +155,9 @@ class Mailbox:
         """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late, or of a refused peer."""
         if self.refused and message.source in self.refused:
             self.host.counters.messages_refused += 1
+            return
+        if message.payload is None and message.tag == _REFUSED and self._loses_peers:
+            self._lose(message.source)
             return
         if (self._late or self._retired) and self._is_late(message):
             self.late(1)
@@ -187,7 +193,7 @@ class Mailbox:
 
     def forget_late(self, source: int) -> None:
         """A source was restarted: expect no late messages of it, and accept new ones."""
-        self.refused.pop(source, None)
+        self.refused.discard(source)
         self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
 
     def wake_all(self) -> None:
@@ -205,16 +211,20 @@ class Mailbox:
         text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason}"
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
-        if self._malformed == "fail" or (self._malformed == "lose_peer" and self._lost_peer == "fail"):
+        if self._malformed != "drop" and not self._loses_peers:
             raise MalformedMessage(
                 f"{text}; gather.malformed and gather.lost_peer say how a run goes on without such a peer"
             )
-        if self._malformed == "lose_peer":
-            self.refused[source] = reason
-            left = [message for message in self.messages if message.source != source]
-            self.host.counters.messages_refused += len(self.messages) - len(left)
-            self.messages = left
-            self.wake_all()
+        if self._loses_peers:
+            self._lose(source)
+            self.host.send((source,), None, _REFUSED)
+
+    def _lose(self, source: int) -> None:
+        self.refused.add(source)
+        left = [message for message in self.messages if message.source != source]
+        self.host.counters.messages_refused += len(self.messages) - len(left)
+        self.messages = left
+        self.wake_all()
 
     def _admits(self, message: Message) -> bool:
         """Whether a decoded message is as the node expects. If not, its sender is refused."""
@@ -308,9 +318,10 @@ class Mailbox:
                 if away:
                     enough = waiter.wanted = min(enough, len(wanted) - len(away))
                 if waiter.expired or len(waiter.seen - away if away else waiter.seen) >= enough:
+                    there = wanted - malformed if malformed else wanted
                     if self.coder is not None:
-                        await self._decode(self.coder, list(self._oldest(wanted, prefix)[0].values()))
-                    taken, left = self._oldest(wanted, prefix)
+                        await self._decode(self.coder, list(self._oldest(there, prefix)[0].values()))
+                    taken, left = self._oldest(there, prefix)
                     if not (refused := self._screen(taken)):
                         break
                     malformed |= refused
@@ -409,12 +420,12 @@ class Mailbox:
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes, in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
-        return {"late": late, "ages": list(self._ages), "refused": dict(self.refused)}
+        return {"late": late, "ages": list(self._ages), "refused": sorted(self.refused)}
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
-        self.refused = dict(saved.get("refused", {}))
+        self.refused = set(saved.get("refused", ()))
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest
