@@ -12,7 +12,8 @@ import pytest
 
 import gossamer
 from gossamer import BadInput, Experiment, Run
-from gossamer.algorithms.gossiped_centrality import _score
+from gossamer.algorithms.gossiped_centrality import _check
+from gossamer.messages.tags import Message
 from gossamer.topology import TopologySchedule
 from gossamer.topology.measures import influence, sparse_matrix
 
@@ -78,4 +79,4 @@ def test_influence_is_not_corrected_for_weights_that_change(tmp_path: Path) -> N
 @pytest.mark.parametrize("score", [float("nan"), -0.1, "1", 1])
 def test_a_score_that_is_none_is_refused(score: Any) -> None:
     with pytest.raises(ValueError, match="score of a peer: got"):
-        _score(score)
+        _check(Message(1, (0,), {"score": score, "degree": 1}, 0.0))

@@ -246,6 +246,18 @@ def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
     assert (code, json.loads(out)["status"]) == (130, "stopped")
 
 
+def test_a_run_that_diverges_says_so(cli: Cli, tmp_path: Path) -> None:
+    wild = ("run", "small.yaml", "--set", "optimizer.lr=1e30", "--set", "algorithm.local_steps=9")
+    code, out, _ = cli(*wild)
+    assert code == 3
+    assert re.match(r"DIVERGED {13}the model of node \d is not finite after \d rounds; ", out)
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    page = (folder / "report.html").read_text()
+    assert re.search(r"diverged</strong>, and was ended: the model of node \d is not finite", page)
+    code, out, _ = cli(*wild, "--json", "--no-report")
+    assert (code, json.loads(out)["status"]) == (3, "diverged")
+
+
 def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)

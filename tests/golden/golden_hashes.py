@@ -40,6 +40,8 @@ TIMED = (
 )
 """Sums of virtual times: compared to the nanosecond, so that the last bit of a logarithm doesn't count."""
 REAL = ("wall_s",)
+NEWER = ("messages_refused",)
+"""Columns that the record does not have; no message of these experiments is refused."""
 EVENTS = ("time_s", "node", "event")
 INTERVALS = ("node", "kind", "start_s", "end_s", "to", "bytes")
 ORDER = ("node", "round", "time_s", "moment")
@@ -154,7 +156,7 @@ def hashes(run: Any) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     metrics = run.metrics.sort(ORDER)
-    judged = sorted(set(metrics.columns) - {*COUNTED, *TIMED, *REAL})
+    judged = sorted(set(metrics.columns) - {*COUNTED, *TIMED, *REAL, *NEWER})
     nodes = metrics.filter(metrics["node"] >= 0)
     messages, sent = nodes["messages_sent"].to_list(), nodes["bytes_sent"].to_list()
     sizes = {divmod(total, count) for total, count in zip(sent, messages, strict=True) if count}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
+from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Inbox, Mailbox
 from gossamer.node.setup import Host, Setup
 
@@ -24,10 +25,10 @@ def message(source: int, *tag: str | int) -> Message:
 
 
 def mailbox(*messages: Message) -> Mailbox:
-    gather = SimpleNamespace(lost_peer="skip")
+    gather = SimpleNamespace(lost_peer="skip", malformed="lose_peer")
     setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
     host = mock.Mock(spec=Host, lost=set(), counters=Traffic(), now=lambda: 1.0)
-    box = Mailbox(setup, 9, host, lambda: 0)
+    box = Mailbox(setup, 9, host, lambda: 0, Expectations(3, encoded=False))
     for each in messages:
         box.deliver(each)
     return box

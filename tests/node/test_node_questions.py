@@ -245,8 +245,18 @@ def test_what_an_author_may_call_is_what_a_node_has() -> None:
     """Engines have an object of their own: nothing that only they call is on Node."""
     documented = {
         *("parameters", "buffers", "model", "train", "gradient", "apply", "combine", "mix", "evaluate"),
-        *("reset_optimizer", "peers", "send", "broadcast", "receive", "drain", "gather", "ask", "answer"),
-        *("drain_answers", "next_answer", "neighbors", "mixing_weights", "topology", "view", "now", "sleep"),
+        *("reset_optimizer", "peers", "send", "broadcast", "receive", "drain", "gather", "expect", "ask"),
+        *(
+            "answer",
+            "drain_answers",
+            "next_answer",
+            "neighbors",
+            "mixing_weights",
+            "topology",
+            "view",
+            "now",
+            "sleep",
+        ),
         *(
             "rng",
             "secret",

@@ -185,6 +185,20 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
     assert statuses(found) == ["done"] * 3
 
 
+def test_a_run_that_diverges_is_no_result_and_is_begun_again_only_on_request(tmp_path: Path) -> None:
+    steps = {"algorithm.local_steps": 40, "optimizer.lr": 1e9}
+    found = sweep(tmp_path, cells={"good": {}, "wild": steps})
+    outcome = done(found)
+    assert outcome.counts == Counts(2, done=1, diverged=1)
+    [(planned, state)] = outcome.failed
+    assert (planned.cell.name, state.status) == ("wild", "diverged")
+    assert state.cause is not None
+    assert "is not finite after" in state.cause
+    assert found.results()["status"].to_list() == ["done", "diverged"]
+    assert done(found).counts == Counts(2, skipped=2)
+    assert done(found, retry_failed=True).counts == Counts(2, skipped=1, diverged=1)
+
+
 def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: Path) -> None:
     """For what no hash sees: here an algorithm that does otherwise than before."""
     bad = tmp_path / "bad"

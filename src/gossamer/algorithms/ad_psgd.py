@@ -72,6 +72,8 @@ class ADPSGD(Algorithm):
     async def run(self, node: Node) -> None:
         sampled = node.view is not None
         active = frozenset[int]() if sampled else active_ranks(node.topology(0))
+        node.expect("average", node.model)
+        node.expect("answer", node.model, exact=True)
         if node.rank not in active:
             node.answer("average", partial(self._meet, node), exact=True)
         averaging = None

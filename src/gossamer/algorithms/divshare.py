@@ -103,6 +103,7 @@ class DivShare(Algorithm):
 
     async def run(self, node: Node) -> None:
         fragments = Fragments(node, self.fragments)
+        node.expect("fragment", *([node.model] if self.fragments == 1 else ()), check=fragments.fit)
         queue: list[Sending] = []
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
@@ -156,6 +157,16 @@ class Fragments:
         buffer_pieces = self.buffers.split(self.buffers.dealt(model.buffers))
         pairs = enumerate(zip(pieces, buffer_pieces, strict=True))
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
+
+    def fit(self, message: Message) -> bool:
+        """Whether a message has the fragment that its tag says."""
+        _, c = message.tag
+        if self._whole or type(c) is not int or c < 0:
+            return c == 0
+        expected = self.parameters.sizes[c], self.buffers.sizes[c]
+        return all(
+            v.dtype is torch.float32 and len(v) == n for v, n in zip(message.payload, expected, strict=True)
+        )
 
     async def average(self, received: Sequence[Message]) -> None:
         """Average each of the node's coordinates with the received values of it."""
@@ -277,6 +288,7 @@ class ADPSGDArtifact(Algorithm):
     async def run(self, node: Node) -> None:
         state, peers, asked = node.state, node.peers(), self.degree // 2
         state["latest"] = node.model
+        node.expect("model", node.model, check=lambda message: message.tag[1] in ("question", "answer"))
         node.spawn(self._listen(node))
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():

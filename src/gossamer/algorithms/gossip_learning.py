@@ -47,6 +47,8 @@ class GossipLearning(Algorithm):
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)
+        like = {"model": node.model, "age": 1}
+        node.expect("model", like, check=lambda message: whole_number(message.payload["age"], 1, "age"))
         sending = None
         async for r in node.rounds():
             start = node.now()
@@ -84,7 +86,7 @@ class GossipLearning(Algorithm):
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
         """The mean by age; messages are numbered by their place in the queue, as one sender may have several."""
-        own, ages = node.state["age"], [whole_number(each.payload["age"], 1, "age") for each in messages]
+        own, ages = node.state["age"], [each.payload["age"] for each in messages]
         total = own + sum(ages)
         node.state["age"] = max([own, *ages])
         await node.mix(

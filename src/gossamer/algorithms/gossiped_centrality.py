@@ -23,6 +23,7 @@ from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
+from gossamer.messages.tags import Message
 from gossamer.node import Node
 from gossamer.topology.centrality import shares
 
@@ -46,6 +47,7 @@ class GossipedCentrality(Algorithm):
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("score", 1 / node.size)
+        node.expect(0, {"model": node.model, "score": 1.0, "degree": 1}, check=_check)
         heard = node.state.setdefault("heard", {})  # rank -> the newest score and degree
         async for r in node.rounds():
             await node.train(self.local_epochs * node.steps_per_epoch)
@@ -57,7 +59,7 @@ class GossipedCentrality(Algorithm):
             node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
             inbox = await node.gather(senders, tag=r)
             for rank, each in inbox.items():
-                heard[rank] = _score(each["score"]), whole_number(each["degree"], 1, "degree")
+                heard[rank] = each["score"], each["degree"]
             if inbox:
                 weights = shares(
                     {node.rank: own, **{rank: heard[rank][0] for rank in inbox}}, self.temperature
@@ -70,8 +72,9 @@ class GossipedCentrality(Algorithm):
                 node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
 
 
-def _score(value: object) -> float:
-    """A score from a peer's message; ValueError for anything but a finite number of at least 0."""
-    if not isinstance(value, float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"score of a peer: got {value!r}; accepted: a finite number, at least 0")
-    return value
+def _check(message: Message) -> None:
+    """ValueError for a degree that is not a whole number of at least 1, or a score that is not a finite one of at least 0."""
+    score = message.payload["score"]
+    whole_number(message.payload["degree"], 1, "degree")
+    if not isinstance(score, float) or not math.isfinite(score) or score < 0:
+        raise ValueError(f"score of a peer: got {score!r}; accepted: a finite number, at least 0")

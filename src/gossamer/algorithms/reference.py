@@ -29,7 +29,7 @@ from pydantic import Field
 from gossamer.algorithms.algorithm import Algorithm, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Model, Payload
+from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node import Node, Setting
 
 DISMISSALS = 100  # how often the server, after its last round, tells waiting clients that no model will come
@@ -101,6 +101,8 @@ class AllReduce(Algorithm):
 
     async def _average(self, node: Node, r: int, model: Model) -> Model:
         segments = [Model(*pair) for pair in zip(*(v.tensor_split(node.size) for v in model), strict=True)]
+        node.expect("scatter", segments[node.rank])
+        node.expect("gather", check=lambda message: _alike(message.payload, segments[message.source]))
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
@@ -155,6 +157,8 @@ class FedAvg(Algorithm):
         return True
 
     async def run(self, node: Node) -> None:
+        node.expect("update", {"model": node.model, "samples": 0}, check=_has_samples)
+        node.expect("model", node.model, None, check=lambda message: type(message.tag[1]) is int)
         async for r in node.rounds():
             clients = self._clients(node, r)
             if node.rank == self.server:
@@ -173,9 +177,9 @@ class FedAvg(Algorithm):
         replies = await node.gather(clients, tag=("update", r))
         size = dict.fromkeys(replies, 1)
         if self.weighting == "data":
-            size = {k: whole_number(reply["samples"], 0, "samples") for k, reply in replies.items()}
+            size = {k: reply["samples"] for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
-        if models:
+        if any(size.values()):
             await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
         else:
             await node.sleep(max(began + self.idle_s - node.now(), 0.0))
@@ -200,3 +204,11 @@ class FedAvg(Algorithm):
         for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))
+
+
+def _alike(one: Model, other: Model) -> bool:
+    return [(v.dtype, len(v)) for v in one] == [(v.dtype, len(v)) for v in other]
+
+
+def _has_samples(message: Message) -> None:
+    whole_number(message.payload["samples"], 0, "samples")

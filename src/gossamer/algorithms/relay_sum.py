@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
@@ -65,6 +65,8 @@ class RelaySum(Algorithm):
 
     async def run(self, node: Node) -> None:
         peers = spanning_tree(node.topology(0)).neighbors(node.rank)
+        like = {"sum": node.model, "count": 1}
+        node.expect(0, like, check=lambda message: whole_number(message.payload["count"], 1, "count"))
         if self.stand_in == "initial":
             node.state.setdefault("initial", node.model)
         async for r in node.rounds():

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (Ctrl-C)."
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 3 diverged, 130 interrupted (Ctrl-C)."
+DIVERGED = 3
 INTERRUPTED = 130
 
 

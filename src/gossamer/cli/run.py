@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gossamer.cli.options import (
+    DIVERGED,
     INTERRUPTED,
     File,
     Json,
@@ -249,6 +250,8 @@ def _watch(
         _print(_summary(done, page))
     if profile and not as_json:
         _print(_profile(done))
+    if done.status == "diverged":
+        raise typer.Exit(DIVERGED)
     if done.status == "stopped":
         raise typer.Exit(INTERRUPTED)
 
@@ -281,6 +284,8 @@ def _summary(done: Run, page: Path | None) -> list[tuple[str, str]]:
         of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
         at = f"at round {summary.rounds or 0}{of}"
         lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
+    if done.status == "diverged":
+        lines["DIVERGED"] = f"{done.error}; stop.diverged: continue would have gone on"
     if done.lost:
         lines["status"] = done.outcome
     for name, final in summary.metrics.items():

@@ -345,7 +345,7 @@ class Coder:
             found = self._codec.decode(node, source, _encoded(coded.payload), own)
             if not self._pieces and (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
-        except (ValueError, TypeError, LookupError) as error:
+        except Exception as error:  # of any kind: the payload is a stranger's
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error

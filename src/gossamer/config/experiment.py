@@ -72,11 +72,13 @@ class Target(Section):
 
 
 class Stop(Section):
-    """When a run ends: after a number of rounds of every node, a time of the engine's clock, or at a target."""
+    """When a run ends: after a number of rounds of every node, a time of the engine's clock, or at a target; and, unless it
+    is to "continue", when a model is not finite."""
 
     rounds: Count | None = None
     time_s: float | None = Field(default=None, gt=0)
     target: Target | None = None
+    diverged: Literal["end", "continue"] = "end"
 
     @model_validator(mode="after")
     def _ends(self) -> Stop:
@@ -86,10 +88,11 @@ class Stop(Section):
 
 
 class Gather(Section):
-    """How a node waits for slow and dead peers; see docs/faults.md."""
+    """How a node waits for slow and dead peers, and treats those that send malformed messages; see docs/faults.md."""
 
     timeout_s: float | None = Field(default=None, gt=0)
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
+    malformed: Literal["drop", "lose_peer", "fail"] = "lose_peer"
     missing: Literal["own", "renormalize"] = "own"
 
     @model_validator(mode="after")

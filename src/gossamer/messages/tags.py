@@ -99,7 +99,8 @@ class Model(NamedTuple):
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the engine's
-    checkpoints; -1 where nobody counts."""
+    checkpoints; -1 where nobody counts. ``form`` is the form of the payload
+    (:class:`~gossamer.node.expectations.Expectations`), once it is known."""
 
     source: int
     tag: tuple[str | int, ...]
@@ -107,6 +108,7 @@ class Message:
     sent_at: float
     versions: tuple[tuple[Tensor, int], ...] = ()
     number: int = -1
+    form: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     def unchanged(self) -> bool:
         """Whether nobody has written the tensors in it, which receivers of one broadcast may share."""
@@ -129,6 +131,7 @@ class Traffic:
     messages_late: int = 0  # came in after this node went on without them (gather), or had ended
     messages_superseded: int = 0  # came in and gave way to a newer one (drain)
     messages_taken: int = 0  # came in and were taken by this node's algorithm
+    messages_refused: int = 0  # came in and were malformed, or of a peer that had sent such a message
 
 
 class Sending(ABC):

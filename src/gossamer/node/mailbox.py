@@ -17,13 +17,21 @@ from gossamer.codecs.codec import Coder
 from gossamer.errors import GossamerError
 from gossamer.learning.mixing import Step
 from gossamer.messages.tags import Message, matches
+from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
 
-Prefix = tuple[str | int, ...]
+MOST_REPORTED = 8
+"""Malformed messages of one sender that are events; the counter has all of them."""
+_REFUSED = ("~refused",)
+"""The tag by which a node tells a peer that it counts as dead here, so that the two do not wait for each other."""
 
 
 class PeerLost(GossamerError):
     """A node waits for a peer that is dead, and the experiment says that this ends the run."""
+
+
+class MalformedMessage(GossamerError):
+    """A peer sent what its receiver does not expect, and the experiment says that this ends the run."""
 
 
 class Inbox(dict[int, Any]):
@@ -119,15 +127,23 @@ class Mailbox:
     Attributes:
         messages: what is here, oldest first.
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
-        coder: decodes the models in messages, if the experiment has a codec."""
+        coder: decodes the models in messages, if the experiment has a codec.
+        expectations: what the node expects of its peers.
+        refused: ranks that count as dead here: one of the two has sent the other a malformed message."""
 
-    def __init__(self, setup: Setup, rank: int, host: Host, round: Callable[[], int]) -> None:
-        self._rank, self._lost_peer = rank, setup.experiment.gather.lost_peer
-        self._round, self.host = round, host
+    def __init__(
+        self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
+    ) -> None:
+        gather = setup.experiment.gather
+        self._rank, self._lost_peer, self._malformed = rank, gather.lost_peer, gather.malformed
+        self._loses_peers = gather.malformed == "lose_peer" and gather.lost_peer != "fail"
+        self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.coder: Coder | None = None
+        self.refused: set[int] = set()
+        self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
         self._retired = False
         self._taken = 0  # messages so far
@@ -136,8 +152,14 @@ class Mailbox:
     # --- delivery
 
     def deliver(self, message: Message) -> None:
-        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late."""
-        if (self._late or self._retired) and self._refuses(message):
+        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late, or of a refused peer."""
+        if self.refused and message.source in self.refused:
+            self.host.counters.messages_refused += 1
+            return
+        if message.payload is None and message.tag == _REFUSED and self._loses_peers:
+            self._lose(message.source)
+            return
+        if (self._late or self._retired) and self._is_late(message):
             self.late(1)
             return
         self.messages.append(message)
@@ -149,7 +171,7 @@ class Mailbox:
                 if len(waiter.seen) >= waiter.wanted:
                     waiter.wake()
 
-    def _refuses(self, message: Message) -> bool:
+    def _is_late(self, message: Message) -> bool:
         # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
         source, tag = message.source, message.tag
         for key in ((source, tag[:length]) for length in range(len(tag) + 1)):
@@ -170,12 +192,48 @@ class Mailbox:
         self.late(len(messages))
 
     def forget_late(self, source: int) -> None:
-        """Expect no late messages of a source: it was restarted and will not send them."""
+        """A source was restarted: expect no late messages of it, and accept new ones."""
+        self.refused.discard(source)
         self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
 
     def wake_all(self) -> None:
         for waiter in self.waiters:
             waiter.wake()
+
+    # --- malformed messages
+
+    def refuse(self, source: int, tag: Prefix, reason: str) -> None:
+        """A peer has sent a malformed message under a tag: drop it, and treat the peer as ``gather.malformed`` says;
+        MalformedMessage if that ends the run."""
+        self.host.counters.messages_refused += 1
+        self._malformed_of[source] += 1
+        shown = tag[0] if len(tag) == 1 else tag
+        text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason}"
+        if self._malformed_of[source] <= MOST_REPORTED:
+            self.host.event("malformed", text)
+        if self._malformed != "drop" and not self._loses_peers:
+            raise MalformedMessage(
+                f"{text}; gather.malformed and gather.lost_peer say how a run goes on without such a peer"
+            )
+        if self._loses_peers:
+            self._lose(source)
+            self.host.send((source,), None, _REFUSED)
+
+    def _lose(self, source: int) -> None:
+        self.refused.add(source)
+        left = [message for message in self.messages if message.source != source]
+        self.host.counters.messages_refused += len(self.messages) - len(left)
+        self.messages = left
+        self.wake_all()
+
+    def _admits(self, message: Message) -> bool:
+        """Whether a decoded message is as the node expects. If not, its sender is refused."""
+        fault = self.expectations.fault(message)
+        if fault is None:
+            return message.source not in self.refused
+        if message.source not in self.refused:
+            self.refuse(message.source, message.tag, fault)
+        return False
 
     # --- taking messages
 
@@ -192,15 +250,18 @@ class Mailbox:
         the prefix and nothing more."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
-            while (message := next(filter(waiter.fits, self.messages), None)) is None:
+            while True:
+                if (message := next(filter(waiter.fits, self.messages), None)) is not None:
+                    self.messages.remove(message)
+                    self._taken += 1
+                    if self._admits(opened := self._opened(message)):
+                        break
+                    continue
                 if waiter.expired:
                     raise TimeoutError(f"node {self._rank}: {waiter} did not come within {timeout} s")
-                if source in self.host.lost:
+                if source in self.host.lost or source in self.refused:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
                 await waiter.wait()
-            self.messages.remove(message)
-            self._taken += 1
-            opened = self._opened(message)
             if keep_as is None:
                 self._took((message,))
             else:
@@ -236,8 +297,11 @@ class Mailbox:
             last = {(message.source, message.tag): message for message in taken}
             self.host.counters.messages_superseded += len(taken) - len(last)
             taken = [message for message in taken if last[message.source, message.tag] is message]
+        if self.coder is None:
+            taken = [self._opened(message) for message in taken]
+        taken = [message for message in taken if self._admits(message)]
         self._took(taken)
-        return taken if self.coder is not None else [self._opened(message) for message in taken]
+        return taken
 
     async def gather(
         self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
@@ -245,31 +309,48 @@ class Mailbox:
         """Take one message of each of some ranks; see :meth:`Node.gather`."""
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
         away: set[int] = set()  # ranks not to wait for, though they may come back meanwhile
+        malformed: set[int] = set()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout, enough) as waiter:
             taken_before = self._taken
-            while not waiter.expired:
-                if self.host.lost or self.first:
+            while True:
+                if self.host.lost or self.first or self.refused:
                     away |= self._away(wanted - waiter.seen, waiter)
+                if away:
                     enough = waiter.wanted = min(enough, len(wanted) - len(away))
-                if len(waiter.seen - away if away else waiter.seen) >= enough:
-                    break
+                if waiter.expired or len(waiter.seen - away if away else waiter.seen) >= enough:
+                    there = wanted - malformed if malformed else wanted
+                    if self.coder is not None:
+                        await self._decode(self.coder, list(self._oldest(there, prefix)[0].values()))
+                    taken, left = self._oldest(there, prefix)
+                    if not (refused := self._screen(taken)):
+                        break
+                    malformed |= refused
+                    away |= refused
+                    waiter.recount()
+                    continue
                 await waiter.wait()
                 if self._taken != taken_before:
                     taken_before = self._taken
                     waiter.recount()
-        if self.coder is not None:
-            await self._decode(self.coder, list(self._oldest(wanted, prefix)[0].values()))
-        taken, self.messages = self._oldest(wanted, prefix)
+        self.messages = left
         self._taken += len(taken)
-        missing: Iterable[int] = ()
+        missing: set[int] = set()
         if len(taken) < len(wanted):
             missing = wanted - taken.keys()
-            self._late.update((rank, prefix) for rank in missing)
+            self._late.update((rank, prefix) for rank in missing - malformed)
         self._took(taken.values())
         for rank, message in taken.items():
-            if self.coder is not None or not message.unchanged():
+            if not message.unchanged():
                 taken[rank] = self._opened(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _screen(self, taken: Mapping[int, Message]) -> set[int]:
+        """Drop those of some messages that are malformed; gives their senders."""
+        refused = {rank for rank, message in taken.items() if not self._admits(message)}
+        if refused:
+            dropped = {id(taken[rank]) for rank in refused}
+            self.messages = [message for message in self.messages if id(message) not in dropped]
+        return refused
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
         """The oldest message of each of some ranks under a tag, and all others."""
@@ -297,13 +378,18 @@ class Mailbox:
         await self.host.mix(prepare, put, read=False)
 
     def _opened(self, message: Message) -> Message:
-        """A message whose models are decoded; RuntimeError if a vector in it was modified in place."""
+        """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
         if not message.unchanged():
             raise RuntimeError(
                 f"message {message.tag} from node {message.source} was modified in place by another of its"
                 " receivers or its sender; what is in a message is immutable: compute a new vector"
             )
-        return message if self.coder is None else self.coder.decode(message)
+        if self.coder is None:
+            return message
+        try:
+            return self.coder.decode(message)
+        except ValueError as error:
+            return replace(message, payload=Undecodable(str(error)))
 
     def _took(self, messages: Collection[Message]) -> None:
         self.host.counters.messages_taken += len(messages)
@@ -326,7 +412,7 @@ class Mailbox:
         round = self._round()
         if self.first.get(self._rank, 0) > round:
             return awaited
-        away = {rank for rank in awaited if self.first.get(rank, 0) > round}
+        away = {rank for rank in awaited if rank in self.refused or self.first.get(rank, 0) > round}
         return away if self._lost_peer == "wait" else away | lost
 
     # --- checkpoints
@@ -334,11 +420,12 @@ class Mailbox:
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes, in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
-        return {"late": late, "ages": list(self._ages)}
+        return {"late": late, "ages": list(self._ages), "refused": sorted(self.refused)}
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
+        self.refused = set(saved.get("refused", ()))
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest

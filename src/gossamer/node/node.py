@@ -271,6 +271,12 @@ class Node:
         if self._sampler is not None and name[:1] == (SAMPLER,):
             raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
         runtime = self._runtime
+        if (
+            not runtime.expectations.sent(name, payload)
+            and self._setup.experiment.stop.diverged == "end"
+            and runtime.look_for_divergence()
+        ):
+            return [self._outbox.withhold() for _ in ranks]
         if not ranks:
             return []
         if runtime.secure is not None and name[:1] != (SECURE,):
@@ -376,9 +382,29 @@ class Node:
 
         Returns:
             Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
-            this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail"."""
+            this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail". A
+            peer whose message is malformed (:meth:`expect`) is treated as ``gather.malformed`` says."""
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
+
+    def expect(
+        self,
+        tag: Tag,
+        *like: Payload,
+        check: Callable[[Message], Any] | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Declare what peers send under tags that begin with ``tag``, in which any number stands for all numbers. A message
+        that is not like that is dropped, and its sender treated as ``gather.malformed`` says. Without a declaration, a node
+        expects under a tag payloads of the forms that it has sent itself: the same kinds, keys, dtypes and shapes. It takes
+        anything under a tag that it has not used. Values that are not finite are always refused.
+
+        Args:
+            tag: a tag or the beginning of one; of several declarations the longest that fits counts.
+            like: payloads of the forms that are accepted; none: all forms.
+            check: called with a decoded message of such a form; refuses it by returning False, or by any exception.
+            exact: whether models come as they are, as for :meth:`send`, and not from a codec."""
+        self._runtime.expectations.declare(tag, like, check, exact=exact)
 
     # --- questions and answers
 

@@ -60,6 +60,12 @@ class Outbox:
         own.encoding = runtime.spawn(self._send_later(own.encoding, steps, late, payload, name))
         return list(late.values())
 
+    def withhold(self) -> Sending:
+        """A message that is taken back before it is queued."""
+        sending = LateSending(self._runtime.host.counters)
+        sending.cancel()
+        return sending
+
     async def _send_later(
         self,
         before: asyncio.Task[None] | None,

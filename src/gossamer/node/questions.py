@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossamer.messages.tags import Message, Payload
-from gossamer.node.mailbox import Mailbox, PeerLost, Prefix
+from gossamer.node.expectations import Prefix
+from gossamer.node.mailbox import Mailbox, PeerLost
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node

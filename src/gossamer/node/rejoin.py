@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
+from gossamer.node.expectations import finite
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -103,8 +104,8 @@ async def newcomer(
 
 
 def _fits(given: Any, own: Model) -> bool:
-    """Whether this may replace a node's own model, as far as shapes say."""
+    """Whether this may replace a node's own model: it has the same shapes, and is finite."""
     return isinstance(given, Model) and all(
-        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype) and finite(one)
         for one, other in zip(given, own, strict=True)
     )

@@ -15,6 +15,7 @@ from gossamer.errors import BadInput, GossamerError
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.expectations import Expectations, finite
 from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
@@ -34,6 +35,7 @@ class NodeRuntime:
         node: the node as its algorithm sees it.
         own: its model, and what it computes.
         mailbox: the messages that no task has taken.
+        expectations: what the node expects of its peers.
         columns: values for the node's next recorded row.
         hospitality: gives the node's model to newcomers, if there may be any.
         secure: hides models in sums, if the experiment says so; it encodes them too.
@@ -43,16 +45,18 @@ class NodeRuntime:
         self.setup, self.rank, self.host = setup, rank, host
         self.columns: dict[str, Any] = {}
         self.own = OwnModel(setup, rank, initial, host)
-        self.mailbox = Mailbox(setup, rank, host, lambda: self.node.round)
+        codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
+        if setup.experiment.secure_aggregation is not None:
+            codec = None  # secure aggregation encodes models itself
+        self.expectations = Expectations(setup.layout.size, encoded=codec is not None)
+        self.mailbox = Mailbox(setup, rank, host, lambda: self.node.round, self.expectations)
         self.outgoing = self._wrappers("outgoing")
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
-        codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
         self.secure: SecureAggregation | None = None
         if setup.experiment.secure_aggregation is not None:
             self.secure = SecureAggregation(setup, self.node, host)
-            codec = None  # it encodes models itself
         kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
         self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder
@@ -68,6 +72,7 @@ class NodeRuntime:
         self._failed: BaseException | None = None
         self._failed_round = 0
         self._over = False  # whether the protocol has returned
+        self._diverged = False
 
     def _wrappers(self, method: str) -> list[NodeWrapper]:
         base = getattr(NodeWrapper, method)
@@ -99,9 +104,12 @@ class NodeRuntime:
     def _accept_secure(self, message: Message) -> None:
         assert self.secure is not None
         try:
-            taken = self.secure.takes(message)
-        except Exception as error:  # noqa: BLE001 - whatever a faulty peer's message raises is this node's failure
-            self.fail(error)
+            taken = message.source not in self.mailbox.refused and self.secure.takes(message)
+        except Exception as error:  # noqa: BLE001 - of any kind: the payload is a stranger's
+            try:
+                self.mailbox.refuse(message.source, message.tag, str(error))
+            except GossamerError as failure:
+                self.fail(failure)
             return
         if not taken:
             self.mailbox.deliver(message)
@@ -117,6 +125,19 @@ class NodeRuntime:
             self.fail(error)
             return
         self._receive_own(message)
+
+    # --- models that are not finite
+
+    def look_for_divergence(self) -> bool:
+        """Whether the node's model has values that are not finite; the first time, that is an event."""
+        if all(map(finite, self.model)):
+            return False
+        if not self._diverged:
+            self._diverged = True
+            self.host.event(
+                "diverged", f"the model of node {self.rank} is not finite after {self.round} rounds"
+            )
+        return True
 
     def waiting(self) -> list[str]:
         """What this node's tasks wait for, in words."""

@@ -145,6 +145,9 @@ class Host(Protocol):
     def settle(self, vector: Tensor) -> None:
         """Write a vector that is about to be read, if it is not written yet."""
 
+    def event(self, kind: str, text: str) -> None:
+        """Record something that has happened to the node; "diverged" ends the run, if ``stop.diverged`` says so."""
+
     def finished(self, rounds: int) -> bool:
         """Whether a node that has completed this many rounds is at its end."""
 

@@ -29,7 +29,7 @@ from gossamer import numerics
 from gossamer.errors import BadInput
 from gossamer.results.segment import Segment
 
-Status = Literal["done", "failed", "stopped"]
+Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
@@ -121,7 +121,8 @@ class RunFolder:
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
-        """Write ``status.json``, the last thing a run does. ``stopped`` is by the user; ``figures`` are ``wall_s`` and others
+        """Write ``status.json``, the last thing a run does. ``stopped`` is by the user, ``diverged`` by
+        a model that is not finite; ``figures`` are ``wall_s`` and others
         of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
         write_json(self.path / "status.json", {"status": status, "error": error, **figures})
 

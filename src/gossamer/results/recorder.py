@@ -6,9 +6,9 @@ with several occasions has them all, separated by ``", "``. Records of older ver
 ``bytes_*`` and ``messages_*`` count from the start of the run; ages and shares are of the time since the node's row before.
 
 ``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``, ``dropped-frame``, ...),
-``detail`` and further columns of some events. ``timeline`` has a row per interval in which a node computed (``kind`` is
-``train`` or ``evaluate``) or its uplink carried a message (``send``). Rows of ``graphs`` are ``{"round": r, "edges": [[i, j],
-...]}``: the graph from round r on, if it differs from the one before.
+``detail`` and further columns of some events; ``malformed`` is of the receiver. ``timeline`` has a row per interval in which
+a node computed (``kind`` is ``train`` or ``evaluate``) or its uplink carried a message (``send``). Rows of ``graphs`` are
+``{"round": r, "edges": [[i, j], ...]}``: the graph from round r on, if it differs from the one before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ METRICS: dict[str, Any] = {
 }
 """First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
 
-_MESSAGES = ("sent", "received", "cancelled", "lost", "late", "superseded", "taken")
+_MESSAGES = ("sent", "received", "cancelled", "lost", "late", "superseded", "taken", "refused")
 _SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
     **dict.fromkeys(("bytes_sent", "bytes_received"), pl.Int64),
@@ -257,14 +257,17 @@ def close_record(
     Args:
         folder: the record, to which nothing else writes any more.
         reason, figures: of an :class:`~gossamer.runtime.outcome.Outcome`.
-        error: why it failed.
+        error: why it failed; of a run that diverged it is in the events.
         write_outcome: writes everything but rows.
     """
-    status: Status = "failed" if reason == "failed" else "stopped" if reason == "stopped" else "done"
+    ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
+    status = ends.get(reason, "done")
     unwritten = None
     try:
         write_outcome()
         compact(folder)
+        if status == "diverged":
+            error = str(read_events(folder.path).filter(pl.col("event") == "diverged")["detail"].first())
     except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # each library has its own
         unwritten = f"the record can't be written: {trouble}"
         status, error = "failed", error or unwritten

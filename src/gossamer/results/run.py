@@ -117,7 +117,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``done``, ``failed``, ``stopped``, or ``running or killed`` without a status."""
+        """``done``, ``diverged``, ``failed``, ``stopped``, or ``running or killed`` without a status."""
         return str(self._status.get("status", "running or killed"))
 
     @property
@@ -142,7 +142,7 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Why the run failed."""
+        """Why the run failed, or which model is not finite and since when, where it diverged."""
         return self._status.get("error")
 
     @property

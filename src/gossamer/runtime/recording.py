@@ -100,9 +100,9 @@ def is_due(setup: Setup, rounds: int) -> bool:
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     """Whether all present nodes are recorded once more as a run ends in order, for this reason and after these rounds of each
-    present node: if it ended by time or target, or because protocols returned, before all evaluated nodes had completed their
-    rounds."""
-    if reason not in ("rounds", "time", "target"):
+    present node: if it ended by time, by target or because a model was not finite, or because protocols returned before all
+    evaluated nodes had completed their rounds."""
+    if reason not in ("rounds", "time", "target", "diverged"):
         return False
     return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
 
@@ -192,6 +192,7 @@ def node_row(
 ) -> dict[str, Any]:
     """One node's row; takes the losses, the ages of messages and the recorded values that have gathered since the
     last one."""
+    node.look_for_divergence()
     losses, columns = node.own.losses, node.columns
     node.own.losses, node.columns = [], {}
     staleness, largest = node.mailbox.take_ages()

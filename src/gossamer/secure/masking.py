@@ -24,7 +24,7 @@ from jaxtyping import Float, UInt
 SECRET_BYTES = 16
 """Length of a secret that can be shared."""
 _PRIME = 2**130 - 5  # Shamir's scheme works in a field that has every secret among its elements
-_SHARE_BYTES = 17
+SHARE_BYTES = 17
 KEY_BYTES = 32
 
 _WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
@@ -98,7 +98,7 @@ class KeyPair:
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a secret (Shamir, "How to share a secret", 1979): ``threshold`` of them determine it, fewer say nothing."""
     shares = shamirs.shares(int.from_bytes(secret, "big"), count, _PRIME, threshold)
-    return [share.value.to_bytes(_SHARE_BYTES, "big") for share in shares]
+    return [share.value.to_bytes(SHARE_BYTES, "big") for share in shares]
 
 
 def join(shares: dict[int, bytes]) -> bytes:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,45 @@ class SecureAggregation:
         self._rosters: dict[int, Any] | None = None  # by receiver, if they hold for all rounds
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
+        self._length: int | None = None  # of the words that this node has sent
+        checks = (self._is_key, self._is_roster, self._is_shares, self._is_relay, self._is_unmask)
+        for name, check in zip(("keys", "roster", "shares", "relay", "unmask"), checks, strict=True):
+            node.expect((TAG, name), check=check)
+        node.expect((), check=self._is_words)
+
+    # --- what peers may send
+
+    def _is_words(self, message: Message) -> bool:
+        """Words of the ring: as many as this node sends, or none at all."""
+        words = _words(message.payload, message.source, self._ring.dtype)
+        return len(words) in (0, self._length) or self._length is None
+
+    def _is_key(self, message: Message) -> bool:
+        """A sender's keys; ValueError for those that its co-senders would refuse."""
+        key, signature, other = message.payload
+        self._agree(message.source, key, signature)
+        return bool(self._key.agree(other)) if self._recovers else other == b""
+
+    def _is_roster(self, message: Message) -> bool:
+        """None, or a row for each sender: rank, weight and keys."""
+        return message.payload is None or all(
+            [type(each) for each in row] == [int, float, bytes, bytes, bytes] for row in message.payload
+        )
+
+    def _is_shares(self, message: Message) -> bool:
+        """What a sender has sealed for each co-sender, if it has agreed on masks at all."""
+        others = self._wanted.public.keys() - {message.source}
+        return message.payload is None or _are_bytes(message.payload, others)
+
+    def _is_relay(self, message: Message) -> bool:
+        """None, or what co-senders have sealed for this node."""
+        others = {*self._given[message.source].senders} - {self._node.rank}
+        shares = message.payload
+        return shares is None or (shares.keys() <= others and _are_bytes(shares, shares))
+
+    def _is_unmask(self, message: Message) -> bool:
+        """A share of one secret of each sender."""
+        return _are_bytes(message.payload, {*self._wanted.senders}, masking.SHARE_BYTES)
 
     # --- before a round
 
@@ -149,7 +188,7 @@ class SecureAggregation:
         node.broadcast(inward, roster, (TAG, "roster", r))
         rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
         joined = {
-            to: each for to, each in rosters.items() if self._join(to, r, each, public[to], pairs.get(to))
+            to: each for to, each in rosters.items() if self._joins(to, r, each, public[to], pairs.get(to))
         }
         if not self._recovers:
             self._rosters = joined if self._agrees_once else None
@@ -159,9 +198,7 @@ class SecureAggregation:
         await self._relay(r)
         relayed = await node.gather(joined, (TAG, "relay", r), timeout=self._wait_s)
         for to in joined:
-            if relayed.get(to):
-                self._open(to, relayed[to])
-            else:
+            if not (relayed.get(to) and self._open(to, relayed[to])):
                 del self._given[to]
 
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
@@ -176,6 +213,14 @@ class SecureAggregation:
             return None
         self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
+
+    def _joins(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
+        """As :meth:`_join`, of a roster that may contradict what this node knows: then its receiver is refused."""
+        try:
+            return self._join(to, r, roster, public, pair)
+        except ValueError as error:
+            self._node._mailbox.refuse(to, (TAG, "roster", r), str(error))
+            return False
 
     def _join(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
         """Agree with the others on a receiver's roster; says whether this node is on it."""
@@ -240,13 +285,20 @@ class SecureAggregation:
             others = {other: each[rank] for other, each in given.items() if other != rank}
             self._node.send(rank, others if enough and rank in given else None, (TAG, "relay", r))
 
-    def _open(self, to: int, relayed: Any) -> None:
-        """Keep the others' shares. Masks are only in common with those whose shares have come."""
+    def _open(self, to: int, relayed: Any) -> bool:
+        """Keep the others' shares. Masks are only in common with those whose shares have come. False if one can't be opened:
+        whether its sender or the receiver is to blame, nobody knows."""
         given = self._given[to]
         for rank, sealed in relayed.items():
-            opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
-            given.shares[rank] = opened[: len(opened) // 2], opened[len(opened) // 2 :]
+            try:
+                opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
+            except ValueError:
+                return False
+            if len(opened) != 2 * masking.SHARE_BYTES:
+                return False
+            given.shares[rank] = opened[: masking.SHARE_BYTES], opened[masking.SHARE_BYTES :]
         given.keys = {rank: given.keys[rank] for rank in relayed}
+        return True
 
     # --- a model
 
@@ -262,6 +314,7 @@ class SecureAggregation:
         values = np.concatenate(
             [*(each.numpy(force=True) for each in (self._encoded(model)[0], buffers)), np.zeros(CHECKED)]
         )
+        self._length = len(values)
         largest = float(np.abs(values).max(initial=0))
         fixed: dict[float, Any] = {}
         words = {to: self._masked(to, values, largest, fixed) for to in receivers}
@@ -338,7 +391,10 @@ class SecureAggregation:
             if len(answers) < least:
                 return total, ()
             if self._settings.masked:
-                self._remove_masks(total, came, answers)
+                try:
+                    self._remove_masks(total, came, answers)
+                except ValueError:  # a share is wrong, and nobody knows which
+                    return total, ()
         elif came != wanted.senders:
             return total, ()
         cancelled = not total[-CHECKED:].any()
@@ -410,6 +466,13 @@ def _signed(public: bytes) -> bytes:
 
 def _digest(roster: Any) -> bytes:
     return hashlib.sha256(encode(roster).structure).digest()
+
+
+def _are_bytes(payload: Any, ranks: Collection[int], length: int | None = None) -> bool:
+    """Whether this is a dict of bytes, of a given length if any, with exactly these keys."""
+    return payload.keys() == set(ranks) and all(
+        type(each) is bytes and length in (None, len(each)) for each in payload.values()
+    )
 
 
 def _words(payload: Payload, rank: int, dtype: Any) -> Any:

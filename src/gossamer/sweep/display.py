@@ -18,7 +18,7 @@ from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, label_columns, metric_columns, states, summary
+from gossamer.sweep.table import ENDED_BADLY, State, label_columns, metric_columns, states, summary
 
 
 @contextmanager
@@ -75,7 +75,8 @@ class _Bar(Lines):
     def update(self, counts: Counts) -> None:
         ended = counts.skipped + counts.ended
         figures = f"{ended}/{counts.total}, {counts.running} running"
-        figures += f", [red]{counts.failed} failed[/]" if counts.failed else ""
+        for status in ENDED_BADLY:
+            figures += f", [red]{count} {status}[/]" if (count := getattr(counts, status)) else ""
         shown = {"completed": ended, "total": counts.total, "figures": figures, "left": self.left(counts)}
         self._bar.update(self._task, **shown)
 
@@ -121,9 +122,9 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
     if len(sweep.seeds) > 1:
         print("mean ± half of the 95 % confidence interval over the seeds (Student's t)")
     for planned, state in outcome.failed:
-        print(f"FAILED  {planned.title}: {state.cause}")
+        print(f"{state.status.upper()}  {planned.title}: {state.cause}")
     if outcome.failed:
-        print("failed runs are begun again with --retry-failed")
+        print("these runs are begun again with --retry-failed")
     if outcome.counts.left:
         print(f"STOPPED  {outcome.counts.left} runs are left; the same command goes on with them")
     print(f"results  {sweep.folder / 'results.csv'}")
@@ -137,7 +138,12 @@ def as_data(sweep: Sweep, outcome: SweepOutcome) -> dict[str, Any]:
         **asdict(outcome.counts),
         "stopped": outcome.stopped,
         "failures": [
-            {"cell": planned.cell.name, "seed": planned.experiment.seed, "cause": state.cause}
+            {
+                "cell": planned.cell.name,
+                "seed": planned.experiment.seed,
+                "status": state.status,
+                "cause": state.cause,
+            }
             for planned, state in outcome.failed
         ],
         "results": table.to_dicts(),

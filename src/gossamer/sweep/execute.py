@@ -22,7 +22,7 @@ from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, state_of, states, write_results, write_state
+from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_results, write_state
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether the user wants it to stop."""
@@ -39,12 +39,13 @@ class Counts:
     skipped: int = 0
     done: int = 0
     failed: int = 0
+    diverged: int = 0
     running: int = 0
 
     @property
     def ended(self) -> int:
         """Runs that ended in this call."""
-        return self.done + self.failed
+        return self.done + self.failed + self.diverged
 
     @property
     def left(self) -> int:
@@ -64,8 +65,8 @@ class SweepObserver(Protocol):
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of :func:`run_sweep`: counts of the chosen runs; those that have failed, in this call or before, with
-    their state; and whether the user stopped it early."""
+    """The result of :func:`run_sweep`: counts of the chosen runs; those that have failed or diverged, in this call or
+    before, with their state; and whether the user stopped it early."""
 
     counts: Counts
     failed: tuple[tuple[Planned, State], ...]
@@ -96,7 +97,7 @@ def run_sweep(
         jobs: the number of those processes; None is as many as the cores carry (one for the engine ``processes``,
             whose time is real, and for a GPU).
         only: names of the cells to run; empty is all.
-        retry_failed: whether failed runs start again.
+        retry_failed: whether runs that failed or diverged start again.
         again: whether runs that are done start again; their records stay, and the newest that is done counts.
         observer: watches the progress.
         command: the command line to record; None is this process's.
@@ -110,7 +111,7 @@ def run_sweep(
     chosen: dict[str, Planned] = {}
     for each in sweep.chosen(only):
         chosen.setdefault(each.run, each)
-    kept = {"done": not again, "failed": not retry_failed}
+    kept = {"done": not again, **dict.fromkeys(ENDED_BADLY, not retry_failed)}
 
     def left(at: Mapping[str, State]) -> list[Planned]:
         return [each for run, each in chosen.items() if not kept.get(at[run].status, False)]
@@ -133,7 +134,7 @@ def run_sweep(
                 campaign.run(todo, workers, command, alone=jobs == 1)
         write_results(sweep)
     at = campaign.states
-    failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status == "failed")
+    failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status in ENDED_BADLY)
     return SweepOutcome(campaign.counts, failed, campaign.stopping and campaign.counts.left > 0)
 
 
@@ -156,7 +157,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped) and ``path`` (for modules).
 
     Returns:
-        ``status``, ``cause`` (of a failure, in one line) and ``folder`` (the attempt's, if it was created).
+        ``status``, ``cause`` (of a failure or a divergence, in one line) and ``folder`` (the attempt's, if it was created).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
     with _turn:
@@ -171,7 +172,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             said = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
             folder = error.folder if isinstance(error, RunFailed) else None
             return {"status": "failed", "cause": said, "folder": folder and str(folder)}
-    return {"status": done.status, "cause": None, "folder": str(done.path)}
+    return {"status": done.status, "cause": done.error, "folder": str(done.path)}
 
 
 class _Mute(Silent):
@@ -279,7 +280,7 @@ class _Campaign:
 
     def _ended(self, planned: Planned, state: State) -> None:
         self.states[planned.run] = state
-        if state.status in ("done", "failed"):
+        if state.status in ("done", *ENDED_BADLY):
             counts = self.counts
             self.counts = replace(counts, **{state.status: getattr(counts, state.status) + 1})
         write_state(self._sweep, self.states)

@@ -27,13 +27,15 @@ _FIGURES: dict[str, Any] = {
     ),
 }
 
-Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
-"""``stopped``: by the user, in order; ``interrupted``: begun, with no record of its end; ``pending``: never begun."""
+Status = Literal["done", "diverged", "failed", "stopped", "interrupted", "pending"]
+"""``diverged``: ended because a model was not finite; ``stopped``: by the user, in order; ``interrupted``: begun, with no
+record of its end; ``pending``: never begun."""
+ENDED_BADLY: tuple[Status, ...] = ("failed", "diverged")
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of one run, why it failed or has not begun (in one line), and the attempt that counts, if there is one."""
+    """The state of one run, why it failed, diverged or has not begun (in one line), and the attempt that counts, if any."""
 
     status: Status = "pending"
     cause: str | None = None
@@ -59,7 +61,7 @@ def _ended(attempt: Path) -> State:
     except (OSError, ValueError, TypeError, KeyError):  # missing, or truncated by a crash
         return State("interrupted", None, attempt)
     cause = " ".join(str(said.get("error") or "no cause was recorded").split())
-    return State(status, cause if status == "failed" else None, attempt)
+    return State(status, cause if status in ENDED_BADLY else None, attempt)
 
 
 def write_state(sweep: Sweep, at: Mapping[str, State]) -> None:

@@ -38,6 +38,7 @@ class SimContext:
     executor: Executor
     compute: Compute
     mixing: Mixing
+    event: Callable[[int, str, str], None]  # records a kind of event, and its text, of a rank
 
 
 class SimHost:
@@ -48,7 +49,7 @@ class SimHost:
         experiment = context.setup.experiment
         self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
-        self._round_ended = round_ended
+        self._round_ended, self._event = round_ended, context.event
         self.lost: set[int] = set()
         self.paced = True
         self.secrets = 0
@@ -75,6 +76,9 @@ class SimHost:
 
     def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, prepare, commit, read=read)
+
+    def event(self, kind: str, text: str) -> None:
+        self._event(self._rank, kind, text)
 
     def finished(self, rounds: int) -> bool:
         return self._last is not None and rounds >= self._last

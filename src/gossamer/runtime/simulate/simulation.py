@@ -134,7 +134,9 @@ class Simulation:
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
-        context = SimContext(setup, observer, profile, clock, rows, links, executor, compute, mixing)
+        context = SimContext(
+            setup, observer, profile, clock, rows, links, executor, compute, mixing, self._event
+        )
         self._context, finish = context, lambda: self._tasks.finish("target")
         self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
         self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
@@ -144,6 +146,7 @@ class Simulation:
         self._checkpoints: SimCheckpoints | None = None
         self._tasks: NodeTasks
         self._rounds = 0
+        self._ends_diverged = False
         self._reported = time.perf_counter()
 
     # --- the run
@@ -160,7 +163,7 @@ class Simulation:
                 self._build()
                 self._observer.start(self._setup.description())
                 reason = loop.run_until_complete(self._main())
-                self._end(reason)
+                reason = self._end(reason)
                 models = [self._last_model(node) for node in self.nodes]
                 parameters = torch.stack([model.parameters for model in models])
                 if self._setup.layout.buffer_size:
@@ -230,12 +233,16 @@ class Simulation:
                 self._clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
         return await self._tasks.end
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str) -> str:
+        """Write what is recorded at the end; gives the reason, which models that are not finite may change."""
         self._recorder.end(reason)
+        for node in self._present():
+            node.look_for_divergence()
+        reason = "diverged" if self._ends_diverged else reason
         if self._checkpoints is not None:
             self._checkpoints.end()
         if self._events is None:
-            return
+            return reason
         if reason == "rounds":
             early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
             if early is not None:
@@ -243,6 +250,14 @@ class Simulation:
                 self._observer.say(early)
         if (away := self._events.summary()) is not None:
             self._observer.say(away)
+        return reason
+
+    def _event(self, rank: int, kind: str, text: str) -> None:
+        if self._events is not None:
+            self._events.append(rank, kind, text)
+        if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
+            self._ends_diverged = True
+            self._tasks.finish("diverged")
 
     def _waiting(self) -> str:
         returned = {node.rank: node.round for node in self._present() if node.rank not in self._tasks.running}

@@ -92,7 +92,7 @@ class Coordinator:
         )
         self._start: float | None = None
         self._said = 0.0
-        self._has_skipped = False
+        self._has_skipped = self._diverged = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
         self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
@@ -122,6 +122,7 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._lifecycle.give_up()
+        reason = "diverged" if self._diverged else reason
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
         for rank in range(self._setup.experiment.nodes):
@@ -192,6 +193,9 @@ class Coordinator:
                 self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
                 self._events.append(rank, kind, text)
+                if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
+                    self._diverged = True
+                    self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
             case protocol.Final(private=private, forms=parts):

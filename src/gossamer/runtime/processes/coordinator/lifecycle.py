@@ -41,7 +41,7 @@ STEP_S = 1.0
 
 
 class Over(Exception):
-    """The run is to end in order: "rounds", "time", "target" or "stopped"."""
+    """The run is to end in order: "rounds", "time", "target", "diverged" or "stopped"."""
 
 
 class Actions(Protocol):
@@ -224,7 +224,7 @@ class Lifecycle:
         self._look_at_the_end()
 
     def end(self, reason: str) -> None:
-        """The run is to end in order: "time", "target" or "stopped"."""
+        """The run is to end in order: "time", "target", "diverged" or "stopped"."""
         self._due = self._due or reason
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:

@@ -324,8 +324,10 @@ class NodeHost:
         rounds: int | None,
         end_round: Callable[[], Awaitable[None]],
         security: Security | None,
+        event: Callable[[str, str], None],
     ) -> None:
         self.lost: set[int] = set()
+        self.event = event
         self.leaving = False  # whether it was told to leave
         self._clock, self._rounds, self._security = clock, rounds, security
         self.now, self.compute, self.end_round = clock.now, computing.compute, end_round

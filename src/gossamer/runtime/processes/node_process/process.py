@@ -87,6 +87,7 @@ class NodeProcess:
             experiment.stop.rounds,
             self._end_round,
             context.security,
+            lambda kind, text: self._tell(protocol.Event(kind, text)),
         )
         self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()
@@ -149,6 +150,7 @@ class NodeProcess:
                     await self._take_part()
             if (slowness := self._computing.slowness) is not None:
                 self._tell(protocol.Event("slow", slowness))
+            self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(protocol.Final(self._node.round, private_bytes(), self._computing.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told

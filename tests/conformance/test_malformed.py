@@ -1,0 +1,251 @@
+"""A peer that is alive, has valid keys, and sends what nobody expects: the others go on without it, and say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from worker_fleet import TOKEN, Fleet, free_port
+
+import gossamer
+from gossamer import Experiment, Model, Node, NodeWrapper, Part, Run, RunFailed
+from gossamer.messages.tags import Coded, Payload
+from gossamer.runtime.processes.fork_server import Listen
+
+P = 5
+NAN, INF = float("nan"), float("inf")
+
+
+def malformed() -> dict[str, Payload]:
+    """Payloads that no algorithm expects, by kind; those of kind "model" are models that are wrong."""
+    return {
+        "nothing": None,
+        "number": 7,
+        "not a number": NAN,
+        "text": "model",
+        "bytes": b"model",
+        "list": [1, [2.0, None]],
+        "dict": {"model": 1},
+        "vector": torch.zeros(P),
+        "model of NaN": Model(torch.full((P,), NAN)),
+        "model with an infinity": Model(torch.tensor([0.0, 0.0, -INF, 0.0, 0.0])),
+        "short model": Model(torch.zeros(P - 1)),
+        "long model": Model(torch.zeros(P + 1)),
+        "empty model": Model(torch.zeros(0)),
+        "double model": Model(torch.zeros(P, dtype=torch.float64)),
+        "integer model": Model(torch.zeros(P, dtype=torch.int64)),
+        "model with buffers": Model(torch.zeros(P), torch.zeros(2)),
+        "part of NaN": Model(Part(torch.full((1,), NAN), torch.tensor([0]), P)),  # type: ignore[arg-type]
+        "part of a longer model": Model(Part(torch.zeros(1), torch.tensor([P]), P + 1)),  # type: ignore[arg-type]
+        "what no codec makes": Model(Coded("text")),  # type: ignore[arg-type]
+        "wrong indices": Model(Coded([torch.zeros(2), torch.tensor([0, 99], dtype=torch.int32)])),  # type: ignore[arg-type]
+        "encoded NaN": Model(Coded([torch.full((2,), NAN), b""])),  # type: ignore[arg-type]
+    }
+
+
+KINDS = list(malformed())
+SETTINGS: dict[str, dict[str, Any]] = {
+    "synchronous": {"algorithm": "d-psgd"},
+    "questions": {"algorithm": {"name": "ad-psgd", "timeout_s": 0.3}},
+    "push": {"algorithm": "gossip-learning"},
+    "latest": {"algorithm": "swift"},
+    "fragments": {"algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 3}},
+    "weights": {"algorithm": "sgp"},
+    "segments": {"algorithm": "all-reduce"},
+    "server": {"algorithm": "fedavg"},
+    "codec": {"algorithm": "d-psgd", "codec": {"name": "top-k", "fraction": 0.4}},
+    "differences": {"algorithm": {"name": "deepsqueeze"}, "codec": {"name": "top-k", "fraction": 0.4}},
+    "secure": {"algorithm": "d-psgd", "secure_aggregation": {"drop_outs": "recover"}},
+}
+BAD = {"questions": 2}
+"""The rank of the peer; 3 in all other settings. (Rank 2 asks, and rank 3 answers.)"""
+
+
+class Malformed(NodeWrapper):
+    """A node whose messages are malformed, from a round on: of one kind, or of all, one after the other."""
+
+    rank: int = 3
+    kind: str | None = None
+    since: int = 2
+
+    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
+        if node.rank != self.rank or node.round < self.since:
+            return payload
+        kind = self.kind or KINDS[(node.round + to) % len(KINDS)]
+        wrong = malformed()[kind]
+        inside = isinstance(payload, dict) and "model" in payload and isinstance(wrong, Model)
+        return {**payload, "model": wrong} if inside else wrong
+
+
+def described(setting: str, engine: str = "simulate", *, rounds: int = 8, **changes: Any) -> Experiment:
+    options = {"pace": True} if engine == "processes" else {"trainer": "sequential"}
+    fields: dict[str, Any] = {
+        "nodes": 4,
+        "task": {"name": "least-squares", "features": P, "samples": 80, "test_samples": 20},
+        "topology": "complete",
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "compute": {"name": "constant", "seconds_per_step": 0.01},
+        "network": {"name": "uniform", "latency_s": 0.001},
+        "gather": {"lost_peer": "skip"},
+        "evaluation": {"every_rounds": 4},
+        "stop": {"rounds": rounds},
+        "engine": {"name": engine, **options},
+        **SETTINGS[setting],
+    }
+    return Experiment.of({**fields, **changes})
+
+
+def honest(run: Run, bad: int = 3) -> torch.Tensor:
+    """The models of all nodes but one."""
+    assert run.parameters is not None
+    return torch.cat([run.parameters[:bad], run.parameters[bad + 1 :]])
+
+
+def refusals(run: Run) -> pl.DataFrame:
+    return run.events.filter(pl.col("event") == "malformed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: str, tmp_path: Path) -> None:
+    bad = BAD.get(setting, 3)
+    run = gossamer.run(described(setting, wrappers=[Malformed(rank=bad, kind=kind)]), tmp_path)
+    assert run.status == "done"
+    assert honest(run, bad).isfinite().all()
+    told = refusals(run)
+    assert len(told) > 0
+    assert bad not in told["node"]
+    for row in told.to_dicts():
+        assert row["detail"].startswith(f"node {row['node']} refuses a message of node {bad} under tag ")
+    if setting != "questions":  # whose passive nodes may have ended when the last question comes
+        counts = run.metrics.group_by("node").agg(pl.col("messages_refused").max())
+        assert set(counts.filter(pl.col("messages_refused") > 0)["node"]) >= set(told["node"])
+
+
+@pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
+def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
+    """Every kind in one run, in which the peer is not lost, only its messages are. (Where masks are agreed on, it is lost: it
+    waits for what follows from its own messages.)"""
+    bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)
+    gather = {"malformed": "lose_peer" if setting == "secure" else "drop", "lost_peer": "skip"}
+    experiment = described(setting, "processes", rounds=rounds, gather=gather, wrappers=[Malformed(rank=bad)])
+    run = gossamer.run(experiment, tmp_path)
+    assert run.status == "done"
+    assert honest(run, bad).isfinite().all()
+    told = refusals(run)
+    assert set(told["node"]) <= {0, 1, 2, 3} - {bad}
+    most = 1 if setting == "secure" else 8  # of more, the counter tells
+    assert told.group_by("node").len()["len"].max() == most
+    if setting == "synchronous":
+        last = run.metrics.filter(pl.col("round") == rounds, pl.col("node").is_in([0, 1, 2]))
+        assert set(last["messages_refused"]) == {len(KINDS)}
+
+
+def test_both_engines_lose_a_malformed_peer_alike(tmp_path: Path) -> None:
+    models = []
+    for engine in ("simulate", "processes"):
+        experiment = described("synchronous", engine, wrappers=[Malformed(kind="model of NaN")])
+        models.append(honest(gossamer.run(experiment, tmp_path / engine)))
+    assert torch.equal(*models)
+
+
+def test_nan_of_one_node_reaches_no_other(tmp_path: Path) -> None:
+    """The others end as if the node had crashed after the rounds in which it was honest."""
+    nan = gossamer.run(described("synchronous", wrappers=[Malformed(kind="model of NaN")]), tmp_path)
+    crash = {"name": "crash", "nodes": [3], "at_round": 2}
+    gone = gossamer.run(described("synchronous", faults=[crash], failures={"detection_s": 0.01}), tmp_path)
+    torch.testing.assert_close(honest(nan), honest(gone))
+
+
+@pytest.mark.parametrize("gather", [{}, {"malformed": "fail", "lost_peer": "skip"}])
+def test_by_default_a_malformed_message_ends_the_run_as_a_dead_peer_does(
+    gather: dict[str, str], tmp_path: Path
+) -> None:
+    said = r"node \d refuses a message of node 3 under tag 2: nothing; accepted: a model of 5 parameters"
+    with pytest.raises(RunFailed, match=said):
+        gossamer.run(described("synchronous", gather=gather, wrappers=[Malformed(kind="nothing")]), tmp_path)
+
+
+class Steps(NodeWrapper):
+    """A node that sends nonsense in one step of the agreement on masks."""
+
+    step: str
+    kind: str
+
+    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
+        is_it = node.rank == 3 and node.round >= 1 and tag[:2] == ("~secure", self.step)
+        return malformed()[self.kind] if is_it else payload
+
+
+@pytest.mark.parametrize("kind", ["nothing", "number", "list", "dict", "vector", "bytes"])
+@pytest.mark.parametrize("step", ["keys", "roster", "shares", "relay", "survivors", "unmask"])
+def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: str, tmp_path: Path) -> None:
+    gather = {"lost_peer": "skip", "timeout_s": 0.5}  # what a node withholds, others don't wait for
+    wrappers = [Steps(step=step, kind=kind)]
+    run = gossamer.run(described("secure", gather=gather, wrappers=wrappers), tmp_path)
+    assert run.status == "done"
+    assert honest(run).isfinite().all()
+    if kind != "nothing" or step not in ("roster", "shares", "relay"):  # where it says that there is no sum
+        assert "of node 3 under tag" in refusals(run)["detail"][0]
+
+
+# --- floods
+
+
+class Flood(NodeWrapper):
+    """A node that sends malformed messages, besides its honest ones, under tags that the others gather or will gather."""
+
+    frames: int
+    rounds: int
+
+    async def before_round(self, node: Node, r: int) -> None:
+        if node.rank != 3:
+            return
+        payloads = list(malformed().values())
+        for number in range(self.frames // self.rounds):
+            tag: Any = [r, r + 1, (r, "more"), 10**6 + number][number % 4]
+            node.send(number % 3, payloads[number % len(payloads)], tag)
+
+
+def flooded(frames: int, malformed: str, engine: str, out: Path, **more: Any) -> Run:
+    rounds = 20
+    experiment = described(
+        "synchronous",
+        engine,
+        rounds=rounds,
+        gather={"malformed": malformed, "lost_peer": "skip"},
+        wrappers=[Flood(frames=frames, rounds=rounds)],
+    )
+    run = gossamer.run(experiment, out, **more)
+    assert run.status == "done"
+    assert honest(run).isfinite().all()
+    assert set(refusals(run)["node"]) == {0, 1, 2}
+    assert refusals(run)["detail"].str.contains("of node 3 under tag").all()
+    return run
+
+
+@pytest.mark.parametrize("policy", ["lose_peer", "drop"])
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, policy: str, tmp_path: Path) -> None:
+    flooded(1_000, policy, engine, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path: Path) -> None:
+    """Between workers, where a node's key is a certificate."""
+    fleet = Fleet(tmp_path)
+    try:
+        port = free_port()
+        for _ in range(2):
+            fleet.start(f"127.0.0.1:{port}", slots=2)
+        run = flooded(
+            50_000, "lose_peer", "processes", tmp_path, listen=Listen(f"127.0.0.1:{port}", TOKEN, 2)
+        )
+    finally:
+        fleet.close()
+    received = run.metrics.filter(pl.col("node") < 3).group_by("node").agg(pl.col("messages_refused").max())
+    assert received["messages_refused"].sum() > 10_000
