@@ -1,7 +1,7 @@
 """The one reader of files that may be damaged or hostile: everything in the folder of a run, and experiment files.
 
-Only regular files are read, up to a size, a depth and a number of values; a file of a run must not be a link that leads out
-of the run's folder. Whatever is wrong is bad input: one line that names the file. Nothing is unpickled.
+Files are read up to a size, a depth and a number of values; those of a run only if they are regular, and no links that lead
+out of its folder. Whatever is wrong is bad input: one line that names the file. Nothing is unpickled.
 
 JSON that gossamer writes is *sealed*: its first field is a checksum (CRC-32) of the rest."""
 
@@ -45,7 +45,8 @@ _CHUNK = 2**20
 
 
 def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
-    """The path of a regular file of at most ``most`` bytes that, with ``root``, does not lead out of that folder."""
+    """The path of a regular file of at most ``most`` bytes in the folder ``root``, or of a link to one there; without a
+    folder, of a file or pipe that the user has named."""
     try:
         found = path.stat()
         outside = root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
@@ -53,7 +54,7 @@ def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accept
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; accepted: {accepted}") from None
     if outside:
         raise BadInput(f"{path}: leads to {os.path.realpath(path)}; accepted: a file in {root}")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found.st_mode) and (root is not None or not stat.S_ISFIFO(found.st_mode)):
         raise BadInput(f"{path}: not a regular file; accepted: {accepted}")
     if found.st_size > most:
         raise BadInput(f"{path}: {found.st_size:,} bytes; accepted: {accepted} of at most {most:,}")
@@ -73,7 +74,12 @@ def opened(
 def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
     """The bytes of a file; arguments as for :func:`checked`."""
     with opened(path, most, root, accepted) as file:
-        return file.read(most)
+        chunks, left = list[bytes](), most
+        while chunk := file.read(_CHUNK):
+            chunks.append(chunk)
+            if (left := left - len(chunk)) < 0:  # a pipe, or a file that grows
+                raise BadInput(f"{path}: more than {most:,} bytes; accepted: {accepted} of at most {most:,}")
+    return b"".join(chunks)
 
 
 def read_text(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> str:

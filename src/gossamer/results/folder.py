@@ -132,7 +132,7 @@ class RunFolder:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
         is by the user; ``figures`` are ``wall_s`` and others of an :class:`~gossamer.runtime.outcome.Outcome` that are not
         in the rows."""
-        found = sorted(path for pattern in _RECORD for path in self.path.glob(pattern))
+        found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
         sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
         said = {"run": run_id(self.path), "status": status, "error": error, **figures, "files": sums}
         write_json(self.path / "status.json", said)

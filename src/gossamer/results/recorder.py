@@ -224,9 +224,9 @@ def _fitting(
             raise BadInput(
                 f"{path}: {name} has values of the type {column.dtype}; accepted: numbers, text, booleans"
             )
-        if name in _CLOCKS and not column.drop_nulls().is_between(0, LONGEST_S).all():
+        if name in _CLOCKS and not column.drop_nulls().is_between(-LONGEST_S, LONGEST_S).all():
             raise BadInput(
-                f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: 0 to {LONGEST_S:g} s"
+                f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: up to {LONGEST_S:g} s"
             )
     return table
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta
 
 LONGEST_S = 1e15
-"""No clock of a run is later."""
+"""No clock of a run is as far from its start. (Clocks of several machines agree to milliseconds: some begin before it.)"""
 
 Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Nodes = Annotated[int, Meta(ge=1, le=10**7)]
-Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
+Seconds = Annotated[float, Meta(ge=-LONGEST_S, le=LONGEST_S)]
 Edges = list[Annotated[list[Rank], Meta(min_length=2, max_length=2)]]
 
 
