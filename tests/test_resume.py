@@ -176,11 +176,10 @@ def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
     assert load_run(run.path).status == "stopped"
 
 
-def test_a_damaged_checkpoint_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(9))
-    found = newest(run.path / "checkpoints")
-    assert found is not None
-    (found.folder / "node-2.safetensors").write_bytes(b"torn")
+    for path in run.path.glob("checkpoints/*/node-2.safetensors"):
+        path.write_bytes(b"torn")
     rows = run.metrics
     with pytest.raises(BadInput, match=r"node-2.safetensors: .*header.*; accepted"):
         gossamer.resume(run.path)

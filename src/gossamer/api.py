@@ -124,31 +124,33 @@ def resume(
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
     with folder.locked():
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
-        cut = _resumable(folder, experiment)
+        cut = _resumable(folder, experiment, observer)
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
         trackers = Trackers(experiment.trackers, observer)
         with _engine(trained, server, listen) as engine:
-            write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
+            write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             _record_resumption(folder, experiment, cut, observer)
             return _carry_out(engine, trained, folder, trackers, cut)
 
 
-def _resumable(folder: RunFolder, experiment: Experiment) -> Cut:
-    """The checkpoint from which a run continues, with every part of it verified."""
-    path, stop = folder.path, experiment.stop
+def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
+    """The checkpoint from which a run continues: the newest one that is whole, of a run whose record is."""
+    path, stop, run = folder.path, experiment.stop, load_run(folder.path)
     if experiment.has_faults:
         raise BadInput(
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
-    if load_run(path).status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
+    if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
         later = f"rounds={2 * stop.rounds}" if stop.rounds else f"time_s={2 * (stop.time_s or 0):g}"
         raise BadInput(
             f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
         )
-    if (cut := newest(folder.checkpoints)) is None:
+    for part in ("environment", "setup", "metrics", "events", "timeline"):
+        getattr(run, part)  # before anything changes
+    if (cut := newest(folder.checkpoints, observer.say, verified=True)) is None:
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
         )
@@ -163,7 +165,6 @@ def _resumable(folder: RunFolder, experiment: Experiment) -> Cut:
         raise BadInput(
             f"{path}: nodes {lost} were lost; accepted under simulate: a run that has all of its nodes"
         )
-    cut.verify()
     return cut
 
 

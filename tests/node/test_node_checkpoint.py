@@ -77,15 +77,17 @@ def test_a_file_holds_all_of_a_checkpoint(
     arriving = [Arrival(message(*each), due_s) for each, due_s in drawn["arriving"]]
     model = Model(torch.arange(3.0), torch.ones(2))
     saved = Checkpoint(**{**drawn, "unread": unread, "arriving": arriving}, model=model)
-    write(saved, path, "this")
-    assert equal(saved, read(path, "this"))
+    write(saved, path, {"experiment": "this"})
+    assert equal(saved, read(path, {"experiment": "this"}))
 
 
 def test_what_is_read_is_aligned_and_keeps_no_file_open(tmp_path: Path) -> None:
     """Bits of a product depend on the alignment of its operands."""
     path = tmp_path / "node.safetensors"
     write(
-        small(state={"a": torch.ones(3), "b": torch.ones(1001)}, optimizer={"m": torch.ones(7)}), path, "this"
+        small(state={"a": torch.ones(3), "b": torch.ones(1001)}, optimizer={"m": torch.ones(7)}),
+        path,
+        {"experiment": "this"},
     )
     found = read(path)
     assert found.optimizer is not None
@@ -99,7 +101,7 @@ def test_what_is_read_is_aligned_and_keeps_no_file_open(tmp_path: Path) -> None:
 
 def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
-    write(small(), path, "this")
+    write(small(), path, {"experiment": "this"})
     tensors = load_file(path)
     assert torch.equal(tensors["model.0"], torch.arange(4.0))
     assert torch.equal(tensors["optimizer.0"], torch.ones(4))
@@ -109,8 +111,8 @@ def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
 
 def test_tensors_come_to_lie_where_they_are_wanted(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
-    write(small(), path, "this")
-    found = read(path, "this", torch.neg)
+    write(small(), path, {"experiment": "this"})
+    found = read(path, {"experiment": "this"}, torch.neg)
     assert torch.equal(found.model.parameters, -small().model.parameters)
     assert torch.equal(found.unread[0].payload, -torch.ones(4))
 
@@ -119,7 +121,7 @@ def test_tensors_come_to_lie_where_they_are_wanted(tmp_path: Path) -> None:
 @given(st.data())
 def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
-    write(small(), path, "this")
+    write(small(), path, {"experiment": "this"})
     whole = path.read_bytes()
     kind = data.draw(st.sampled_from(["cut", "longer", "flipped"]))
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -132,7 +134,7 @@ def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data
         damaged[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(damaged)
     try:
-        found = read(path, "this")
+        found = read(path, {"experiment": "this"})
     except BadInput as error:
         said = error.problems
     else:  # a space of the padding, or the case of a letter in an escape, says nothing
@@ -146,9 +148,11 @@ def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data
 
 def test_a_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
-    write(small(), path, "this")
-    with pytest.raises(BadInput, match="it is of another experiment; accepted: a checkpoint as gossamer"):
-        read(path, "that")
+    write(small(), path, {"experiment": "this"})
+    with pytest.raises(
+        BadInput, match="its experiment is this, not that; accepted: a checkpoint as gossamer"
+    ):
+        read(path, {"experiment": "that"})
     assert equal(read(path), small())
 
 
@@ -157,7 +161,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.safetensors")
     path = tmp_path / "other.safetensors"
     header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
-    write(small(), path, "this")
+    write(small(), path, {"experiment": "this"})
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     listed = json.dumps({"__metadata__": {**metadata, "structures": "[]"}}).encode()
@@ -205,7 +209,7 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
         return node.parameters, node.step
 
     async def second(node: Node) -> Any:
-        write(saved[node.rank], tmp_path / "node.safetensors", "")
+        write(saved[node.rank], tmp_path / "node.safetensors", {})
         found = read(tmp_path / "node.safetensors")
         assert found.engine == {"secrets": 2}
         node._runtime.restore(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest, newest
+from gossamer.results.folder import write_json
 
 NODES = 2
 
@@ -69,7 +71,7 @@ def killed_at(step: int) -> Iterator[list[str]]:
         mock.patch("gossamer.results.checkpoints.sync", count("flush the folders", lambda path: None)),
         mock.patch.object(Path, "replace", count("rename", Path.replace)),
         mock.patch.object(Path, "write_text", count("write", Path.write_text)),
-        mock.patch("gossamer.node.checkpoint.zlib.crc32", count("write", lambda data, before=0: 7)),
+        mock.patch("gossamer.node.checkpoint.zlib.crc32", count("write", zlib.crc32)),
         mock.patch.object(Path, "unlink", count("remove", Path.unlink)),
         mock.patch.object(shutil, "rmtree", count("drop", shutil.rmtree)),
     ):
@@ -145,7 +147,8 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         found.verify()
     (tmp_path / "1" / "manifest.json").write_text('{"number": 1}')
     with pytest.raises(
-        BadInput, match=r"manifest.json: KeyError\('rounds'\); accepted: what gossamer has written"
+        BadInput,
+        match=r"manifest.json: Object missing required field .*; accepted: what gossamer has written",
     ):
         newest(tmp_path)
 
@@ -155,8 +158,28 @@ def test_a_node_of_another_experiment_is_noticed(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path, experiment(seed=2)).write(1, node(1, 1))
     found = newest(tmp_path)
     assert found is not None
-    with pytest.raises(BadInput, match="node-1.safetensors: it is of another experiment"):
+    with pytest.raises(BadInput, match="node-1.safetensors: its experiment is [0-9a-f]{16}, not "):
         found.verify()
+
+
+def test_a_node_of_another_checkpoint_run_or_rank_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    write_json(tmp_path / "here" / "environment.json", {"run": "here"})
+    for number in (1, 2):
+        make(tmp_path / "here" / "checkpoints", number)
+    (tmp_path / "there").mkdir()
+    write_json(tmp_path / "there" / "environment.json", {"run": "there"})
+    make(tmp_path / "there" / "checkpoints", 2)
+    found = newest(tmp_path / "here" / "checkpoints")
+    assert found is not None
+    for other, said in (
+        (found.folder.parent / "1" / "node-1.safetensors", "its checkpoint is 1, not 2"),
+        (tmp_path / "there" / "checkpoints" / "2" / "node-1.safetensors", "its run is there, not here"),
+        (found.folder / "node-0.safetensors", "its rank is 0, not 1"),
+    ):
+        shutil.copy(other, found.folder / "node-1.safetensors")
+        with pytest.raises(BadInput, match=f"node-1.safetensors: {said}"):
+            found.verify()
 
 
 def test_only_the_same_experiment_goes_on(tmp_path: Path) -> None:

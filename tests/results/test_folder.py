@@ -93,7 +93,17 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
         "failed", error="node 1: loss is nan", wall_s=2.5, profile={"train": 1.5}, peak_vectors=12
     )
     assert json.loads((folder.path / "setup.json").read_text())["graphs"] == {"0": [[0, 1]], "10": []}
-    assert json.loads((folder.path / "status.json").read_text()) == {
+    said = json.loads((folder.path / "status.json").read_text())
+    assert {*said.pop("files")} == {
+        "environment.json",
+        "events.parquet",
+        "experiment.yaml",
+        "metrics.parquet",
+        "setup.json",
+    }
+    assert len(said.pop("crc32")) == 8
+    assert said == {
+        "run": folder.id,
         "status": "failed",
         "error": "node 1: loss is nan",
         "wall_s": 2.5,

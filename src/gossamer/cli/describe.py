@@ -1,9 +1,10 @@
-"""``gossamer report``, ``list`` and ``topology``: pages of runs, what an experiment can name, and the graph that it
-describes."""
+"""``gossamer report``, ``verify``, ``list`` and ``topology``: pages of runs, whether their records are whole, what an
+experiment can name, and the graph that it describes."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from pathlib import Path
@@ -253,3 +254,26 @@ def report(
         if table is not None:
             print(comparison.note(title))
         typer.echo("\n".join(map(str, said.values())))
+
+
+def verify(
+    runs: Annotated[list[Path], argument("Folders of runs or sweeps.", metavar="RUN...")],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Check that records and checkpoints are whole, and belong to their run; one line for each problem."""
+    logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # what is wrong is printed below
+    from gossamer.results.verify import problems_of, runs_in
+
+    folders = dict.fromkeys(folder for path in runs for folder in (path, *runs_in(path)))
+    found = {str(folder): problems_of(folder) for folder in folders}
+    problems = [problem for each in found.values() for problem in each]
+    if as_json:
+        typer.echo(json.dumps({"runs": found}))
+    else:
+        checked = sum((folder / "experiment.yaml").exists() for folder in folders)
+        whole = [] if quiet or problems else [f"whole: {checked} run{'s' * (checked > 1)}"]
+        for line in problems or whole:
+            typer.echo(line)
+    if problems:
+        raise typer.Exit(1)

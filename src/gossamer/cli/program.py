@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer import __version__
-from gossamer.cli.describe import listing, report, topology
+from gossamer.cli.describe import listing, report, topology, verify
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.errors import BadInput, GossamerError, RunFailed
@@ -52,6 +52,7 @@ app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
 app.command()(report)
+app.command(epilog=EXIT_CODES)(verify)
 app.command("list")(listing)
 app.command()(topology)
 app.command(epilog=EXIT_CODES)(worker)

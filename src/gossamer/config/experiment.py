@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from gossamer import files
 from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
@@ -345,40 +346,17 @@ class Experiment(Section):
 # --- the mapping in a YAML file, before it is validated: reading it, and assignments to its fields
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice: YAML itself would silently keep the last one."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if (key.tag, str(key.value)) in seen:
-                twice = f"{key.value!r} a second time"
-                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
-            seen.add((key.tag, str(key.value)))
-        return node
-
-
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
     """The mapping in a YAML file; a missing file, broken YAML, or anything but a mapping is bad input. ``accepted`` and
     ``fields`` say in messages which file and which fields are expected."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{path}: {reason}; accepted: {accepted}") from None
-    return parse_mapping(text, str(path), fields)
+    return parse_mapping(
+        files.read_text(Path(path), files.MOST_YAML_BYTES, None, accepted), str(path), fields
+    )
 
 
 def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
     """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
-    try:
-        raw = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as the date 2026-13-01
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise BadInput(f"{source}{where}: not YAML: {said}") from None
+    raw = files.parse_yaml(text, source)
     if not isinstance(raw, dict):
         found = "empty" if raw is None else f"a {type(raw).__name__}"
         raise BadInput(f"{source}: {found}; accepted: {fields}")
@@ -400,8 +378,8 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
         if path in values:
             raise BadInput(f"{said}: {path} is set already; accepted: every field once")
         try:
-            values[path] = _from_command_line(yaml.safe_load(text)), said
-        except (yaml.YAMLError, ValueError):
+            values[path] = _from_command_line(files.parse_yaml(text, said)), said
+        except BadInput:
             raise BadInput(
                 f"{said}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
             ) from None

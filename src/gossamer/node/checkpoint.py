@@ -19,17 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gossamer import files
 from gossamer.errors import BadInput
 from gossamer.messages import decode, describe, encode, raw
 from gossamer.messages.tags import Message, Model, Payload
 
-VERSION = "2"
+VERSION = "3"
 """Of the file format; a file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"
 _BYTES = frozenset({torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 """Dtypes that safetensors has no name for; they are written as bytes."""
 _UNREADABLE = (
+    OSError,
     SafetensorError,
     LookupError,
     TypeError,
@@ -110,16 +112,16 @@ def _message(source: int, tag: Sequence[str | int], sent_at: float, number: int,
 # --- the file
 
 
-def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
-    """Write a checkpoint's file in place, with what identifies the experiment; callers that need an atomic write rename it
-    afterwards. OSError where it can't be written; TypeError or ValueError for something in ``node.state`` that is no
+def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> None:
+    """Write a checkpoint's file in place, with what identifies it, such as its run; callers that need an atomic write rename
+    it afterwards. OSError where it can't be written; TypeError or ValueError for something in ``node.state`` that is no
     payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
     metadata = {
         "format": _FORMAT,
         "version": VERSION,
-        "experiment": experiment,
+        **identity,
         "rank": str(checkpoint.rank),
         "round": str(checkpoint.round),
         "structures": json.dumps(structures),
@@ -136,28 +138,27 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
         raise OSError(f"{path}: {error}") from error
 
 
-def read(path: Path, experiment: str | None = None, place: Place | None = None) -> Checkpoint:
+def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = None) -> Checkpoint:
     """Read a checkpoint's file, and check all of it; its tensors are placed where the node keeps them. BadInput for a file
-    that is missing, damaged, or of another experiment (None is any)."""
+    that is missing, damaged, or has another ``identity``, which may name its rank and round too."""
+    files.checked(path, files.MOST_ROWS_BYTES, path.parent, "a checkpoint")
     try:
-        return _read(path, experiment, place or (lambda tensor: tensor))
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; accepted: a checkpoint") from None
+        return _read(path, identity, place or (lambda tensor: tensor))
     except _UNREADABLE as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
 
-def _read(path: Path, experiment: str | None, place: Place) -> Checkpoint:
-    path.stat()  # whose error is the system's
+def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
         crc = int(metadata.pop("crc32"), 16)
         form = metadata["format"], metadata["version"]
         if form != (_FORMAT, VERSION):
             raise ValueError(f"it is {form[0]}, version {form[1]}, not {_FORMAT}, version {VERSION}")
-        if experiment is not None and metadata["experiment"] != experiment:
-            raise ValueError("it is of another experiment")
+        for name, value in identity.items():
+            if metadata[name] != value:
+                raise ValueError(f"its {name} is {metadata[name]}, not {value}")
         found, sections = _crc(metadata), {}
         for name, text in json.loads(metadata["structures"]).items():
             structure = base64.b64decode(text, validate=True)

@@ -1,24 +1,26 @@
 """The checkpoints of a run, in its folder: ``checkpoints/<number>/node-<rank>.safetensors``
-(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Files are written under another name,
-flushed and renamed, and older checkpoints are removed only when a newer one is complete: a kill at any time leaves the
-newest complete one."""
+(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Each has a checksum, and the run and number
+that it belongs to. Files are written under another name, flushed and renamed, and older checkpoints are removed only when a
+newer one is complete: a kill at any time leaves the newest complete one."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.config import Experiment
+from gossamer import files
+from gossamer.config import Experiment, engine_name
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.node.checkpoint import Checkpoint, Place
-from gossamer.results.folder import atomic, sync, write_json
+from gossamer.results.folder import atomic, run_id, sync, write_json
 from gossamer.results.run import flat
+from gossamer.results.schema import ManifestFile, RecordedExperiment
 
 _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 """Fields of an experiment that may change when a run is resumed."""
@@ -27,7 +29,8 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 @dataclass(frozen=True)
 class Cut:
     """A complete checkpoint of a run; of each node that was not lost, the rounds that it had completed and its clock.
-    ``number`` is larger for later ones; ``trainer`` is the one that computed, None if none had to yet."""
+    ``number`` is larger for later ones; ``trainer`` is the one that computed, None if none had to yet; ``run`` identifies the
+    run (:func:`gossamer.results.folder.run_id`)."""
 
     folder: Path
     number: int
@@ -36,6 +39,7 @@ class Cut:
     wall_s: float
     experiment: Mapping[str, Any]
     trainer: str | None
+    run: str = ""
 
     @property
     def even(self) -> bool:
@@ -49,7 +53,13 @@ class Cut:
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
         """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
-        return checkpoint.read(self.folder / _file(rank), _digest(self.experiment), place)
+        identity = _identity(_digest(self.experiment), self.run, self.number)
+        identity |= {"rank": str(rank), "round": str(self.rounds[rank])}
+        return checkpoint.read(self.path(rank), identity, place)
+
+    def path(self, rank: int) -> Path:
+        """The file of a node."""
+        return self.folder / _file(rank)
 
     def verify(self) -> None:
         """Read every part; a missing or damaged one is bad input."""
@@ -73,6 +83,7 @@ class CheckpointFolder:
         self._path = path
         self._experiment = _dump(experiment)
         self.digest = digest or _digest(self._experiment)
+        self._run = run_id(path.parent)
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
@@ -80,7 +91,7 @@ class CheckpointFolder:
         folder = self._path / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(folder / _file(saved.rank)) as temporary:
-            checkpoint.write(saved, temporary, self.digest)
+            checkpoint.write(saved, temporary, _identity(self.digest, self._run, number))
 
     def complete(
         self,
@@ -92,12 +103,18 @@ class CheckpointFolder:
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
-        manifest = {"number": number, "rounds": dict(rounds), "times_s": dict(times_s), "wall_s": wall_s}
+        manifest = {
+            "run": self._run,
+            "number": number,
+            "rounds": dict(rounds),
+            "times_s": dict(times_s),
+            "wall_s": wall_s,
+        }
         manifest |= {"trainer": trainer, "experiment": self._experiment}
         write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
-        kept = set(_complete(self._path)[-self._keep :])
+        kept = set(complete(self._path)[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
                 # Without its manifest it is incomplete, even if the rest can't be removed.
@@ -105,11 +122,48 @@ class CheckpointFolder:
                 shutil.rmtree(self._path / str(other))
 
 
-def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on, or None; a manifest that can't
-    be read is bad input. It has at least one node, and under secure aggregation all nodes after the same round."""
-    cuts = (_read_manifest(_manifest(path, number)) for number in reversed(_complete(path)))
-    return next((cut for cut in cuts if cut.rounds and (cut.even or not cut.needs_even)), None)
+def newest(
+    path: Path, say: Callable[[str], object] = lambda _: None, *, verified: bool = False
+) -> Cut | None:
+    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on, or None. It has at least one
+    node, and under secure aggregation all nodes after the same round. Damaged ones, those with a damaged manifest or
+    (``verified``) any damaged part, are left out, and ``say`` is told of them; if no other is left, that is bad input."""
+    damaged = []
+    for number in reversed(complete(path)):
+        try:
+            cut = read_cut(path, number)
+            if verified:
+                cut.verify()
+        except BadInput as error:
+            damaged.append(f"checkpoint {number} can't be used: {error}")
+            continue
+        if cut.rounds and (cut.even or not cut.needs_even):
+            for each in damaged:
+                say(each)
+            return cut
+    if damaged:
+        raise BadInput(*damaged)
+    return None
+
+
+def read_cut(path: Path, number: int) -> Cut:
+    """The complete checkpoint of a number in a run's folder of checkpoints; a damaged manifest is bad input."""
+    manifest = _manifest(path, number)
+    said = files.read_json(manifest, ManifestFile, path.parent)
+    files.conforming(files.shallow(said["experiment"], str(manifest)), RecordedExperiment, str(manifest))
+    rounds = {int(rank): rounds for rank, rounds in said["rounds"].items()}
+    times_s = {int(rank): float(time_s) for rank, time_s in said["times_s"].items()}
+    for name, value, wanted in (
+        ("number", said["number"], number),
+        ("run", said["run"], run_id(path.parent)),
+        ("times_s", [*times_s], [*rounds]),
+    ):
+        if value != wanted:
+            raise BadInput(
+                f"{manifest}: its {name} is {value}, not {wanted}; accepted: a manifest of this checkpoint"
+            )
+    own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run")}
+    return Cut(manifest.parent, number, rounds, times_s, **own)
 
 
 def highest(path: Path) -> int:
@@ -129,24 +183,14 @@ def _numbers(path: Path) -> list[int]:
     return sorted(int(each.name) for each in path.glob("*") if each.name.isdecimal())
 
 
-def _complete(path: Path) -> list[int]:
+def complete(path: Path) -> list[int]:
+    """The numbers of the complete checkpoints in a run's folder of checkpoints, oldest first."""
     return [number for number in _numbers(path) if _manifest(path, number).exists()]
 
 
-def _read_manifest(path: Path) -> Cut:
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return Cut(
-            folder=path.parent,
-            number=int(said["number"]),
-            rounds={int(rank): int(rounds) for rank, rounds in said["rounds"].items()},
-            times_s={int(rank): float(time_s) for rank, time_s in said["times_s"].items()},
-            wall_s=float(said["wall_s"]),
-            experiment=dict(said["experiment"]),
-            trainer=said["trainer"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: {error!r}; accepted: what gossamer has written") from None
+def _identity(digest: str, run: str, number: int) -> dict[str, str]:
+    """What the files of all nodes in a checkpoint have in common."""
+    return {"experiment": digest, "run": run, "checkpoint": str(number)}
 
 
 def _dump(experiment: Experiment) -> dict[str, Any]:
@@ -155,9 +199,9 @@ def _dump(experiment: Experiment) -> dict[str, Any]:
 
 def _essence(experiment: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in experiment.items() if name not in _FREE}
-    return {**kept, "engine": kept["engine"]["name"]}
+    return {**kept, "engine": engine_name(kept.get("engine"))}
 
 
 def _digest(experiment: Mapping[str, Any]) -> str:
     text = json.dumps(_essence(experiment), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

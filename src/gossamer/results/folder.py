@@ -25,13 +25,22 @@ from jaxtyping import Float, Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gossamer import numerics
+from gossamer import files, numerics
 from gossamer.errors import BadInput
+from gossamer.results.schema import Environment, StatusFile
 from gossamer.results.segment import Segment
 
 Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
+_RECORD = (
+    "experiment.yaml",
+    "environment.json",
+    "setup.json",
+    "*.parquet",
+    "*.safetensors",
+    "segments/*.jsonl",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
 
 
@@ -54,7 +63,7 @@ class RunFolder:
             folder = cls(Path(out) / name / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}")
             folder.segments.mkdir(parents=True)
             write_text(folder.path / "experiment.yaml", experiment)
-            write_json(folder.path / "environment.json", environment)
+            write_json(folder.path / "environment.json", {"run": folder.id, **environment})
         return folder
 
     @classmethod
@@ -64,6 +73,7 @@ class RunFolder:
             raise BadInput(
                 f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
             )
+        files.checked(Path(path) / "experiment.yaml", files.MOST_YAML_BYTES, Path(path))
         return cls(Path(path))
 
     @property
@@ -93,17 +103,15 @@ class RunFolder:
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
         """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
         :mod:`gossamer.results.recorder`."""
-        return Segment(self.segments / f"{kind}-{rank}.jsonl")
+        return Segment(self.segments / f"{kind}-{rank}.jsonl", run_id(self.path))
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder, as :func:`locked` does."""
         return locked(self.path, "the run is going on; accepted: one that has ended")
 
     def write_setup(self, setup: Mapping[str, Any]) -> None:
-        """Write ``setup.json``: ``nodes`` (int), ``directed`` (bool), ``samples`` ([nodes] training samples), ``labels``
-        ([nodes][classes] counts, or None), ``classes`` (names, or None), ``evaluation_sets``, ``poisoned`` (the ranks of
-        each poison), and ``graphs`` (round as text -> [[i, j], ...]; graphs after the first are appended to the segment
-        ``graphs``)."""
+        """Write ``setup.json`` (:class:`~gossamer.results.schema.SetupFile`); graphs after the first are appended to the
+        segment ``graphs``."""
         write_json(self.path / "setup.json", setup)
 
     def write_models(
@@ -121,10 +129,34 @@ class RunFolder:
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
-        """Write ``status.json``, the last thing a run does. ``stopped`` is by the user, ``diverged`` by
-        a model that is not finite; ``figures`` are ``wall_s`` and others
-        of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
-        write_json(self.path / "status.json", {"status": status, "error": error, **figures})
+        """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
+        is by the user, ``diverged`` by a model that is not finite; ``figures`` are ``wall_s`` and others of an
+        :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
+        found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
+        sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
+        said = {"run": run_id(self.path), "status": status, "error": error, **figures, "files": sums}
+        write_json(self.path / "status.json", said)
+
+
+def run_id(folder: Path) -> str:
+    """What identifies the run in a folder, however the folder is called now; empty if that is not recorded."""
+    return str(read_environment(folder).get("run", ""))
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """The contents of ``environment.json``; empty if it is missing."""
+    path = folder / "environment.json"
+    found = files.read_json(path, Environment, folder) if path.exists() else {}
+    return dict(files.shallow(found, str(path)))
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The contents of ``status.json``; empty for a run that has not ended."""
+    path = folder / "status.json"
+    said: dict[str, Any] = files.read_json(path, StatusFile, folder) if path.exists() else {}
+    if said.get("run", run := run_id(folder)) != run:
+        raise BadInput(f"{path}: its run is {said['run']}, not {run}; accepted: the status of this run")
+    return said
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
@@ -192,8 +224,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file so that a reader finds all of it or none."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    """Write a JSON file, with its checksum, so that a reader finds all of it or none."""
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    write_text(path, files.seal(text.encode())[0].decode())
 
 
 def sync(path: Path) -> None:

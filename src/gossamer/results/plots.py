@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 import polars as pl
+from pydantic import ValidationError
 
 from gossamer.config import Timeline
+from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.comparison import Group, group_curve
@@ -189,7 +191,11 @@ def window(run: Run) -> Window | None:
     """The part of the run that its timeline covers; None where the experiment asks for no timeline."""
     if not (asked := (run.experiment.get("evaluation") or {}).get("timeline")):
         return None
-    timeline, end_s = Timeline.model_validate(asked), run.metrics["time_s"].max()
+    try:
+        timeline = Timeline.model_validate(asked)
+    except ValidationError as error:
+        raise bad_input(error, Timeline, f"{run.path / 'experiment.yaml'}: evaluation.timeline") from None
+    end_s = run.metrics["time_s"].max()
     to_s = min(timeline.to_s, end_s) if isinstance(end_s, float) else timeline.to_s
     return Window(timeline.from_s, max(to_s, timeline.from_s), tuple(timeline.ranks(run.nodes)))
 

@@ -17,7 +17,8 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from fnmatch import fnmatch
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,10 @@ from polars.exceptions import PolarsError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from gossamer.errors import BadInput, cause
-from gossamer.results.folder import RunFolder, Status, atomic
+from gossamer import files
+from gossamer.errors import BadInput, cause, listed
+from gossamer.results.folder import RunFolder, Status, atomic, read_status, run_id
+from gossamer.results.schema import LONGEST_S, GraphRow, SetupFile
 from gossamer.results.segment import read_segment
 
 if TYPE_CHECKING:
@@ -78,8 +81,11 @@ TIMELINE: dict[str, Any] = {
 MOMENTS = ", "
 """Separates the moments of one row."""
 
+_CLOCKS = ("time_s", "wall_s", "start_s", "end_s")
 _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
+MOST_FIGURES_BYTES = 2**31
+"""Of a file that grows with the number of nodes or runs."""
 
 
 def read_metrics(folder: Path) -> pl.DataFrame:
@@ -119,9 +125,28 @@ def read_timeline(folder: Path) -> pl.DataFrame:
 
 def read_graphs(folder: Path) -> dict[str, list[list[int]]]:
     """The graphs that were appended after the start: round as text -> [[i, j], ...]."""
-    return {
-        str(row["round"]): row["edges"] for path in segments(folder, "graphs") for row in read_segment(path)
-    }
+    rows = (row for path in _found(folder, "graphs") for row in read_segment(path, run_id(folder), folder))
+    checked = (files.conforming(row, GraphRow, str(folder / "segments" / "graphs-0.jsonl")) for row in rows)
+    return {str(row["round"]): row["edges"] for row in checked}
+
+
+def read_setup(folder: Path) -> dict[str, Any]:
+    """The contents of ``setup.json`` (empty if it is missing), with all graphs that were recorded since."""
+    path, setup = folder / "setup.json", dict[str, Any]()
+    if path.exists():
+        setup = files.read_json(path, SetupFile, folder, MOST_FIGURES_BYTES)
+    graphs = {**setup.get("graphs", {}), **read_graphs(folder)}
+    nodes = setup.get("nodes")
+    ranks = [
+        *chain(*setup.get("poisoned") or []),
+        *(max(chain(*edges), default=0) for edges in graphs.values()),
+    ]
+    lengths = {len(setup[name]) for name in ("samples", "labels") if setup.get(name) is not None}
+    if nodes is not None and (max(ranks, default=0) >= nodes or lengths - {nodes}):
+        raise BadInput(
+            f"{path}: figures for other nodes than its {nodes}; accepted: what gossamer has written"
+        )
+    return {**setup, "graphs": graphs}
 
 
 def segments(folder: Path, kind: str) -> list[Path]:
@@ -131,21 +156,83 @@ def segments(folder: Path, kind: str) -> list[Path]:
 
 
 def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
-    """The rows of a kind; a value that does not fit its column's type becomes null."""
-    parts = [pl.DataFrame(schema=schema)]
+    """The rows of a kind; a value in a segment that does not fit its column's type becomes null."""
+    parts, run = [pl.DataFrame(schema=schema)], run_id(folder)
+    found = _found(folder, kind)
     if (table := folder / f"{kind}.parquet").exists():
-        parts.append(pl.read_parquet(table))
-    for path in segments(folder, kind):
-        rows = _checked(path, required)
+        parts.append(_fitting(files.read_table(table, folder), schema, required, table))
+    for path in found:
+        rows = _checked(path, required, run, folder)
         while chunk := list(islice(rows, _CHUNK)):
             names = dict.fromkeys(name for row in chunk for name in row)
             columns = [_column(name, [row.get(name) for row in chunk], schema.get(name)) for name in names]
-            parts.append(pl.DataFrame(columns))
+            parts.append(_fitting(pl.DataFrame(columns), schema, required, path))
     return pl.concat(parts, how="diagonal_relaxed")
 
 
-def _checked(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(read_segment(path), start=1):
+def _found(folder: Path, kind: str) -> list[Path]:
+    """The segments of a kind. Files that ``status.json`` lists must be as they were then; of a run that was killed, segments
+    that it must have written are said to be missing."""
+    prove(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
+    for each in missing(folder, kind):
+        log.error(each)
+    return segments(folder, kind)
+
+
+def missing(folder: Path, kind: str) -> list[str]:
+    """Says which segments of a kind a run that was killed must have had."""
+    if (folder / "status.json").exists() or (folder / f"{kind}.parquet").exists():
+        return []
+    # A run opens its segments at its start, each process its own; graphs are moved to setup.json after the metrics.
+    begun = segments(folder, "metrics") or (kind == "metrics" and segments(folder, "events"))
+    stems = (path.stem.partition("-")[2].partition("-")[0] for path in segments(folder, kind))
+    ranks = {int(rank) for rank in stems if rank.isdecimal()}
+    least = {0} if begun and kind != "timeline" else set()
+    lost = sorted((least | set(range(min(max(ranks, default=0), 10**6)))) - ranks)
+    return [f"{folder / 'segments' / f'{kind}-{rank}.jsonl'}: missing, and its rows with it" for rank in lost]
+
+
+def prove(folder: Path, *patterns: str) -> list[str]:
+    """Refuse files that are not as ``status.json`` lists them; gives the names of those that it lists, of all that match
+    one of the patterns."""
+    known = read_status(folder).get("files", {})
+    names = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
+    for name in names:
+        if files.crc32(folder / name, folder, "what status.json lists") != known[name]:
+            raise BadInput(
+                f"{folder / name}: its checksum does not fit: it is damaged; accepted: as the run left it"
+            )
+    return names
+
+
+def _fitting(
+    table: pl.DataFrame, schema: Mapping[str, Any], required: Sequence[str], path: Path
+) -> pl.DataFrame:
+    """A table whose columns have the types of a schema; figures that no run records are refused."""
+    kinds = {name: pl.Float64 if name.startswith("test_") else schema.get(name) for name in table.columns}
+    try:
+        table = table.cast({name: kind for name, kind in kinds.items() if kind is not None})
+    except PolarsError as error:
+        raise BadInput(
+            f"{path}: {' '.join(str(error).split()):.200}; accepted: {listed(required)} as recorded"
+        ) from None
+    for name in required:
+        if name not in table.columns or table[name].null_count():
+            raise BadInput(f"{path}: rows without {name!r}; accepted: rows with {', '.join(required)}")
+    for name, column in table.to_dict().items():
+        if column.dtype.is_nested() or column.dtype in (pl.Object, pl.Binary):
+            raise BadInput(
+                f"{path}: {name} has values of the type {column.dtype}; accepted: numbers, text, booleans"
+            )
+        if name in _CLOCKS and not column.drop_nulls().is_between(-LONGEST_S, LONGEST_S).all():
+            raise BadInput(
+                f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: up to {LONGEST_S:g} s"
+            )
+    return table
+
+
+def _checked(path: Path, required: Sequence[str], run: str, root: Path) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(read_segment(path, run, root), start=1):
         for name in required:
             if row.get(name) is None:
                 raise BadInput(
@@ -186,8 +273,7 @@ def compact(folder: RunFolder) -> None:
             _write(read(path), path / f"{kind}.parquet")
             _remove(segments(path, kind))
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
-        setup = json.loads((path / "setup.json").read_text(encoding="utf-8"))
-        folder.write_setup({**setup, "graphs": {**setup.get("graphs", {}), **read_graphs(path)}})
+        folder.write_setup(read_setup(path))
         _remove(graphs)
     if folder.segments.exists() and not any(folder.segments.iterdir()):
         folder.segments.rmdir()
@@ -227,9 +313,9 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     for kind, keep in kept.items():
         path = folder.path / f"{kind}.parquet"
         if path.exists():
-            _write(pl.read_parquet(path).filter(keep), path)
+            _write(files.read_table(path, folder.path).filter(keep), path)
     if (folder.path / "setup.json").exists():
-        setup = json.loads((folder.path / "setup.json").read_text(encoding="utf-8"))
+        setup = read_setup(folder.path)
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
         folder.write_setup({**setup, "graphs": graphs})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +11,15 @@ from typing import Any
 
 import polars as pl
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from gossamer import files
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, listed
 from gossamer.results import recorder
+from gossamer.results.folder import read_environment, read_status
 from gossamer.results.formatting import NOTHING
+from gossamer.results.schema import RecordedExperiment, SweepFile
 
 log = logging.getLogger(__name__)
 
@@ -43,23 +43,25 @@ class Run:
     @cached_property
     def experiment_text(self) -> str:
         """The resolved experiment as YAML."""
-        return (self.path / "experiment.yaml").read_text(encoding="utf-8")
+        path = self.path / "experiment.yaml"
+        return files.read_text(path, files.MOST_YAML_BYTES, self.path, "an experiment")
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """The resolved experiment."""
-        return parse_mapping(self.experiment_text, str(self.path / "experiment.yaml"))
+        source = str(self.path / "experiment.yaml")
+        found = parse_mapping(self.experiment_text, source)
+        return dict(files.conforming(found, RecordedExperiment, source))
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and start; empty if missing."""
-        return self._json("environment.json")
+        return read_environment(self.path)
 
     @cached_property
     def setup(self) -> dict[str, Any]:
         """Nodes, data and graphs as set up, with all graphs recorded since."""
-        setup = self._json("setup.json")
-        return {**setup, "graphs": {**setup.get("graphs", {}), **recorder.read_graphs(self.path)}}
+        return recorder.read_setup(self.path)
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
@@ -100,10 +102,8 @@ class Run:
     @cached_property
     def _models(self) -> dict[str, Tensor]:
         path = self.path / "models.safetensors"
-        try:
-            return load_file(path) if path.exists() else {}
-        except SafetensorError as error:
-            raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from error
+        known = recorder.prove(self.path, path.name)
+        return files.read_tensors(path, self.path) if known or path.exists() else {}
 
     @property
     def poisoned(self) -> list[int]:
@@ -200,17 +200,7 @@ class Run:
 
     @cached_property
     def _status(self) -> dict[str, Any]:
-        return self._json("status.json")
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except ValueError as error:
-            raise BadInput(f"{path}: {error}; accepted: JSON") from error
-        if not isinstance(value, dict):
-            raise BadInput(f"{path}: holds a {type(value).__name__}; accepted: a JSON object")
-        return value
+        return read_status(self.path)
 
 
 def load_run(path: str | Path) -> Run:
@@ -250,17 +240,12 @@ def _folders(path: Path) -> list[Path]:
 
 def _swept(folder: Path) -> list[Run]:
     """The runs of a sweep that are done, from its ``sweep.json``."""
-    try:
-        entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
-        runs = [
-            Run(folder / entry["folder"], str(entry["cell"]), dict(entry.get("labels") or {}))
-            for entry in entries
-            if entry["status"] == "done" and entry["folder"]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{folder / 'sweep.json'}: {error!r}; accepted: what gossamer sweep has written"
-        ) from None
+    path = folder / "sweep.json"
+    entries = files.read_json(path, SweepFile, folder, recorder.MOST_FIGURES_BYTES)["runs"]
+    done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
+    for entry in done:
+        files.checked(folder / entry["folder"] / "experiment.yaml", root=folder, accepted="a run")
+    runs = [Run(folder / entry["folder"], entry["cell"], dict(entry.get("labels") or {})) for entry in done]
     if not runs:
         raise BadInput(f"{folder}: no run of the sweep is done; accepted: a sweep with runs that are")
     if len(runs) < len(entries):

@@ -1,17 +1,24 @@
 """Segments: files of JSON lines that are only ever appended to, one for each process that writes.
 
-Each row is handed to the operating system at once, so a process that is killed loses at most the line it was writing.
+Each row is handed to the operating system at once, so a process that is killed loses at most the line it was writing. A row's
+checksum (:func:`gossamer.files.seal`) goes on from that of the row before, and the first one's from the name of the run: rows
+that are changed, missing in the middle, or of another run are noticed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from gossamer import files
 from gossamer.errors import BadInput
+
+_LONGEST_LINE = 2**28
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +31,23 @@ class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
 
     Opening a segment removes an incomplete last line, which a killed process may leave. One that can't be opened or written
-    (disk full, ...) raises :class:`RecordError`.
+    (disk full, ...) raises :class:`RecordError`. ``run`` identifies the run that it belongs to.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str = "") -> None:
         self.path = path
+        self._crc = zlib.crc32(run.encode())
         try:
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("a+b", buffering=0)
             self._file.seek(0)
-            self._file.truncate(self._file.read().rfind(b"\n") + 1)
+            lines = self._file.read()
+            end = lines.rfind(b"\n") + 1
+            self._file.truncate(end)
         except OSError as error:
             raise RecordError(error.errno, error.strerror, str(path)) from error
+        _, crc = files.unseal(lines[lines.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], None)
+        self._crc = self._crc if crc is None else crc
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row and hand it to the operating system. A value that is no number, text, boolean, None, or list or
@@ -44,7 +56,8 @@ class Segment:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise BadInput(f"recorded row with {', '.join(map(str, row))}: {error}") from None
-        left = memoryview(line.encode() + b"\n")
+        sealed, self._crc = files.seal(line.encode(), self._crc)
+        left = memoryview(sealed + b"\n")
         try:
             while left:
                 left = left[self._file.write(left) :]
@@ -62,21 +75,34 @@ class Segment:
         self.close()
 
 
-def read_segment(path: Path) -> Iterator[dict[str, Any]]:
+def read_segment(path: Path, run: str | None = None, root: Path | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a segment, in order. An incomplete last line is left out, which is logged; any other line that can't be
-    read is bad input."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    read, or is not where it was written, is bad input. ``run`` is the run that it must belong to (None is any)."""
+    crc = None if not run else zlib.crc32(run.encode())
+    sealed = False  # older versions did not seal rows
+    with files.opened(path, files.MOST_ROWS_BYTES, root, "a segment") as file:
+        for number in count(1):
+            if not (line := file.readline(_LONGEST_LINE)):
+                return
+            where = f"{path}, line {number}"
             if not line.endswith(b"\n"):
+                if len(line) == _LONGEST_LINE:
+                    raise BadInput(f"{where}: too long; accepted: at most {_LONGEST_LINE:,} bytes")
                 log.warning("%s: line %d is torn (its writer was killed) and left out", path, number)
                 return
             try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("not a JSON object")
+                text, found = files.unseal(line[:-1], crc)
+                if found is None and sealed:
+                    raise ValueError("it has no checksum")
             except ValueError as error:
-                raise BadInput(f"{path}, line {number}: {error}; accepted: one JSON object a line") from None
-            yield row
+                raise BadInput(
+                    f"{where}: {error}; accepted: rows as they were written, one after the other"
+                ) from None
+            crc, sealed = found, found is not None
+            row = files.parse_json(text, where)
+            if not isinstance(row, dict):
+                raise BadInput(f"{where}: not a JSON object; accepted: one JSON object a line")
+            yield files.shallow(row, where) if line.count(b"[") + line.count(b"{") > files.MOST_DEPTH else row
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.folder import atomic, write_json
+from gossamer.results.folder import atomic, read_status, write_json
 from gossamer.results.run import Run
 from gossamer.results.tidy import FinalSummary, confidence, final_summary
 from gossamer.sweep.sweep import Sweep
@@ -26,6 +26,8 @@ _FIGURES: dict[str, Any] = {
         (f"messages_{each}" for each in ("received", "superseded", "cancelled", "lost")), pl.Int64
     ),
 }
+
+log = logging.getLogger(__name__)
 
 Status = Literal["done", "diverged", "failed", "stopped", "interrupted", "pending"]
 """``diverged``: ended because a model was not finite; ``stopped``: by the user, in order; ``interrupted``: begun, with no
@@ -56,10 +58,10 @@ def state_of(folder: Path) -> State:
 
 def _ended(attempt: Path) -> State:
     try:
-        said = json.loads((attempt / "status.json").read_text(encoding="utf-8"))
-        status = said["status"]
-    except (OSError, ValueError, TypeError, KeyError):  # missing, or truncated by a crash
-        return State("interrupted", None, attempt)
+        said = read_status(attempt)
+    except BadInput as error:
+        return State("interrupted", str(error), attempt)
+    status = said.get("status", "interrupted")
     cause = " ".join(str(said.get("error") or "no cause was recorded").split())
     return State(status, cause if status in ENDED_BADLY else None, attempt)
 
@@ -122,7 +124,8 @@ def results(sweep: Sweep) -> pl.DataFrame:
 def _final(state: State) -> FinalSummary | None:
     try:
         return None if state.folder is None else final_summary(Run(state.folder))
-    except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
+    except BadInput as error:  # which leaves the others' results
+        log.error("%s", error)
         return None
 
 

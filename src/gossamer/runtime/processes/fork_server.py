@@ -69,10 +69,10 @@ class ForkServer:
         where = () if listen is None else (listen.address, listen.token, listen.min_workers)
         self.channel.send(Prepare(experiment, *where))
 
-    def fork(self, folder: str, *, resume: bool) -> None:
-        """Have it run what it has prepared, recording into a folder, from the newest checkpoint there if ``resume``."""
+    def fork(self, folder: str, checkpoint: int | None = None) -> None:
+        """Have it run what it has prepared, recording into a folder, from the checkpoint of a number if it is given."""
         self._idle = False
-        self.channel.send(Run(folder, resume))
+        self.channel.send(Run(folder, checkpoint))
 
     def how_it_died(self) -> str:
         code = self._process.wait(KILL_S)

@@ -67,7 +67,7 @@ class ProcessesEngine:
         ended: Ended | None = None
         channel, listen, address = self._server.channel, self._listen, self._prepared.address
         with ending_signals(lambda: channel.send(Stop())), ExitStack() as stack:
-            self._server.fork(str(folder.path), resume=cut is not None)
+            self._server.fork(str(folder.path), None if cut is None else cut.number)
             if listen is not None and listen.executor is not None and address is not None:
                 name, token, count = listen.executor, listen.token, listen.min_workers
                 slots = -(-self._experiment.nodes // count)

@@ -267,6 +267,7 @@ class Job(Message):
     """What a worker that has joined is to prepare, after the run's files."""
 
     experiment: str  # YAML; names files relative to the worker's folder
+    run: str  # which identifies it in the record
     digest: str  # of the experiment that the coordinator has, for checkpoints
     first_checkpoint: int  # the number of the next one
     token: bytes  # by which the nodes of this run know each other
@@ -376,10 +377,10 @@ class Prepare(Message):
 
 
 class Run(Message):
-    """Run what was prepared, recording into a folder, from its newest checkpoint if ``resume``."""
+    """Run what was prepared, recording into a folder, from the checkpoint of a number if there is one."""
 
     folder: str
-    resume: bool
+    checkpoint: int | None
 
 
 class Stop(Message):

@@ -30,7 +30,7 @@ from gossamer.errors import BadInput, RunFailed, cause
 from gossamer.faults import StartFrom
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.messages.tags import Model, Traffic
-from gossamer.results.checkpoints import Cut, newest
+from gossamer.results.checkpoints import Cut, read_cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.results.segment import RecordError
@@ -279,7 +279,7 @@ def serve(channel: int, memory: int) -> None:
     if not isinstance(answer, protocol.Run):
         return
     folder = RunFolder.open(Path(answer.folder))
-    cut = newest(folder.checkpoints) if answer.resume else None
+    cut = None if answer.checkpoint is None else read_cut(folder.checkpoints, answer.checkpoint)
     try:
         end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
     except OSError as error:

@@ -23,10 +23,11 @@ from typing import Any
 
 import yaml
 
+from gossamer import files
 from gossamer.config import Experiment
 from gossamer.errors import RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
-from gossamer.results.folder import RunFolder, atomic
+from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.door import Door
@@ -104,10 +105,11 @@ class Workers:
         self._keys = [identity.pem for identity in identities]
         experiment, self._files = packed(self._setup.experiment)
         if self._cut is not None:
-            manifest = (self._cut.folder / "manifest.json").read_bytes()
+            manifest = files.read(self._cut.folder / "manifest.json", root=self._folder.path)
             self._files.append(File("manifest", 0, self._cut.number, manifest))
         self._job = protocol.Job(
             experiment,
+            run_id(self._folder.path),
             CheckpointFolder(self._folder.checkpoints, self._setup.experiment).digest,
             highest(self._folder.checkpoints) + 1,
             secrets.token_bytes(TOKEN_BYTES),
@@ -268,11 +270,13 @@ class Workers:
         for rank in ranks:
             self._at[rank] = worker
             if worker.session is not None and self._cut is not None and rank in self._cut.rounds:
-                data = (self._cut.folder / f"node-{rank}.safetensors").read_bytes()
-                worker.send(File("checkpoint", rank, self._cut.number, data))
+                worker.send(File("checkpoint", rank, self._cut.number, self._bytes(self._cut.path(rank))))
         worker.ranks |= set(ranks)
         worker.send(self._known())
         worker.send(protocol.Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
+
+    def _bytes(self, path: Path) -> bytes:
+        return files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
 
     def has_room(self, rank: int) -> bool:
         return self._home(rank) is not None
@@ -296,7 +300,7 @@ class Workers:
         self._incarnations[rank] = fork.incarnation
         path = self._folder.restart(rank)
         if worker.session is not None and fork.incarnation and path.exists():
-            worker.send(File("restart", rank, 0, path.read_bytes()))
+            worker.send(File("restart", rank, 0, self._bytes(path)))
         if worker is not self._at[rank]:
             self._place(worker, [rank])
         worker.send(fork)

@@ -27,7 +27,7 @@ from gossamer.messages.tags import Message, Traffic
 from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
-from gossamer.results.folder import RunFolder, atomic
+from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.transport.transport import Transport
@@ -196,7 +196,7 @@ class RestartFile:
         asked: Checkpoints,
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
-        self._path = folder.restart(node.rank)
+        self._path, self._identity = folder.restart(node.rank), {"run": run_id(folder.path)}
         self._node, self._asked, self._tell = node, asked, tell
         self._made = 0  # saves that were due by now
 
@@ -209,7 +209,7 @@ class RestartFile:
         try:
             self._path.parent.mkdir(exist_ok=True)
             with atomic(self._path) as temporary:
-                checkpoint.write(self._node.checkpoint(), temporary, "")
+                checkpoint.write(self._node.checkpoint(), temporary, self._identity)
         except OSError as error:  # a full disk is no reason to end; the file before is still there
             self._tell(protocol.Event("checkpoint", f"it could not be written: {error}"))
         else:
@@ -219,7 +219,7 @@ class RestartFile:
         saved = None
         if self._path.exists():
             try:
-                saved = checkpoint.read(self._path)
+                saved = checkpoint.read(self._path, self._identity)
                 self._node.restore(saved)
             except BadInput as error:
                 saved = None

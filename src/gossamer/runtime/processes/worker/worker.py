@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import yaml
 from msgspec import structs
 
 from gossamer import __version__
 from gossamer.config import Experiment
+from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, GossamerError, RunFailed
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import RunFolder, write_json
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import (
     LARGEST_STRANGER,
@@ -243,7 +243,8 @@ class Worker:
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
         (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
-        raw = yaml.safe_load(job.experiment)
+        write_json(self._path / "environment.json", {"run": job.run})
+        raw = parse_mapping(job.experiment, "experiment")
         if self._data_root is not None:
             raw["data_root"] = str(Path(self._data_root).resolve())
         elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():

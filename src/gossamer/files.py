@@ -1,0 +1,238 @@
+"""The one reader of files that may be damaged or hostile: everything in the folder of a run, and experiment files.
+
+Files are read up to a size, a depth and a number of values; those of a run only if they are regular, and no links that lead
+out of its folder. Whatever is wrong is bad input: one line that names the file. Nothing is unpickled.
+
+JSON that gossamer writes is *sealed*: its first field is a checksum (CRC-32) of the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import yaml
+
+from gossamer.errors import BadInput
+
+if TYPE_CHECKING:
+    import polars as pl
+    from torch import Tensor
+
+MOST_BYTES = 2**24
+"""Of a file of settings or figures."""
+MOST_YAML_BYTES = 2**22
+MOST_ROWS_BYTES = 2**38
+"""Of a table, a segment or a file of models."""
+MOST_VALUES = 5 * 10**8
+"""In a table, and in a JSON file."""
+MOST_NODES = 10**6
+"""In a YAML file, with every alias written out."""
+MOST_DEPTH = 100
+MOST_DIGITS = 400
+"""Of a number in YAML."""
+
+_SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
+_CHUNK = 2**20
+
+
+# --- opening
+
+
+def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
+    """The path of a regular file of at most ``most`` bytes in the folder ``root``, or of a link to one there; without a
+    folder, of a file or pipe that the user has named."""
+    try:
+        found = path.stat()
+        outside = root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; accepted: {accepted}") from None
+    if outside:
+        raise BadInput(f"{path}: leads to {os.path.realpath(path)}; accepted: a file in {root}")
+    if not stat.S_ISREG(found.st_mode) and (root is not None or not stat.S_ISFIFO(found.st_mode)):
+        raise BadInput(f"{path}: not a regular file; accepted: {accepted}")
+    if found.st_size > most:
+        raise BadInput(f"{path}: {found.st_size:,} bytes; accepted: {accepted} of at most {most:,}")
+    return path
+
+
+def opened(
+    path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file"
+) -> BinaryIO:
+    """A file that is open for reading; arguments as for :func:`checked`."""
+    try:
+        return checked(path, most, root, accepted).open("rb")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}; accepted: {accepted}") from None
+
+
+def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
+    """The bytes of a file; arguments as for :func:`checked`."""
+    with opened(path, most, root, accepted) as file:
+        chunks, left = list[bytes](), most
+        while chunk := file.read(_CHUNK):
+            chunks.append(chunk)
+            if (left := left - len(chunk)) < 0:  # a pipe, or a file that grows
+                raise BadInput(f"{path}: more than {most:,} bytes; accepted: {accepted} of at most {most:,}")
+    return b"".join(chunks)
+
+
+def read_text(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
+    """The text of a file in UTF-8; arguments as for :func:`checked`."""
+    try:
+        return read(path, most, root, accepted).decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: {error}; accepted: {accepted}") from None
+
+
+# --- checksums
+
+
+def seal(text: bytes, before: int = 0) -> tuple[bytes, int]:
+    """A JSON object with a checksum as its first field, and the checksum; ``before`` is that of what precedes the object."""
+    rest, crc = text[1:], zlib.crc32(text[1:], before)
+    return b'{"crc32": "%08x"%s%s' % (crc, b"" if rest.startswith(b"}") else b",", rest), crc
+
+
+def unseal(text: bytes, before: int | None = 0) -> tuple[bytes, int | None]:
+    """A sealed object without its checksum, and the checksum (None for an object without one); ValueError if it does not
+    fit. With None for ``before``, any fits."""
+    if (found := _SEAL.match(text)) is None:
+        return text, None
+    rest, crc = text[found.end() :], int(found[1], 16)
+    if before is not None and zlib.crc32(rest, before) != crc:
+        raise ValueError("its checksum does not fit: it is damaged, or not of this run")
+    return b"{" + rest, crc
+
+
+def crc32(path: Path, root: Path, accepted: str = "a file") -> str:
+    """The checksum of a file; arguments as for :func:`checked`."""
+    crc = 0
+    with opened(path, MOST_ROWS_BYTES, root, accepted) as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+# --- formats
+
+
+def parse_json(text: bytes, source: str) -> Any:
+    """The value in a JSON text that comes from ``source``."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise BadInput(f"{source}: too many values; accepted: at most {MOST_VALUES:,}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{source}: {error}; accepted: JSON") from None
+
+
+def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MOST_BYTES) -> Any:
+    """The value in a JSON file, which must be of the type ``kind``, as msgspec takes it; keys beyond those of a TypedDict
+    are kept. Other arguments as for :func:`checked`."""
+    try:
+        text, _ = unseal(read(path, most, root, "a JSON file"))
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}; accepted: a file as gossamer has written it") from None
+    return conforming(parse_json(text, str(path)), kind, str(path))
+
+
+def conforming(value: Any, kind: Any, source: str) -> Any:
+    """The same value, if it is of the type ``kind``, as msgspec takes it."""
+    try:
+        msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{source}: {error}; accepted: what gossamer has written") from None
+    return value
+
+
+def shallow(value: Any, source: str, left: int = MOST_DEPTH) -> Any:
+    """The same value, if its lists and mappings are nested less than :data:`MOST_DEPTH` deep."""
+    if isinstance(value, dict | list):
+        if not left:
+            raise BadInput(f"{source}: nested too deep; accepted: a depth of at most {MOST_DEPTH}")
+        for each in value.values() if isinstance(value, dict) else value:
+            shallow(each, source, left - 1)
+    return value
+
+
+def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
+    """The table in a Parquet file; other arguments as for :func:`checked`."""
+    import polars as pl
+    from polars.exceptions import PanicException, PolarsError
+
+    checked(path, MOST_ROWS_BYTES, root, "a Parquet file")
+    try:
+        lazy = pl.scan_parquet(path, glob=False)
+        count = lazy.select(pl.len()).collect().item() * len(lazy.collect_schema())
+        if count > MOST_VALUES:
+            raise BadInput(f"{path}: {count:,} values; accepted: a table of at most {MOST_VALUES:,}")
+        return lazy.collect()
+    except (PolarsError, PanicException, OSError) as error:
+        said = " ".join(str(error).split())
+        raise BadInput(f"{path}: {said:.200}; accepted: a Parquet file") from None
+
+
+def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
+    """The tensors in a safetensors file; other arguments as for :func:`checked`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    checked(path, MOST_ROWS_BYTES, root, "safetensors")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path}: {error}; accepted: safetensors") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML itself would silently keep the last one; and values that would
+    keep a reader busy: nested too deep, containing themselves, or too many once every alias is written out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+        self._sizes: dict[int, int] = {}  # of nodes that are complete, in nodes
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before, self._depth, self._nodes = self._nodes, self._depth + 1, self._nodes + 1
+        self._refuse(self._depth > MOST_DEPTH, f"nested more than {MOST_DEPTH} deep", event)
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            self._refuse(id(node) not in self._sizes, f"{event.anchor!r} contains itself", event)
+            self._nodes += self._sizes[id(node)]
+        self._refuse(self._nodes > MOST_NODES, f"more than {MOST_NODES:,} values", event)
+        number = isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str")
+        self._refuse(number and len(node.value) > MOST_DIGITS, f"more than {MOST_DIGITS} digits", event)
+        self._sizes[id(node)] = self._nodes - before
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            self._refuse((key.tag, str(key.value)) in seen, f"{key.value!r} a second time", key)
+            seen.add((key.tag, str(key.value)))
+        return node
+
+    def _refuse(self, wrong: bool, said: str, at: Any) -> None:
+        if wrong:
+            raise yaml.constructor.ConstructorError(None, None, said, at.start_mark)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value in a YAML text that comes from ``source``."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as the date 2026-13-01
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise BadInput(f"{source}{where}: not YAML: {said}") from None
