@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from gossamer import Experiment, Run, run
-from gossamer.runtime.processes.memory import private_bytes
+from gossamer.runtime.memory import private_bytes
 from machine import describe
 
 MIB = 2**20

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"workers": 10**11}}, "engine.workers: got 100000000000; accepted: "),
     (
         {"partition": {"name": "dirichlet", "alpha": 1e-300}},
-        "partition.alpha: got 1e-300; accepted: greater than or equal to 0.000001",
+        "partition.alpha: got 1e-300; accepted: greater than or equal to 0.000000001",
     ),
     ({"nodes": ...}, "nodes: missing"),
     ({"task": ...}, "task: missing"),

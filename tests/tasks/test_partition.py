@@ -237,7 +237,7 @@ def test_impossible_requests_are_refused_at_once(partition, task, nodes, message
     ("name", "parameters", "message"),
     [
         ("dirichlet", {}, "alpha"),
-        ("dirichlet", {"alpha": 0}, "greater than 0"),
+        ("dirichlet", {"alpha": 0}, "greater than or equal to 0.000000001"),
         ("dirichlet", {"alpha": float("nan")}, "alpha"),
         ("shards", {"per_node": 0}, "greater than 0"),
         (

@@ -102,7 +102,7 @@ class Dirichlet(Partition):
     there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
     node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
 
-    alpha: Annotated[float, Field(ge=1e-6, le=1e9)]  # concentration; the smaller, the more skewed
+    alpha: Annotated[float, Field(ge=1e-9, le=1e9)]  # concentration; the smaller, the more skewed
     min_samples: PositiveInt = 1  # least number of samples of a node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:

@@ -240,6 +240,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     setup = prepare(experiment(nodes=200, topology="complete"))  # two connections to each of 199
+    ring = prepare(experiment(nodes=200, topology="ring"))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 398 + SPARE_DESCRIPTORS - 1))
     with pytest.raises(
         BadInput, match=r"nodes: 200 .* need 462 open files .* hard limit, 461 \(ulimit -Hn\)"
@@ -252,7 +253,6 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, resource.RLIM_INFINITY))
     raise_descriptor_limit(setup, channels=200)
     assert raised[1:] == [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
-    ring = prepare(experiment(nodes=200, topology="ring"))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     raise_descriptor_limit(ring)  # a node of its own: two connections to each of 2
     with pytest.raises(BadInput, match="need 264 open files"):
