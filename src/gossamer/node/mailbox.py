@@ -22,7 +22,7 @@ from gossamer.node.setup import Host, Setup, Timer
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
-_REFUSED = ("~refused",)
+REFUSED = ("~refused",)
 """The tag by which a node tells a peer that it counts as dead here, so that the two do not wait for each other."""
 
 
@@ -156,7 +156,7 @@ class Mailbox:
         if self.refused and message.source in self.refused:
             self.host.counters.messages_refused += 1
             return
-        if message.payload is None and message.tag == _REFUSED and self._loses_peers:
+        if message.payload is None and message.tag == REFUSED and self._loses_peers:
             self._lose(message.source)
             return
         if (self._late or self._retired) and self._is_late(message):
@@ -217,7 +217,7 @@ class Mailbox:
             )
         if self._loses_peers:
             self._lose(source)
-            self.host.send((source,), None, _REFUSED)
+            self.host.send((source,), None, REFUSED)
 
     def _lose(self, source: int) -> None:
         self.refused.add(source)
