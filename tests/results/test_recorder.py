@@ -40,7 +40,7 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
             "bytes_sent",
             "bytes_received",
             *("messages_sent", "messages_received", "messages_cancelled", "messages_lost", "messages_late"),
-            *("messages_superseded", "messages_taken", "staleness_s", "staleness_max_s"),
+            *("messages_superseded", "messages_taken", "messages_refused", "staleness_s", "staleness_max_s"),
             *("idle_share", "uplink_share", "downlink_share"),
             "consensus_distance",
             "alpha",

@@ -22,8 +22,8 @@ from gossamer.node.setup import Host, Setup, Timer
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
-_REFUSED = ("~refused",)
-"""The tag by which a node tells a peer that it counts as dead here, so that the two do not wait for each other."""
+REFUSED = ("~refused",)
+"""The tag by which a node tells a peer that it takes no messages of it, so that the peer does not wait for an answer."""
 
 
 class PeerLost(GossamerError):
@@ -129,7 +129,7 @@ class Mailbox:
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
-        refused: ranks that count as dead here: one of the two has sent the other a malformed message."""
+        refused: ranks that count as dead here, because they have sent a malformed message."""
 
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
@@ -143,6 +143,7 @@ class Mailbox:
         self.first: dict[int, int] = {}
         self.coder: Coder | None = None
         self.refused: set[int] = set()
+        self._refused_by: set[int] = set()  # ranks that take no messages of this node
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
         self._retired = False
@@ -156,8 +157,9 @@ class Mailbox:
         if self.refused and message.source in self.refused:
             self.host.counters.messages_refused += 1
             return
-        if message.payload is None and message.tag == _REFUSED and self._loses_peers:
-            self._lose(message.source)
+        if message.payload is None and message.tag == REFUSED and self._loses_peers:
+            self._refused_by.add(message.source)
+            self.wake_all()
             return
         if (self._late or self._retired) and self._is_late(message):
             self.late(1)
@@ -194,6 +196,7 @@ class Mailbox:
     def forget_late(self, source: int) -> None:
         """A source was restarted: expect no late messages of it, and accept new ones."""
         self.refused.discard(source)
+        self._refused_by.discard(source)
         self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
 
     def wake_all(self) -> None:
@@ -216,15 +219,12 @@ class Mailbox:
                 f"{text}; gather.malformed and gather.lost_peer say how a run goes on without such a peer"
             )
         if self._loses_peers:
-            self._lose(source)
-            self.host.send((source,), None, _REFUSED)
-
-    def _lose(self, source: int) -> None:
-        self.refused.add(source)
-        left = [message for message in self.messages if message.source != source]
-        self.host.counters.messages_refused += len(self.messages) - len(left)
-        self.messages = left
-        self.wake_all()
+            self.refused.add(source)
+            left = [message for message in self.messages if message.source != source]
+            self.host.counters.messages_refused += len(self.messages) - len(left)
+            self.messages = left
+            self.wake_all()
+            self.host.send((source,), None, REFUSED)
 
     def _admits(self, message: Message) -> bool:
         """Whether a decoded message is as the node expects. If not, its sender is refused."""
@@ -313,7 +313,7 @@ class Mailbox:
         with _Waiter(self, prefix, wanted, timeout, enough) as waiter:
             taken_before = self._taken
             while True:
-                if self.host.lost or self.first or self.refused:
+                if self.host.lost or self.first or self.refused or self._refused_by:
                     away |= self._away(wanted - waiter.seen, waiter)
                 if away:
                     enough = waiter.wanted = min(enough, len(wanted) - len(away))
@@ -412,7 +412,8 @@ class Mailbox:
         round = self._round()
         if self.first.get(self._rank, 0) > round:
             return awaited
-        away = {rank for rank in awaited if rank in self.refused or self.first.get(rank, 0) > round}
+        away = {rank for rank in awaited if self.first.get(rank, 0) > round}
+        away |= awaited & (self.refused | self._refused_by)
         return away if self._lost_peer == "wait" else away | lost
 
     # --- checkpoints
@@ -420,12 +421,13 @@ class Mailbox:
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes, in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
-        return {"late": late, "ages": list(self._ages), "refused": sorted(self.refused)}
+        refused = [sorted(self.refused), sorted(self._refused_by)]
+        return {"late": late, "ages": list(self._ages), "refused": refused}
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
-        self.refused = set(saved.get("refused", ()))
+        self.refused, self._refused_by = map(set, saved.get("refused", ((), ())))
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest

@@ -16,7 +16,7 @@ from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations, finite
-from gossamer.node.mailbox import Mailbox
+from gossamer.node.mailbox import REFUSED, Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import Hospitality
@@ -93,7 +93,7 @@ class NodeRuntime:
         changed: Message | None = message
         try:
             for wrapper in self._incoming:
-                if changed is not None:
+                if changed is not None and changed.tag != REFUSED:
                     changed = wrapper.incoming(self.node, changed)
         except Exception as error:  # noqa: BLE001 - an author's wrapper may raise anything
             self.fail(error)
