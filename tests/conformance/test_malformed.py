@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from worker_fleet import TOKEN, Fleet, free_port
 
 import gossamer
 from gossamer import Experiment, Model, Node, NodeWrapper, Part, Run, RunFailed
 from gossamer.messages.tags import Coded, Payload
 from gossamer.runtime.processes.fork_server import Listen
+from worker_fleet import TOKEN, Fleet, free_port
 
 P = 5
 NAN, INF = float("nan"), float("inf")
