@@ -155,10 +155,21 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
         )
     cut.check(experiment)
+    ended = cut.experiment["stop"]["rounds"]
+    if stop.rounds != ended and ended in cut.rounds.values() and not experiment.algorithm.gathers:
+        # What an asynchronous node does after its last round differs from what it does if that is not the last one.
+        cut = (
+            newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
+            or cut
+        )
     last = max(cut.rounds.values())
     if stop.rounds is not None and stop.rounds < last:
         raise BadInput(
             f"stop.rounds: {stop.rounds}, of a run that is saved at round {last}; accepted: that or more"
+        )
+    if stop.time_s is not None and cut.time_s is not None and stop.time_s < cut.time_s:
+        raise BadInput(
+            f"stop.time_s: {stop.time_s:g}, of a run that is saved at {cut.time_s:g} s; accepted: that or more"
         )
     if _simulated(experiment) and len(cut.rounds) < experiment.nodes:
         lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
@@ -207,7 +218,8 @@ def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, obse
     """Record and say from where, and in which environment, the run continues."""
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
     rounds = f"round {most}" if least == most else f"rounds {least} to {most}"
-    origin, time_s = f"from checkpoint {cut.number}, {rounds}", min(cut.times_s.values())
+    origin = f"from checkpoint {cut.number}, {rounds}"
+    time_s = min(cut.times_s.values()) if cut.time_s is None else cut.time_s
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
         events.append(row)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from gossamer import Node
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model
-from gossamer.node.checkpoint import Arrival, Checkpoint, read, write
+from gossamer.node.checkpoint import Checkpoint, read, write
 from payload_samples import payloads, same
 from scenario import play
 
@@ -37,7 +37,7 @@ fields = st.fixed_dictionaries(
         "node": states,
         "engine": states,
         "unread": st.lists(messages, max_size=3),
-        "arriving": st.lists(st.tuples(messages, seconds), max_size=3),
+        "arriving": st.lists(messages, max_size=3),
     }
 )
 
@@ -74,7 +74,7 @@ def test_a_file_holds_all_of_a_checkpoint(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "whole.safetensors"
     unread = [message(*each) for each in drawn["unread"]]
-    arriving = [Arrival(message(*each), due_s) for each, due_s in drawn["arriving"]]
+    arriving = [message(*each) for each in drawn["arriving"]]
     model = Model(torch.arange(3.0), torch.ones(2))
     saved = Checkpoint(**{**drawn, "unread": unread, "arriving": arriving}, model=model)
     write(saved, path, {"experiment": "this"})

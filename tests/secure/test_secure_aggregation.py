@@ -643,7 +643,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
     assert set(cut.rounds.values()) == {3}
     for rank in range(NODES):
         saved = cut.read(rank)
-        messages = [*saved.unread, *(each.message for each in saved.arriving)]
+        messages = [*saved.unread, *saved.arriving]
         assert not [message for message in messages if message.tag[0] == TAG]
     again = tmp_path / "again"
     shutil.copytree(whole.path, again)

@@ -137,6 +137,27 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     return frozen(payload, 0)
 
 
+def overwrite(there: Any, saved: Any) -> Any:
+    """Give a payload the values of another one of its structure. Tensors, dicts and lists are written over, so that whatever
+    refers to them has the values; gives what replaces anything else."""
+    if isinstance(there, Tensor) and isinstance(saved, Tensor) and there.shape == saved.shape:
+        there.data.copy_(saved)  # (through .data, which does not count as a modification)
+        vars(there).clear()  # of what was noted about its values
+        return there
+    if isinstance(there, Model) and isinstance(saved, Model):
+        return Model(*map(overwrite, there, saved))
+    if isinstance(there, list) and isinstance(saved, list):
+        there[:] = [*map(overwrite, there, saved), *saved[len(there) :]]
+        return there
+    if isinstance(there, dict) and isinstance(saved, dict):
+        for key in there.keys() - saved.keys():
+            del there[key]
+        for key, value in saved.items():
+            there[key] = overwrite(there.get(key), value)
+        return there
+    return saved
+
+
 def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
     """A payload's structure, and its tensors as they are: nothing is copied, whatever device they are on."""
     tensors: list[Tensor] = []

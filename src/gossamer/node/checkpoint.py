@@ -46,15 +46,6 @@ Place = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
-    """A message that was on its way when its receiver was saved, and when it is due, in seconds by the receiver's clock; an
-    earlier message is delivered at once."""
-
-    message: Message
-    due_s: float
-
-
-@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """One node at the end of a round. Immutable: models are shared with the node, not copied."""
 
@@ -66,7 +57,7 @@ class Checkpoint:
     state: Mapping[str, Payload]  # node.state
     node: Mapping[str, Payload]  # the node's other values, as NodeRuntime.restore takes them
     unread: Sequence[Message] = ()  # in its mailbox, oldest first
-    arriving: Sequence[Arrival] = ()  # messages on their way, sent before their senders were saved
+    arriving: Sequence[Message] = ()  # on their way to it, sent before their senders were saved
     engine: Mapping[str, Payload] = field(default_factory=dict)  # what the engine keeps about the node
 
     def sections(self) -> dict[str, Payload]:
@@ -74,7 +65,7 @@ class Checkpoint:
         fields = {"rank": self.rank, "round": self.round, "time_s": self.time_s}
         # One section for each message: a full mailbox may exceed the limits of a payload.
         unread = {f"unread-{k}": _fields(message) for k, message in enumerate(self.unread)}
-        arriving = {f"arriving-{k}": [a.due_s, _fields(a.message)] for k, a in enumerate(self.arriving)}
+        arriving = {f"arriving-{k}": _fields(message) for k, message in enumerate(self.arriving)}
         return {
             "model": self.model,
             "optimizer": None if self.optimizer is None else dict(self.optimizer),
@@ -97,7 +88,7 @@ class Checkpoint:
             optimizer=sections["optimizer"],
             state=sections["state"],
             unread=[_message(*fields) for fields in numbered("unread")],
-            arriving=[Arrival(_message(*fields), float(due_s)) for due_s, fields in numbered("arriving")],
+            arriving=[_message(*fields) for fields in numbered("arriving")],
         )
 
 

@@ -424,6 +424,16 @@ class Mailbox:
         refused = [sorted(self.refused), sorted(self._refused_by)]
         return {"late": late, "ages": list(self._ages), "refused": refused}
 
+    def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
+        """Take the saved form of the messages here that their sources sent before they were saved themselves; ``sent`` says
+        how many those are. LookupError if not exactly these are here."""
+        saved = {(message.source, message.number): message for message in messages}
+        for k, message in enumerate(self.messages):
+            if message.number < sent.get(message.source, 0):
+                self.messages[k] = saved.pop((message.source, message.number))
+        if saved:
+            raise LookupError(f"node {self._rank}: messages {list(saved)} are missing")
+
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)

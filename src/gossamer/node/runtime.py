@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import BadInput, GossamerError
-from gossamer.messages import freeze
+from gossamer.messages import freeze, overwrite
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations, finite
@@ -254,6 +254,7 @@ class NodeRuntime:
             "step": node.step,
             "lr": node.lr,
             "reset": self.own.reset,
+            "diverged": self._diverged,
             "columns": dict(self.columns),
             "losses": list(self.own.losses),
             **self.mailbox.saved(),
@@ -283,10 +284,20 @@ class NodeRuntime:
         node.round, node.step, node.lr = saved.round, saved.node["step"], saved.node["lr"]
         node.model = saved.model
         self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
-        self.own.reset = saved.node["reset"]
+        self.own.reset, self._diverged = saved.node["reset"], saved.node["diverged"]
         node.state = freeze(dict(saved.state), lambda tensor: True)
         self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
         self.mailbox.restore(saved.unread, saved.node)
+
+    def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
+        """Take the values that were saved, where this node has done what the saved one had done; ``sent`` says how many
+        messages each source had sent before it was saved. LookupError if the mailbox has other messages."""
+        overwrite(self.own.snapshot(), saved.model)
+        self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
+        overwrite(self.node.state, freeze(dict(saved.state), lambda tensor: True))
+        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
+        self._diverged = saved.node["diverged"]
+        self.mailbox.overwrite(saved.unread, sent)
 
 
 _UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"

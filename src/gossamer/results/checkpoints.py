@@ -29,8 +29,8 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 @dataclass(frozen=True)
 class Cut:
     """A complete checkpoint of a run; of each node that was not lost, the rounds that it had completed and its clock.
-    ``number`` is larger for later ones; ``trainer`` is the one that computed, None if none had to yet; ``run`` identifies the
-    run (:func:`gossamer.results.folder.run_id`)."""
+    ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` is larger for later ones; ``trainer``
+    is the one that computed, None if none had to yet; ``run`` identifies the run (:func:`gossamer.results.folder.run_id`)."""
 
     folder: Path
     number: int
@@ -40,6 +40,7 @@ class Cut:
     experiment: Mapping[str, Any]
     trainer: str | None
     run: str = ""
+    time_s: float | None = None
 
     @property
     def even(self) -> bool:
@@ -100,6 +101,7 @@ class CheckpointFolder:
         times_s: Mapping[int, float],
         wall_s: float,
         trainer: str | None = None,
+        time_s: float | None = None,
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
@@ -110,7 +112,7 @@ class CheckpointFolder:
             "times_s": dict(times_s),
             "wall_s": wall_s,
         }
-        manifest |= {"trainer": trainer, "experiment": self._experiment}
+        manifest |= {"trainer": trainer, "experiment": self._experiment, "time_s": time_s}
         write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
@@ -123,11 +125,16 @@ class CheckpointFolder:
 
 
 def newest(
-    path: Path, say: Callable[[str], object] = lambda _: None, *, verified: bool = False
+    path: Path,
+    say: Callable[[str], object] = lambda _: None,
+    *,
+    verified: bool = False,
+    fits: Callable[[Cut], bool] = lambda cut: True,
 ) -> Cut | None:
-    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on, or None. It has at least one
-    node, and under secure aggregation all nodes after the same round. Damaged ones, those with a damaged manifest or
-    (``verified``) any damaged part, are left out, and ``say`` is told of them; if no other is left, that is bad input."""
+    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on and that ``fits``, or None. It
+    has at least one node, and under secure aggregation all nodes after the same round. Damaged ones, those with a damaged
+    manifest or (``verified``) any damaged part, are left out, and ``say`` is told of them; if no other is left, that is bad
+    input."""
     damaged = []
     for number in reversed(complete(path)):
         try:
@@ -137,7 +144,7 @@ def newest(
         except BadInput as error:
             damaged.append(f"checkpoint {number} can't be used: {error}")
             continue
-        if cut.rounds and (cut.even or not cut.needs_even):
+        if cut.rounds and (cut.even or not cut.needs_even) and fits(cut):
             for each in damaged:
                 say(each)
             return cut
@@ -162,7 +169,7 @@ def read_cut(path: Path, number: int) -> Cut:
             raise BadInput(
                 f"{manifest}: its {name} is {value}, not {wanted}; accepted: a manifest of this checkpoint"
             )
-    own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run")}
+    own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run", "time_s")}
     return Cut(manifest.parent, number, rounds, times_s, **own)
 
 

@@ -283,8 +283,9 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
     record that can be rewound again.
 
-    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint; the
-    network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped.
+    Of a simulation all rows stay until the instant of the checkpoint. Of real processes, rows of metrics stay if their round
+    (on the time grid, their time) is no later than their node's in the checkpoint; the network's rows stay if all evaluated
+    nodes had contributed by then. Rows of the end are dropped.
     """
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
@@ -299,10 +300,12 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         common = min((by_rank[rank] for rank in there), default=last)
         return node.replace_strict({**by_rank, NETWORK: common}, default=last)
 
-    times_s = limit(cut.times_s)
     moments = pl.col("moment").fill_null("round")
+    times_s = limit(cut.times_s) if cut.time_s is None else pl.lit(cut.time_s)
     kept = {
-        "metrics": pl.when(moments.str.split(MOMENTS).list.contains("round"))
+        "metrics": (moments != "end") & (time_s <= times_s)
+        if cut.time_s is not None
+        else pl.when(moments.str.split(MOMENTS).list.contains("round"))
         .then(pl.col("round") <= limit(cut.rounds))
         .otherwise((moments != "end") & (time_s < times_s)),
         # A node that was lost later was alive then, and will be again.
@@ -314,7 +317,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         path = folder.path / f"{kind}.parquet"
         if path.exists():
             _write(files.read_table(path, folder.path).filter(keep), path)
-    if (folder.path / "setup.json").exists():
+    if cut.time_s is None and (folder.path / "setup.json").exists():
         setup = read_setup(folder.path)
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
         folder.write_setup({**setup, "graphs": graphs})

@@ -108,6 +108,7 @@ class ManifestFile(TypedDict):
     number: Count
     rounds: dict[Rank, Count]
     times_s: dict[Rank, Seconds]
+    time_s: Seconds | None
     wall_s: Seconds
     experiment: dict[str, Any]
     trainer: str | None

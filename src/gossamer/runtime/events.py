@@ -43,10 +43,12 @@ class HeardClock:
 
 
 class EventLog:
-    """Writes events down, and remembers which nodes are away."""
+    """Writes events down, and remembers which nodes are away. Those until ``known_s`` are on record already."""
 
-    def __init__(self, segment: Segment, now: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._segment, self._now, self._wall = segment, now, wall
+    def __init__(
+        self, segment: Segment, now: Callable[[], float], wall: Callable[[], float], known_s: float = -1.0
+    ) -> None:
+        self._segment, self._now, self._wall, self._known_s = segment, now, wall, known_s
         self._away: dict[int, float] = {}
 
     def append(self, node: int | None, event: str, detail: str) -> None:
@@ -54,7 +56,8 @@ class EventLog:
         which nodes are away."""
         time_s = self._now()
         row = {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
-        self._segment.append(row)
+        if time_s > self._known_s:
+            self._segment.append(row)
         if node is not None and event in ("lost", "left"):
             self._away[node] = time_s
         elif node is not None and event == "returned":
@@ -70,10 +73,12 @@ class EventLog:
 
 
 class TimelineLog:
-    """Writes down when nodes computed and sent, for a window of time and some of the nodes; made by :func:`timeline_log`."""
+    """Writes down when nodes computed and sent, for a window of time and some of the nodes; made by :func:`timeline_log`.
+    What ended until ``known_s`` is on record already."""
 
     def __init__(self, asked: Timeline, nodes: int, segment: Segment) -> None:
         self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))
+        self.known_s = -1.0
         self._segment = segment
         self.close = segment.close
 
@@ -89,7 +94,7 @@ class TimelineLog:
         self._append(rank, "send", start_s, end_s, to=to, bytes=nbytes)
 
     def _append(self, rank: int, kind: str, start_s: float, end_s: float, **more: Any) -> None:
-        if rank in self._ranks and start_s < self._to_s and end_s > self._from_s:
+        if rank in self._ranks and start_s < self._to_s and end_s > max(self._from_s, self.known_s):
             self._segment.append({"node": rank, "kind": kind, "start_s": start_s, "end_s": end_s, **more})
 
 

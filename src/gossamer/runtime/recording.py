@@ -241,6 +241,10 @@ class Barrier(Generic[T]):
         self._missing[moment].discard(rank)
         return self._completed(moment)
 
+    def of(self, rank: int) -> dict[Moment, T]:
+        """A node's values for the evaluation points that are not complete."""
+        return {moment: values[rank] for moment, values in self._values.items() if rank in values}
+
     def skip(self, moment: Moment) -> None:
         """A node's value can't be had: the evaluation point will not be complete."""
         self._missing.pop(moment, None)
@@ -348,6 +352,9 @@ class RunRecord:
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
         self._view_rounds = 0
         self.reached = False
+        self._on_record: dict[int, float] = {}  # the time of each node's last row, in a run that is replayed
+        self._graphs_on_record = -1
+        self._values: dict[tuple[int, float], Any] = {}  # the target's metric in the rows on record
 
     def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
         """Go on from a checkpoint, with the rows that are on record until there. Nodes that are saved ahead of others have
@@ -366,6 +373,27 @@ class RunRecord:
                     self._target.reached(last, row)
                     self._snapshots.take(last, rank, (row, cut.read(rank).model))
 
+    def replay(self, metrics: pl.DataFrame, graphs: int) -> None:
+        """Everything happens again: rows that are on record, and graphs up to a round, are not written."""
+        times_s = metrics.group_by("node").agg(pl.col("time_s").max())
+        self._on_record, self._graphs_on_record = dict(times_s.iter_rows()), graphs
+        target = self._setup.experiment.stop.target
+        if target is not None and target.metric in metrics.columns:
+            values = metrics.select("node", "time_s", target.metric).iter_rows()
+            self._values = {(rank, time_s): value for rank, time_s, value in values}
+
+    def is_on_record(self, rank: int, time_s: float) -> bool:
+        """Whether a row of a node (or the network) at this time is."""
+        return time_s <= self._on_record.get(rank, -1.0)
+
+    def unrecorded(self, rank: int) -> dict[int, Model]:
+        """A node's models at evaluation points that other nodes have not come to yet, by round."""
+        return {
+            moment: model
+            for moment, (_, model) in self._snapshots.of(rank).items()
+            if isinstance(moment, int)
+        }
+
     def graph(self, rounds: int) -> None:
         """A node that has completed this many rounds is recorded: write the graph of the last one, if it is another."""
         if rounds <= self._rounds:
@@ -374,7 +402,7 @@ class RunRecord:
         graph = self._setup.topology.graph(rounds - 1)
         if graph is not self._graph:
             self._graph = graph
-            self._graphs.append({"round": rounds, "edges": [list(edge) for edge in graph.edges()]})
+            self._append_graph(rounds, graph.edges())
 
     def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
         """A node that has completed this many rounds is recorded, with these ranks in its view. When all present nodes are,
@@ -388,7 +416,9 @@ class RunRecord:
         self._append(moment, row)
         if model is not None:
             if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
-                self._append(moment, self._network_row(moment, snapshots))
+                time_s = max(each["time_s"] for each, _ in snapshots.values())
+                if not self.is_on_record(NETWORK, time_s):
+                    self._append(moment, self._network_row(moment, snapshots))
         elif row["node"] in self._setup.outcome_ranks:
             self._snapshots.skip(moment)
 
@@ -406,8 +436,12 @@ class RunRecord:
             barrier.back(rank, round, tick)
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
-        self._metrics.append(row)
-        self._show(row)
+        rank, time_s = row["node"], row["time_s"]
+        if not self.is_on_record(rank, time_s):
+            self._metrics.append(row)
+            self._show(row)
+        elif (target := self._setup.experiment.stop.target) is not None:
+            row = {target.metric: self._values.get((rank, time_s)), **row}
         if self._target.reached(moment, row):
             self.reached = True
 
@@ -432,8 +466,11 @@ class RunRecord:
         rounds = min(rounds for rounds, _ in views.values())
         if rounds > self._view_rounds:
             self._view_rounds = rounds
-            graph = [[rank, other] for rank, (_, view) in views.items() for other in view]
-            self._graphs.append({"round": rounds, "edges": graph})
+            self._append_graph(rounds, ((rank, other) for rank, (_, view) in views.items() for other in view))
+
+    def _append_graph(self, rounds: int, edges: Iterable[tuple[int, int]]) -> None:
+        if rounds > self._graphs_on_record:
+            self._graphs.append({"round": rounds, "edges": [list(edge) for edge in edges]})
 
 
 def _reporters(setup: Setup) -> Iterable[int]:

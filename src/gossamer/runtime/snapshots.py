@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from gossamer.config import Checkpoints, Experiment
 from gossamer.messages.tags import Message
-from gossamer.node.checkpoint import Arrival, Checkpoint
+from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import Cut
 from gossamer.secure.protocol import TAG
 
@@ -33,7 +33,7 @@ class _Boundary:
 
     saved: Checkpoint
     received: Mapping[int, int]
-    since: list[Arrival] = field(default_factory=list)
+    since: list[Message] = field(default_factory=list)
 
 
 class NodeSnapshots:
@@ -41,18 +41,16 @@ class NodeSnapshots:
 
     Args:
         deliver: puts a message into the node's mailbox.
-        now: the node's clock, seconds.
         repeats: whether the algorithm sends the same again when its rounds are run again.
         ignored: called instead for a message that had been received before the node was restored."""
 
     def __init__(
         self,
         deliver: Callable[[Message], None],
-        now: Callable[[], float],
-        repeats: bool,
-        ignored: Callable[[Message], None],
+        repeats: bool = False,
+        ignored: Callable[[Message], None] = lambda message: None,
     ) -> None:
-        self._deliver, self._now, self._repeats, self._ignored = deliver, now, repeats, ignored
+        self._deliver, self._repeats, self._ignored = deliver, repeats, ignored
         self._received: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._newest: _Boundary | None = None
@@ -70,10 +68,8 @@ class NodeSnapshots:
             self._ignored(message)
             return
         self._received[source] = max(number + 1, self._received.get(source, 0))
-        if self._watching:
-            arrival = Arrival(message, self._now())
-            for boundary in self._watching:
-                boundary.since.append(arrival)
+        for boundary in self._watching:
+            boundary.since.append(message)
         self._deliver(message)
 
     def round_ended(self, saved: Checkpoint) -> None:
@@ -113,7 +109,7 @@ class NodeSnapshots:
         return replace(
             boundary.saved,
             unread=unread,
-            arriving=[arrival for arrival in boundary.since if belongs(arrival.message)],
+            arriving=list(filter(belongs, boundary.since)),
             engine={**boundary.saved.engine, "received": received, "sent": dict(sent)},
         )
 

@@ -15,7 +15,6 @@ import polars as pl
 import psutil
 import pytest
 import torch
-from worker_fleet import TOKEN, Fleet, free_port
 
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
@@ -23,6 +22,7 @@ from gossamer.api import Silent
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.worker.worker import Worker
+from worker_fleet import TOKEN, Fleet, free_port
 
 SETTINGS: dict[str, Any] = {
     "name": "workers",

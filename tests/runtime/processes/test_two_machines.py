@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from worker_fleet import TOKEN, Fleet
 
 import gossamer
 from gossamer import Experiment
 from network.kernel import Lab, lab, missing
+from worker_fleet import TOKEN, Fleet
 
 
 @pytest.fixture

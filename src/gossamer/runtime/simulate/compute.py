@@ -33,8 +33,11 @@ from gossamer.messages.tags import Model
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
+from gossamer.runtime.simulate.replay import Replay
 
 _PENDING: Any = object()
+Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]
+"""Runs jobs of one kind as a batch; gives results in order."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,20 +54,23 @@ class Compute:
 
     Args:
         seconds: gives the duration of a computation that starts now.
-        execute: runs jobs of one kind as a batch; gives results in order.
+        execute: runs the jobs of a batch.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled."""
+        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
+        replay: says which nodes' computations are skipped, in a run that is resumed. A batch with any other is computed as
+            a whole, because its size may decide about bits."""
 
     def __init__(
         self,
         clock: Clock,
         seconds: Callable[[Computation], float],
-        execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
+        execute: Execute,
         settle: Callable[[], None] = lambda: None,
         watch: Callable[[int, ComputationKind, float, float], None] | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
-        self._watch = watch
+        self._watch, self._replay = watch, replay
         self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
         # Not computed yet.
@@ -124,9 +130,9 @@ class Compute:
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
-    def restore(self, rank: int, busy_s: float) -> None:
-        """Set the time that a node's computations ran before the run was resumed."""
-        self._busy_ns[rank] = round(busy_s * NS)
+    def is_idle(self, rank: int) -> bool:
+        """Whether no computation of a node runs or waits."""
+        return not self._queues[rank]
 
     def _due(self, entry: _Queued) -> None:
         if entry.result is _PENDING:
@@ -154,19 +160,22 @@ class Compute:
                 prepared.append(entry)
             except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
                 entry.result = error
-        for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
+        execute = self._execute
+        if self._replay is not None and all(self._replay.skips(entry.computation.rank) for entry in prepared):
+            execute = partial(self._replay.stand_ins, self._execute)
+        for entry, result in zip(prepared, self._attempt(execute, kind, jobs), strict=True):
             entry.result = result
 
-    def _attempt(self, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
+    def _attempt(self, execute: Execute, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
         """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
         if not jobs:
             return []
         try:
-            return self._execute(kind, jobs)
+            return execute(kind, jobs)
         except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the node reports it
             if len(jobs) == 1:
                 return [error]
-        return [result for job in jobs for result in self._attempt(kind, [job])]
+        return [result for job in jobs for result in self._attempt(execute, kind, [job])]
 
 
 _KINDS: tuple[type[Trainer], ...] = (SequentialTrainer, BatchedTrainer, CompiledTrainer)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -246,6 +246,11 @@ class Links(ABC):
     def _withdraw(self, transfer: Transfer) -> bool:
         """Stop a message from leaving, and call :meth:`_interrupt` if a part of it has left; False if all of it has."""
 
+    def settle(self) -> None:
+        """Count, and watch, all messages that have left by now."""
+        for rank in range(self._nodes):
+            self._settle(rank)
+
     def _settle(self, rank: int) -> None:  # noqa: B027 - most need not
         """Count the messages that have left a node by now, if that is not done as they leave."""
 
@@ -423,39 +428,6 @@ class Links(ABC):
                 for transfer, gone in self._leaving(rank):
                     if transfer.start_ns < now_ns:
                         self._watch(rank, transfer.to, transfer.start_ns / NS, now_ns / NS, gone)
-
-    # --- checkpoints
-
-    def saved(self, rank: int) -> dict[str, Payload]:
-        """A node's counters, as if all that it has sent had left, for :meth:`restore`."""
-        traffic = self.traffic(rank)
-        self._include(rank, traffic)
-        messages, nbytes = (0, 0) if self.flights is None else self.flights.unsent(rank, self.clock.now_ns)
-        sent = self._traffic[rank].bytes_sent + nbytes
-        whole = replace(traffic, messages_sent=traffic.messages_sent + messages, bytes_sent=sent)
-        return {
-            "traffic": asdict(whole),
-            "busy_s": [self._busy_s[rank], self._busy_s[self._nodes + rank]],
-            "drawn": dict(self._drawn[rank]),
-        }
-
-    def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
-        traffic = self._traffic[rank] = Traffic(**saved["traffic"])
-        self._included[rank :: self._nodes] = traffic.bytes_sent, traffic.bytes_received
-        self._busy_s[rank :: self._nodes] = map(float, saved["busy_s"])
-        self._drawn[rank] = {int(to): int(draws) for to, draws in saved["drawn"].items()}
-
-    def arrives(self, message: Message, to: int, due_ns: int) -> None:
-        """Deliver a message at an instant that left before the run was resumed."""
-        self._on_the_way[message.source] += 1
-        if self.flights is not None:
-            self.flights.take_off(message, to, due_ns)
-        arrived = partial(self._arrived, message, (to,), wire_bytes(message.tag, message.payload))
-        self.clock.at(due_ns, Order.DELIVERY, message.source, arrived)
-
-    def uncount(self, rank: int, message: Message) -> None:
-        self._traffic[rank].messages_received -= 1
-        self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
 
 
 def _measure(payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import polars as pl
 from gossamer.learning.evaluate import Found
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
-from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import (
@@ -49,7 +47,6 @@ class SimRecorder:
         self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
         nodes = self._setup.experiment.nodes
         self.usage = [Usage() for _ in range(nodes)]
-        self._starts_ns: Sequence[int] = [0] * nodes
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self._next_tick = 0
         self.wall = stopwatch()
@@ -64,13 +61,14 @@ class SimRecorder:
             for node in self._present():
                 self._record(node, 0)
 
-    def resume(self, cut: Cut, metrics: pl.DataFrame, starts_ns: Sequence[int]) -> None:
-        """Go on with the record of a run that is resumed; nodes go on at these instants, and are on record until then."""
-        self.wall = stopwatch(cut.wall_s)
-        self._starts_ns = starts_ns
-        self._rows.resume(cut, metrics)
-        if (every_s := self._setup.experiment.evaluation.every_s) is not None:
-            self._schedule_tick(math.ceil(self._context.clock.now() / every_s), every_s)
+    def replay(self, metrics: pl.DataFrame, graphs: int, wall_s: float) -> None:
+        """The run is resumed after so many real seconds: these rows, and graphs up to a round, are on record."""
+        self.wall = stopwatch(wall_s)
+        self._rows.replay(metrics, graphs)
+
+    def unrecorded(self, rank: int) -> dict[int, Model]:
+        """A node's models at evaluation points that other nodes have not come to yet, by round."""
+        return self._rows.unrecorded(rank)
 
     def round_ended(self, node: NodeRuntime) -> None:
         if is_due(self._setup, node.round):
@@ -110,8 +108,7 @@ class SimRecorder:
 
     def _record_all(self, moment: Moment) -> None:
         for node in self._present():
-            if self._starts_ns[node.rank] <= self._context.clock.now_ns:
-                self._record(node, moment)
+            self._record(node, moment)
 
     # --- what
 
@@ -133,7 +130,12 @@ class SimRecorder:
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
-        due = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
+        due = [
+            (row, model)
+            for _, row, model in pending
+            if row["node"] in self._setup.evaluated
+            and not self._rows.is_on_record(row["node"], row["time_s"])
+        ]
         if due:
             evaluated = self._context.executor.evaluate([model for _, model in due])
             for (row, _), found in zip(due, evaluated, strict=True):

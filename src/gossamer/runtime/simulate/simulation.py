@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import sys
@@ -11,7 +12,6 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
@@ -26,6 +26,7 @@ from gossamer.node.rejoin import newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import read_metrics, read_setup
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
@@ -40,6 +41,7 @@ from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.recording import SimRecorder, model_of
+from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
 OBJECTS_PER_NODE = 200
@@ -69,7 +71,12 @@ class SimulateEngine:
             folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut, events).run()
+            parts = self._setup, metrics, graphs, observer, timeline, folder, cut, events
+            try:
+                return Simulation(*parts).run()
+            except ReplayDiffers as error:
+                observer.say(f"computes the run again from its start, since {error}")
+                return Simulation(*parts, computed=True).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -96,8 +103,9 @@ def _tuned(threads: int, nodes: int) -> Iterator[None]:
 
 
 class Simulation:
-    """One run of all nodes of a setup in virtual time, from a checkpoint (``cut``) or from its start. The folder receives
-    checkpoints, and holds the record up to a checkpoint; ``events`` are required if there are faults."""
+    """One run of all nodes of a setup in virtual time. With a ``cut`` it goes on from there: what happened until then happens
+    again, and is computed again only if ``computed`` says so. The folder receives checkpoints, and holds the record up to a
+    checkpoint; ``events`` are required if there are faults."""
 
     def __init__(
         self,
@@ -109,10 +117,27 @@ class Simulation:
         folder: RunFolder | None = None,
         cut: Cut | None = None,
         events: Segment | None = None,
+        *,
+        computed: bool = False,
     ) -> None:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
-        self._setup, self._observer, self._folder, self._cut = setup, observer, folder, cut
+        self._setup, self._observer, self._folder = setup, observer, folder
+        self._replay: Replay | None = None
+        known_s = -1.0
+        if cut is not None:
+            ended = cut.experiment["stop"]["rounds"] in cut.rounds.values()
+            extended = ended and experiment.stop.rounds != cut.experiment["stop"]["rounds"]
+            self._replay = Replay(
+                cut,
+                extended=extended,
+                computed=computed,
+                settle=lambda: self._context.mixing.settle(),
+                failed=lambda error: self._tasks.fail(error),
+            )
+            known_s = self._replay.until_s
+        if timeline is not None:
+            timeline.known_s = known_s
         self._device, self._profile = options.device, Profile()
         self._clock = clock = Clock()
         clock.waiting = self._waiting
@@ -133,13 +158,13 @@ class Simulation:
         executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
-        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
+        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, self._replay)
         context = SimContext(
             setup, observer, profile, clock, rows, links, executor, compute, mixing, self._event
         )
         self._context, finish = context, lambda: self._tasks.finish("target")
         self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
-        self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
+        self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall, known_s)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -180,8 +205,7 @@ class Simulation:
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
-        # A resumed run does not know what links carried before.
-        shares = context.links.inner_shares() if self._cut is None else []
+        shares = context.links.inner_shares()
         return Outcome(
             reason,
             self._clock.now(),
@@ -205,33 +229,44 @@ class Simulation:
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
         if self._faults is not None:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
-        elif self._folder is not None and (experiment.checkpoint.on or self._cut is not None):
+        elif self._folder is not None and (experiment.checkpoint.on or self._replay is not None):
             self._checkpoints = SimCheckpoints(
-                self._context, self._recorder, self._folder, self._cut, self.nodes, self._hosts, self._place
+                self._context, self._recorder, self._folder, self.nodes, self._replay
             )
             self._inboxes.extend(self._checkpoints.inboxes)
-            self._rounds = sum(node.round for node in self.nodes)
         else:
             self._inboxes.extend(node.deliver for node in self.nodes)
 
     async def _main(self) -> str:
         experiment = self._setup.experiment
-        starts_ns = None if self._checkpoints is None else self._checkpoints.starts_ns
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
             self._clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
         if self._faults is not None:
             self._faults.begin()
-        if starts_ns is None:
-            self._recorder.begin()
+        if self._replay is not None:
+            self._prepare_replay(self._replay)
+        self._recorder.begin()
         for node in self._present():
-            begin = partial(self._tasks.begin, node, partial(experiment.algorithm.run, node.node))
-            if starts_ns is None:
-                self._save(node)
-                begin()
-            else:
-                self._clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
-        return await self._tasks.end
+            self._save(node)
+            self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
+        reason = await self._tasks.end
+        if reason == "stopped" and self._checkpoints is not None:
+            await self._end_instant()
+        return reason
+
+    def _prepare_replay(self, replay: Replay) -> None:
+        assert self._folder is not None
+        graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
+        self._recorder.replay(read_metrics(self._folder.path), graphs, replay.cut.wall_s)
+        last = len(self.nodes)
+        self._clock.at(replay.until_ns, Order.OBSERVE, last, replay.end, background=True)
+
+    async def _end_instant(self) -> None:
+        """Wait until everything of this instant has happened, so that a resumed run can go on after it."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._clock.at(self._clock.now_ns, Order.END, 0, lambda: over.set_result(None))
+        await over
 
     def _end(self, reason: str) -> str:
         """Write what is recorded at the end; gives the reason, which models that are not finite may change."""
@@ -299,12 +334,6 @@ class Simulation:
         if self._faults is None or node.rank in self._faults.up | self._faults.left:
             return model_of(node)
         return Model(*(torch.full_like(part, math.nan) for part in node.model))
-
-    def _place(self, tensor: Tensor) -> Tensor:
-        """Put a tensor that was read from a file where the simulation keeps it."""
-        if tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,):
-            return self._context.rows.store(tensor)
-        return tensor.to(self._device)
 
     def _seconds(self, computation: Computation) -> float:
         if computation.kind is ComputationKind.APPLY:

@@ -255,5 +255,5 @@ def check(run: Run, folder: Path) -> None:
         for source in set(range(NODES)) - {rank}:
             before = run.members[source].sent_before[parts[source].round].get(rank, 0)
             received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
-            coming = [a.message.payload for a in part.arriving if a.message.source == source]
+            coming = [each.payload for each in part.arriving if each.source == source]
             assert coming == list(range(received, before)), (rank, source, received, before)

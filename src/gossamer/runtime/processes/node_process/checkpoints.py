@@ -67,14 +67,13 @@ class NodeCheckpoints:
         node: NodeRuntime,
         experiment: Experiment,
         context: NodeContext,
-        now: Callable[[], float],
         tell: Callable[[protocol.FromNode], None],
     ) -> NodeCheckpoints:
         """Those of a node of a run, perhaps one that goes on from a checkpoint."""
         path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
         digest, first = context.checkpoints or (None, highest(path) + 1)
         repeats = repeats_messages(experiment)
-        cuts = NodeSnapshots(node.deliver, now, repeats, lambda again: checkpoints._count(again, -1))
+        cuts = NodeSnapshots(node.deliver, repeats, lambda again: checkpoints._count(again, -1))
         folder = CheckpointFolder(path, experiment, digest)
         checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)
         return checkpoints
@@ -90,9 +89,9 @@ class NodeCheckpoints:
         self._arrived = dict(self._before)
         transport.traffic = Traffic(**start.engine["traffic"])
         self.round_ended(start)
-        for arrival in start.arriving:  # each had the time since to arrive
-            self._count(arrival.message, 1)
-            self._cuts.deliver(arrival.message)
+        for message in start.arriving:  # each had the time since to arrive
+            self._count(message, 1)
+            self._cuts.deliver(message)
 
     def deliver(self, message: Message) -> None:
         """A message has come in: its number goes on where those of its sender were when the run was resumed."""

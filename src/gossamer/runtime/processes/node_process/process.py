@@ -93,9 +93,7 @@ class NodeProcess:
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
-            self._checkpoints = NodeCheckpoints.of(
-                self._node, experiment, context, self._clock.now, self._tell
-            )
+            self._checkpoints = NodeCheckpoints.of(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])

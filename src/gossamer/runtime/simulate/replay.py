@@ -1,0 +1,132 @@
+"""A simulation that is resumed: its events happen again from the start, and what is known is not computed.
+
+Coroutines can't be saved, and much of what a node is in the middle of lies in them: an open question, a task, a message that
+may still be taken back. But everything that happens in a simulation follows from the experiment. So all of it happens again,
+without training and evaluation, which take most of a run's time. Until a node has come to the end of the round at which it
+was saved, its vectors have values without a meaning. There they get the saved ones, and from there on the node computes. A
+message that was sent before its sender was saved, and comes after its receiver was, gets the payload that it had. Rows that
+are on record are not recorded again.
+
+Values must not decide what happens, as they do where a node sends only what has changed much. If they do, a node is not where
+it was saved (:class:`ReplayDiffers`), and the whole run is computed again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gossamer.errors import GossamerError
+from gossamer.learning.computation import ComputationKind
+from gossamer.learning.trainer import TrainResult
+from gossamer.messages import overwrite
+from gossamer.messages.tags import Model, Payload
+from gossamer.node import NodeRuntime
+from gossamer.results.checkpoints import Cut
+from gossamer.runtime.simulate.clock import to_ns
+
+
+class ReplayDiffers(GossamerError):
+    """What happens again is not what happened: the values of models have decided it."""
+
+
+class Replay:
+    """A run that goes on from a checkpoint.
+
+    Args:
+        cut: the checkpoint, which stays as an attribute.
+        extended: whether the run now ends later, so that nodes that had ended do not.
+        computed: whether everything is computed again.
+        settle: writes all vectors that are not written yet, which would else be written over what is restored.
+        failed: called if what happens differs from what happened.
+
+    Attributes:
+        restored: the ranks whose vectors have the right values.
+        payloads: messages that were on their way when their receiver was saved: by source, receiver and number.
+        until_s, until_ns: the instant of the checkpoint, seconds and nanoseconds.
+        over: whether that instant has passed."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        *,
+        extended: bool,
+        computed: bool,
+        settle: Callable[[], None],
+        failed: Callable[[ReplayDiffers], None],
+    ) -> None:
+        assert cut.time_s is not None
+        self.cut = cut
+        self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
+        self._extended, self._settle, self._failed = extended, settle, failed
+        self._saved = {} if computed else {rank: cut.read(rank) for rank in cut.rounds}
+        self._all, self.restored = set(cut.rounds), set(cut.rounds) if computed else set()
+        self.payloads = {
+            (each.source, rank, each.number): each
+            for rank, saved in self._saved.items()
+            for each in saved.arriving
+        }
+        self._evaluated: dict[str, Any] = {}  # what the first evaluation on each set has found
+
+    # --- what is not computed
+
+    def skips(self, rank: int) -> bool:
+        """Whether it does not matter what a node computes."""
+        return rank not in self.restored
+
+    def stand_ins(
+        self,
+        execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
+        kind: ComputationKind,
+        jobs: Sequence[Any],
+    ) -> list[Any]:
+        """What replaces the results of jobs that are skipped. Vectors are new ones, as the results are, because they are
+        written over when their node is restored. The first evaluation on a set is computed, since its figures have names."""
+        match kind:
+            case ComputationKind.TRAIN | ComputationKind.APPLY:
+                return [TrainResult(Model(*map(torch.clone, job.start)), job.state, math.nan) for job in jobs]
+            case ComputationKind.GRADIENT:
+                return [job.at.parameters.clone() for job in jobs]
+            case ComputationKind.EVALUATE:
+                for job in jobs:
+                    if job.on not in self._evaluated:
+                        [self._evaluated[job.on]] = execute(kind, [job])
+                return [dict(self._evaluated[job.on]) for job in jobs]
+        return execute(kind, jobs)
+
+    # --- what is restored
+
+    def look_at(self, node: NodeRuntime, engine: Mapping[str, Payload], unrecorded: Payload) -> None:
+        """Restore a node if it is where it was saved. ``engine`` and ``unrecorded`` are as in its checkpoint."""
+        saved = self._saved[node.rank]
+        known, now = {name: saved.engine[name] for name in engine}, node.node.now()
+        if self._extended:  # it may have heard from nodes that had ended
+            here = node.round == saved.round and engine["delivered"] >= known["delivered"]
+        else:
+            here = (node.round, engine["delivered"], now) == (saved.round, known["delivered"], saved.time_s)
+        if not here:
+            return
+        if not self._extended and engine != known:
+            self._differs(node.rank)
+            return
+        self._settle()
+        try:
+            node.overwrite(saved, {int(rank): int(count) for rank, count in saved.engine["sent"].items()})
+            overwrite(unrecorded, saved.engine["unrecorded"])
+        except (ValueError, LookupError, TypeError):
+            self._differs(node.rank)
+            return
+        self.restored.add(node.rank)
+
+    def end(self) -> None:
+        """The instant of the checkpoint is over."""
+        if left := self._all - self.restored:
+            self._differs(min(left))
+        self.over = True
+
+    def _differs(self, rank: int) -> None:
+        self._failed(
+            ReplayDiffers(f"node {rank} has not done the same again: values seem to decide what it does")
+        )
