@@ -391,7 +391,7 @@ class Mailbox:
         try:
             return self.coder.decode(message)
         except ValueError as error:
-            return replace(message, payload=Undecodable(str(error)))
+            return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
         self.host.counters.messages_taken += len(messages)
