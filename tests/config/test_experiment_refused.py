@@ -182,7 +182,7 @@ def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
         BadInput, match=r"none\.yaml: No such file or directory; accepted: a YAML experiment file"
     ):
         Experiment.load(tmp_path / "none.yaml")
-    with pytest.raises(BadInput, match="Is a directory"):
+    with pytest.raises(BadInput, match="not a regular file; accepted: a YAML experiment file"):
         Experiment.load(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"binary\.yaml: .*; accepted: a YAML experiment file"):

@@ -59,7 +59,7 @@ def node_processes(launcher: int, nodes: int) -> list[psutil.Process]:
 def rows_are_there(out: Path, nodes: int) -> bool:
     """Whether every node has recorded rows of two rounds."""
     text = b"".join(path.read_bytes() for path in out.glob("*/*/segments/metrics-*.jsonl"))
-    return all(text.count(b'{"node":%d,' % rank) >= 2 for rank in range(nodes))
+    return all(text.count(b'"node":%d,' % rank) >= 2 for rank in range(nodes))
 
 
 def launch(experiment: Experiment, folder: Path) -> Child:

@@ -314,7 +314,7 @@ class Coder:
             ValueError: for a payload that the codec does not make.
         """
         payload = self._decode(message.source, message.payload)
-        return message if payload is message.payload else replace(message, payload=payload)
+        return message if payload is message.payload else replace(message, payload=payload, form=[])
 
     def _decode(self, source: int, payload: Payload) -> Payload:
         if isinstance(payload, Model):

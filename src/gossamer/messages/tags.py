@@ -99,8 +99,8 @@ class Model(NamedTuple):
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the engine's
-    checkpoints; -1 where nobody counts. ``form`` is the form of the payload
-    (:class:`~gossamer.node.expectations.Expectations`), once it is known."""
+    checkpoints; -1 where nobody counts. ``form`` has the form of the payload
+    (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast share it."""
 
     source: int
     tag: tuple[str | int, ...]
@@ -108,7 +108,7 @@ class Message:
     sent_at: float
     versions: tuple[tuple[Tensor, int], ...] = ()
     number: int = -1
-    form: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
+    form: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def unchanged(self) -> bool:
         """Whether nobody has written the tensors in it, which receivers of one broadcast may share."""

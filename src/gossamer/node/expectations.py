@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,8 +25,9 @@ from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as
 Form = tuple[Any, ...]
 """The kind of a payload, and what is known of its items."""
 Prefix = tuple[str | int, ...]
-MOST_TAGS, MOST_SHAPES, MOST_FORMS = 64, 1024, 16
-"""How many tags, shapes of tags, and forms under one of them are remembered: the newest tags, and the first forms."""
+MOST_SHAPES, MOST_FORMS = 1024, 16
+"""The shapes of tags (with any number for all numbers) that are remembered; and the forms under one of them, above which a
+node takes all."""
 _WIDE = {torch.float32, torch.float64}
 _SEEN = "_gossamer_finite"  # an attribute of tensors whose values are finite: their version then
 
@@ -52,8 +55,7 @@ class Expectations:
     def __init__(self, size: int, *, encoded: bool) -> None:
         self._size, self._encoded = size, encoded
         self._declared: dict[Prefix, Declared] = {}
-        self._sent: dict[Prefix, list[Form]] = {}  # by tag
-        self._shapes: dict[tuple[Any, ...], list[Form]] = {}  # by tag, with the type ``int`` for any number
+        self._sent: dict[tuple[Any, ...], list[Form]] = {}  # by the shape of the tag
 
     def declare(
         self, tag: Tag, like: tuple[Payload, ...], check: Callable[[Message], Any] | None, *, exact: bool
@@ -69,62 +71,53 @@ class Expectations:
             form = self._form(payload)
         except ValueError:
             return False
-        known = self._sent.get(tag)
-        if known is None:
-            known = self._sent[tag] = []
-            if len(self._sent) > MOST_TAGS:
-                del self._sent[next(iter(self._sent))]
+        known = self._sent.setdefault(_shape(tag), [])
         if form not in known and form not in _SAYS_NOTHING:
-            _add(known, form)
-            shape = self._shapes.setdefault(_shape(tag), [])
-            if len(self._shapes) > MOST_SHAPES:
-                del self._shapes[next(iter(self._shapes))]
-            if form not in shape:
-                _add(shape, form)
+            known.append(form)
+            if len(self._sent) > MOST_SHAPES:
+                del self._sent[next(iter(self._sent))]
         return True
 
     def fault(self, message: Message) -> str | None:
         """What is wrong with a decoded message, in words; None for a message that is as expected."""
-        form = message.form
-        if form is not None and not self._declared and form in self._sent.get(message.tag, ()):
-            return None
-        if form is None:
+        if not message.form:
             try:
-                form = self._form(message.payload)
+                message.form.append(self._form(message.payload))
             except ValueError as error:
                 return str(error)
-            object.__setattr__(message, "form", form)  # (the receivers of a broadcast share the message)
+        [form], shape = message.form, _shape(message.tag)
         if self._declared:
-            shape = _shape(message.tag)
             for length in range(len(shape), -1, -1):
                 if (declared := self._declared.get(shape[:length])) is not None:
                     return _breach(declared, message, form)
-        known = self._sent.get(message.tag) or self._shapes.get(_shape(message.tag))
-        if not known or form in known or any(_fits(form, each, parts=self._encoded) for each in known):
+        known = self._sent.get(shape)
+        if not known or form in known or len(known) > MOST_FORMS:
             return None
-        return _unlike(form, known)
+        return None if any(_fits(form, each, parts=self._encoded) for each in known) else _unlike(form, known)
 
     def _form(self, payload: Payload) -> Form:
         """The form of a payload; ValueError for values that are not finite, or of kinds that can't be sent."""
-        if type(payload) is Model:
-            parameters: Any = payload.parameters
+        kind = type(payload)
+        if kind is Model:
+            parameters, buffers = payload
             if type(parameters) is Coded and self._encoded:  # the node's own: it was encoded by node.compress
-                return "model", torch.float32, self._size, len(_checked(payload.buffers)), True
-            is_part = type(parameters) is Part
-            vector = _checked(parameters.values if is_part else parameters)
-            length = parameters.size if is_part else vector.numel()
-            return "model", vector.dtype, length, len(_checked(payload.buffers)), is_part
+                return "model", torch.float32, self._size, _checked(buffers).numel(), True
+            if type(parameters) is Part:
+                vector = _checked(parameters.values)
+                return "model", vector.dtype, parameters.size, _checked(buffers).numel(), True
+            vector = _checked(parameters)
+            return "model", vector.dtype, vector.numel(), _checked(buffers).numel(), False
+        if (form := _SCALARS.get(kind)) is not None:
+            if kind is float and not math.isfinite(payload):
+                raise ValueError(f"the value {payload!r}; accepted: finite ones")
+            return form
+        if kind is dict:
+            items = [(key, self._form(item)) for key, item in payload.items()]
+            named = sorted((item for item in items if type(item[0]) is str), key=itemgetter(0))
+            return "dict", tuple(named), tuple({form: None for key, form in items if type(key) is not str})
         if isinstance(payload, Tensor):
             _checked(payload)
             return "tensor", payload.dtype, tuple(payload.shape)
-        if isinstance(payload, float):
-            if not math.isfinite(payload):
-                raise ValueError(f"the value {payload!r}; accepted: finite ones")
-            return ("number",)
-        if isinstance(payload, dict):
-            items = [(key, self._form(payload[key])) for key in sorted(payload, key=str)]
-            named = tuple(item for item in items if isinstance(item[0], str))
-            return "dict", named, tuple({form: None for key, form in items if not isinstance(key, str)})
         if isinstance(payload, list | tuple):
             forms = [self._form(item) for item in payload]
             alike = all(form == forms[0] for form in forms)
@@ -133,13 +126,24 @@ class Expectations:
             return "part", _checked(payload.values).dtype, payload.size
         if isinstance(payload, Undecodable):
             raise ValueError(payload.reason)
-        for kind, name in _KINDS.items():
-            if isinstance(payload, kind):
-                return (name,)
-        raise ValueError(f"a {type(payload).__name__}, which no codec of this experiment has made")
+        for (
+            base,
+            form,
+        ) in _SCALARS.items():  # such as an enumeration's member, which travels as what it is derived from
+            if isinstance(payload, base):
+                return form
+        raise ValueError(f"a {kind.__name__}, which no codec of this experiment has made")
 
 
-_KINDS = {type(None): "nothing", int: "number", str: "text", bytes: "bytes"}
+_NUMBER: Form = ("number",)
+_SCALARS: dict[type, Form] = {
+    bool: _NUMBER,
+    int: _NUMBER,
+    float: _NUMBER,
+    str: ("text",),
+    bytes: ("bytes",),
+    type(None): ("nothing",),
+}
 _SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", (), ()))
 """Forms of what a node may send in place of anything else."""
 
@@ -172,13 +176,10 @@ def _checked(vector: Any) -> Tensor:
     return vector
 
 
+@lru_cache(maxsize=64)
 def _shape(tag: Prefix) -> tuple[Any, ...]:
+    """A tag with the type ``int`` in place of every number."""
     return tuple(int if type(each) is int else each for each in tag)
-
-
-def _add(forms: list[Form], form: Form) -> None:
-    if len(forms) < MOST_FORMS:
-        forms.append(form)
 
 
 def _breach(declared: Declared, message: Message, form: Form) -> str | None:

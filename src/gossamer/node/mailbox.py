@@ -321,9 +321,19 @@ class Mailbox:
                     there = wanted - malformed if malformed else wanted
                     if self.coder is not None:
                         await self._decode(self.coder, list(self._oldest(there, prefix)[0].values()))
-                    taken, left = self._oldest(there, prefix)
-                    if not (refused := self._screen(taken)):
+                    oldest, left = self._oldest(there, prefix)
+                    # Messages that came in meanwhile are decoded here.
+                    taken = (
+                        oldest
+                        if self.coder is None
+                        else {rank: self._opened(m) for rank, m in oldest.items()}
+                    )
+                    if not (
+                        refused := {rank for rank, message in taken.items() if not self._admits(message)}
+                    ):
                         break
+                    dropped = {id(oldest[rank]) for rank in refused}
+                    self.messages = [message for message in self.messages if id(message) not in dropped]
                     malformed |= refused
                     away |= refused
                     waiter.recount()
@@ -343,14 +353,6 @@ class Mailbox:
             if not message.unchanged():
                 taken[rank] = self._opened(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
-
-    def _screen(self, taken: Mapping[int, Message]) -> set[int]:
-        """Drop those of some messages that are malformed; gives their senders."""
-        refused = {rank for rank, message in taken.items() if not self._admits(message)}
-        if refused:
-            dropped = {id(taken[rank]) for rank in refused}
-            self.messages = [message for message in self.messages if id(message) not in dropped]
-        return refused
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
         """The oldest message of each of some ranks under a tag, and all others."""
@@ -389,7 +391,7 @@ class Mailbox:
         try:
             return self.coder.decode(message)
         except ValueError as error:
-            return replace(message, payload=Undecodable(str(error)))
+            return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
         self.host.counters.messages_taken += len(messages)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,7 +100,7 @@ class NodeRuntime:
             self.fail(error)
             return
         if changed is not None:
-            self._accept(changed)
+            self._accept(changed if changed is message else replace(changed, form=[]))
 
     def _accept_secure(self, message: Message) -> None:
         assert self.secure is not None
