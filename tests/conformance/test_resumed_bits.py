@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -162,16 +162,16 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["fair", pytest.param("fifo", marks=pytest.mark.slow)])
-def test_messages_under_way_arrive_after_all(tmp_path: Path, sharing: str) -> None:
-    """Where links are slow, much is on its way at a checkpoint: times are others then, models and what they are worth are not."""
+def test_messages_under_way_arrive_when_they_would_have(tmp_path: Path, sharing: str) -> None:
+    """Where links are slow, much is on its way at a checkpoint."""
     network = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.02, "sharing": sharing}
     described = {**settings("gradient-tracking"), "network": network}
     whole = play(tmp_path, described)
     for number in (2, 7):
         resumed = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / str(number)))
-        assert_same(resumed, whole, timed=False)
+        assert_same(resumed, whole)
     stopped = play(tmp_path / "stopped", described, Stopper(9))
-    assert_same(gossamer.resume(stopped.path), whole, timed=False)
+    assert_same(gossamer.resume(stopped.path), whole)
 
 
 @pytest.mark.parametrize(
@@ -201,27 +201,203 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     assert counter.least >= sum(last.rounds.values())
 
 
+SLOW = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.01}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "latency": {"name": "uniform", "latency_s": 0.03},
+    "fair": SLOW,
+    "fifo": {**SLOW, "sharing": "fifo"},
+}
+LONG = {
+    **SETTINGS,
+    "checkpoint": {"every_s": 0.4, "keep": 100},
+    "evaluation": {"every_rounds": 2},
+    "stop": {"rounds": 25},
+}
+
+
+class Said(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    @property
+    def computed_again(self) -> bool:
+        return any("computes the run again" in line for line in self.lines)
+
+
+def killed_and_resumed(whole: Run, draw: np.random.Generator, tmp_path: Path) -> Run:
+    """Resumed from one of a run's checkpoints, without computing it from its start."""
+    numbers = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
+    said, number = Said(), int(draw.choice(numbers[:-1]))
+    run = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / f"killed-{number}"), observer=said)
+    assert not said.computed_again
+    return run
+
+
+def stopped_and_resumed(described: Mapping[str, Any], rows: int, tmp_path: Path) -> Run:
+    """Stopped after so many rows, and resumed from the checkpoint that was made then."""
+    stopped, said = play(tmp_path / f"stopped-{rows}", described, Stopper(rows)), Said()
+    assert stopped.status == "stopped"
+    run = gossamer.resume(stopped.path, observer=said)
+    assert not said.computed_again
+    return run
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(
     "name",
-    [name if name == "ad-psgd" else pytest.param(name, marks=pytest.mark.slow) for name in ASYNCHRONOUS],
+    [
+        name if name in ("ad-psgd", "divshare") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ASYNCHRONOUS
+    ],
 )
-@pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
-def test_an_asynchronous_run_goes_on_and_learns(tmp_path: Path, name: str, engine: str) -> None:
-    """What nodes that wait for nobody do again is something else; it's the same task, and they learn it."""
+def test_an_asynchronous_simulation_is_the_same(tmp_path: Path, name: str, network: str) -> None:
+    described = {**LONG, "algorithm": ASYNCHRONOUS[name], "network": NETWORKS[network]}
+    whole = play(tmp_path, described)
+    draw = np.random.default_rng([*f"{name}/{network}".encode()])
+    assert_same(killed_and_resumed(whole, draw, tmp_path), whole)
+    rows = int(draw.integers(2, whole.metrics.height - 8))
+    assert_same(stopped_and_resumed(described, rows, tmp_path), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ad-psgd", "divshare", "swift", "gossip-learning"])
+def test_killed_at_twenty_random_instants(tmp_path: Path, name: str) -> None:
+    described = {
+        **LONG,
+        "algorithm": ASYNCHRONOUS[name],
+        "network": SLOW,
+        "checkpoint": {"every_s": 0.1, "keep": 500},
+    }
+    whole, draw = play(tmp_path, described), np.random.default_rng([*name.encode()])
+    for k in range(20):
+        assert_same(killed_and_resumed(whole, draw, tmp_path / str(k)), whole)
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "wait-free": {"algorithm": {"name": "ad-psgd", "wait_free": True}, "network": NETWORKS["fifo"]},
+    "kept-queue": {
+        "algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 2, "queue": "keep", "backlog": 2},
+        "network": SLOW,
+    },
+    "codec": {"algorithm": "gossip-learning", "codec": {"name": "top-k", "fraction": 0.3}, "network": SLOW},
+    "on-a-grid": {"algorithm": "gossip-learning", "evaluation": {"every_s": 0.3}},
+    "target": {
+        "algorithm": "gossip-learning",
+        "stop": {"rounds": 25, "target": {"metric": "test_loss", "value": 1e-9}},
+    },
+    "sampled": {"algorithm": "gossip-learning", "topology": {"name": "cyclon", "view": 3, "shuffle": 2}},
+    "lossy": {"algorithm": "swift", "network": {"name": "uniform", "latency_s": 0.03, "loss": 0.1}},
+    "adam": {"algorithm": "gossip-learning", "optimizer": {"name": "adam", "lr": 0.01}},
+    "uneven-rounds": {"algorithm": "d-psgd", "checkpoint": {"every_s": 0.4, "keep": 100}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "wait-free" else pytest.param(name, marks=pytest.mark.slow) for name in MORE]
+)
+def test_other_runs_are_the_same(tmp_path: Path, name: str) -> None:
+    described, draw = {**LONG, **MORE[name]}, np.random.default_rng([*name.encode()])
+    whole = play(tmp_path, described)
+    assert_same(killed_and_resumed(whole, draw, tmp_path), whole)
+    assert_same(
+        stopped_and_resumed(described, int(whole.metrics.height * draw.uniform(0.2, 0.7)), tmp_path), whole
+    )
+
+
+def test_a_batched_run_is_the_same(tmp_path: Path) -> None:
+    """Bits depend on which nodes are computed together, which is as it was."""
+    engine = {"name": "simulate", "trainer": "batched"}
+    described = {**LONG, "algorithm": "gossip-learning", "engine": engine, "nodes": 8, "network": SLOW}
+    whole, draw = play(tmp_path, described), np.random.default_rng(4)
+    assert_same(killed_and_resumed(whole, draw, tmp_path), whole)
+    assert_same(stopped_and_resumed(described, 30, tmp_path), whole)
+
+
+def test_a_run_goes_on_twice(tmp_path: Path) -> None:
+    described = {**LONG, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
+    whole, stopped = play(tmp_path, described), play(tmp_path / "stopped", described, Stopper(12))
+    again = gossamer.resume(stopped.path, observer=Stopper(14))
+    assert again.status == "stopped"
+    assert_same(gossamer.resume(stopped.path), whole)
+
+
+def test_a_longer_run_is_the_same(tmp_path: Path) -> None:
+    """Nodes that had ended would have gone on, so that the run goes on from before."""
+    described = {**LONG, "algorithm": ASYNCHRONOUS["divshare"], "network": SLOW}
+    short = play(tmp_path / "short", {**described, "stop": {"rounds": 16}})
+    longer = gossamer.resume(short.path, ["stop.rounds=25"])
+    assert_same(longer, play(tmp_path, described))
+
+
+class Lazy(gossamer.Algorithm):
+    """Sends its model if that has moved far: what happens depends on values."""
+
+    gathers: ClassVar[bool] = False
+
+    async def run(self, node: gossamer.Node) -> None:
+        sent = node.state.setdefault("sent", {"model": node.model})
+        async for r in node.rounds():
+            await node.train(1)
+            if (node.parameters - sent["model"].parameters).norm() > 0.05:
+                sent["model"] = node.model
+                node.broadcast(await node.neighbors(r), node.model, tag="model")
+            for message in node.drain("model"):
+                await node.mix({message.source: message.payload}, {message.source: 0.5})
+
+
+def test_where_values_decide_everything_is_computed_again(tmp_path: Path) -> None:
+    described = {**LONG, "algorithm": "test_resumed_bits:Lazy"}
+    whole = play(tmp_path, described)
+    stopped, said = play(tmp_path / "stopped", described, Stopper(30)), Said()
+    resumed = gossamer.resume(stopped.path, observer=said)
+    assert said.computed_again
+    assert_same(resumed, whole)
+
+
+class Remembers(gossamer.Algorithm):
+    """A local variable refers to a vector in the state, which a node that is restored has to see."""
+
+    gathers: ClassVar[bool] = False
+
+    async def run(self, node: gossamer.Node) -> None:
+        velocity = node.state.setdefault("velocity", torch.zeros_like(node.parameters))
+        async for r in node.rounds():
+            before = node.parameters
+            await node.train(1)
+            velocity = node.state["velocity"] = 0.5 * velocity + (node.parameters - before)
+            node.parameters = before + velocity
+            node.broadcast(await node.neighbors(r), node.model, tag="model")
+            await node.sleep(0.01)
+            heard = {message.source: message.payload for message in node.drain("model", newest=True)}
+            await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
+
+
+def test_local_variables_see_the_saved_vectors(tmp_path: Path) -> None:
+    described = {**LONG, "algorithm": "test_resumed_bits:Remembers"}
+    whole = play(tmp_path, described)
+    assert_same(killed_and_resumed(whole, np.random.default_rng(1), tmp_path), whole)
+    assert_same(stopped_and_resumed(described, 20, tmp_path), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> None:
+    """What real nodes that wait for nobody do again is something else; it's the same task, and they learn it."""
     described = {
         **SETTINGS,
         "algorithm": ASYNCHRONOUS[name],
         "optimizer": {"name": "sgd", "lr": 0.05},
-        "checkpoint": {"every_s": 0.4},
         "stop": {"rounds": 40},
-    }
-    if engine == "processes":
         # Steps that take no time would be over before anything has arrived.
-        described |= {
-            "engine": {**PROCESSES, "pace": True},
-            "compute": {"name": "log-normal", "median_seconds": 0.05, "sigma": 0.6},
-            "checkpoint": {"every_rounds": 10},
-        }
+        "engine": {**PROCESSES, "pace": True},
+        "compute": {"name": "log-normal", "median_seconds": 0.05, "sigma": 0.6},
+        "checkpoint": {"every_rounds": 10},
+    }
     stopped = play(tmp_path, described, Stopper(30))
     assert stopped.status == "stopped"
     resumed = gossamer.resume(stopped.path)
