@@ -334,6 +334,15 @@ def test_a_longer_run_is_the_same(tmp_path: Path) -> None:
     assert_same(longer, play(tmp_path, described))
 
 
+def test_without_an_earlier_checkpoint_a_longer_run_is_computed_again(tmp_path: Path) -> None:
+    checkpoint = {"checkpoint": {"every_rounds": 1000}}
+    described = {**LONG, **checkpoint, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
+    short, said = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Said()
+    longer = gossamer.resume(short.path, ["stop.rounds=25"], observer=said)
+    assert said.computed_again
+    assert_same(longer, play(tmp_path, described))
+
+
 class Lazy(gossamer.Algorithm):
     """Sends its model if that has moved far: what happens depends on values."""
 

@@ -129,6 +129,7 @@ class Mailbox:
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
+        retired: whether nobody takes messages any more.
         refused: ranks that count as dead here, because they have sent a malformed message."""
 
     def __init__(
@@ -146,7 +147,7 @@ class Mailbox:
         self._refused_by: set[int] = set()  # ranks that take no messages of this node
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
-        self._retired = False
+        self.retired = False
         self._taken = 0  # messages so far
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
 
@@ -161,7 +162,7 @@ class Mailbox:
             self._refused_by.add(message.source)
             self.wake_all()
             return
-        if (self._late or self._retired) and self._is_late(message):
+        if (self._late or self.retired) and self._is_late(message):
             self.late(1)
             return
         self.messages.append(message)
@@ -182,14 +183,14 @@ class Mailbox:
                 if not self._late[key]:
                     del self._late[key]
                 return True
-        return self._retired
+        return self.retired
 
     def late(self, count: int) -> None:
         self.host.counters.messages_late += count
 
     def retire(self) -> None:
         """No task will take a message any more: drop all that are here, and all that come."""
-        self._retired = True
+        self.retired = True
         messages, self.messages = self.messages, []
         self.late(len(messages))
 

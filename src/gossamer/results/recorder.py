@@ -310,7 +310,8 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         .otherwise((moments != "end") & (time_s < times_s)),
         # A node that was lost later was alive then, and will be again.
         "events": ~((pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(False))
-        & (time_s.fill_null(0.0) <= times_s),
+        & (time_s.fill_null(0.0) <= times_s)
+        | (pl.col("event") == "resumed"),
         "timeline": pl.col("end_s") <= times_s,
     }
     for kind, keep in kept.items():

@@ -89,7 +89,7 @@ class SimCheckpoints:
                     self._complete(number)
 
     def _deliver(self, rank: int, message: Message) -> None:
-        if rank in self._over:
+        if rank in self._over and not self._runtimes[rank].mailbox.retired:
             # No round of it will end any more, but its tasks may still answer messages.
             self._look_at(self._runtimes[rank])
         self._delivered[rank] += 1

@@ -38,31 +38,24 @@ class Replay:
     Args:
         cut: the checkpoint, which stays as an attribute.
         extended: whether the run now ends later, so that nodes that had ended do not.
-        computed: whether everything is computed again.
-        settle: writes all vectors that are not written yet, which would else be written over what is restored.
-        failed: called if what happens differs from what happened.
 
     Attributes:
         restored: the ranks whose vectors have the right values.
         payloads: messages that were on their way when their receiver was saved: by source, receiver and number.
         until_s, until_ns: the instant of the checkpoint, seconds and nanoseconds.
-        over: whether that instant has passed."""
+        over: whether that instant has passed.
+        settle: writes all vectors that are not written yet, which would else be written over what is restored.
+        failed: called if what happens differs from what happened."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        *,
-        extended: bool,
-        computed: bool,
-        settle: Callable[[], None],
-        failed: Callable[[ReplayDiffers], None],
-    ) -> None:
+    settle: Callable[[], None]
+    failed: Callable[[ReplayDiffers], None]
+
+    def __init__(self, cut: Cut, *, extended: bool) -> None:
         assert cut.time_s is not None
-        self.cut = cut
+        self.cut, self._extended = cut, extended
         self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
-        self._extended, self._settle, self._failed = extended, settle, failed
-        self._saved = {} if computed else {rank: cut.read(rank) for rank in cut.rounds}
-        self._all, self.restored = set(cut.rounds), set(cut.rounds) if computed else set()
+        self._saved = {rank: cut.read(rank) for rank in cut.rounds}
+        self.restored = set[int]()
         self.payloads = {
             (each.source, rank, each.number): each
             for rank, saved in self._saved.items()
@@ -111,7 +104,7 @@ class Replay:
         if not self._extended and engine != known:
             self._differs(node.rank)
             return
-        self._settle()
+        self.settle()
         try:
             node.overwrite(saved, {int(rank): int(count) for rank, count in saved.engine["sent"].items()})
             overwrite(unrecorded, saved.engine["unrecorded"])
@@ -119,14 +112,13 @@ class Replay:
             self._differs(node.rank)
             return
         self.restored.add(node.rank)
+        del self._saved[node.rank]
 
     def end(self) -> None:
         """The instant of the checkpoint is over."""
-        if left := self._all - self.restored:
-            self._differs(min(left))
+        if self._saved:
+            self._differs(min(self._saved))
         self.over = True
 
     def _differs(self, rank: int) -> None:
-        self._failed(
-            ReplayDiffers(f"node {rank} has not done the same again: values seem to decide what it does")
-        )
+        self.failed(ReplayDiffers(f"values seem to decide what node {rank} does"))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,7 +27,7 @@ from gossamer.node.rejoin import newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import read_metrics, read_setup
+from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
@@ -62,6 +63,23 @@ class SimulateEngine:
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; what was recorded before it is kept."""
+        if cut is None:
+            return self._run(folder, observer, None)
+        try:
+            return self._run(folder, observer, self._replay(cut))
+        except ReplayDiffers as error:
+            observer.say(f"computes the run again from its start: {error}")
+        rewind(folder, replace(cut, time_s=-1.0), ())
+        return self._run(folder, observer, None)
+
+    def _replay(self, cut: Cut) -> Replay:
+        experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
+        extended = ended in cut.rounds.values() and experiment.stop.rounds != ended
+        if extended and not experiment.algorithm.gathers:
+            raise ReplayDiffers(f"nodes had ended after {ended} rounds and now go on")
+        return Replay(cut, extended=extended)
+
+    def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
         experiment = self._setup.experiment
         timeline = timeline_log(experiment, folder)
         with (
@@ -71,12 +89,7 @@ class SimulateEngine:
             folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            parts = self._setup, metrics, graphs, observer, timeline, folder, cut, events
-            try:
-                return Simulation(*parts).run()
-            except ReplayDiffers as error:
-                observer.say(f"computes the run again from its start, since {error}")
-                return Simulation(*parts, computed=True).run()
+            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, replay, events).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -103,9 +116,8 @@ def _tuned(threads: int, nodes: int) -> Iterator[None]:
 
 
 class Simulation:
-    """One run of all nodes of a setup in virtual time. With a ``cut`` it goes on from there: what happened until then happens
-    again, and is computed again only if ``computed`` says so. The folder receives checkpoints, and holds the record up to a
-    checkpoint; ``events`` are required if there are faults."""
+    """One run of all nodes of a setup in virtual time. With a ``replay`` it goes on from a checkpoint. The folder receives
+    checkpoints, and holds the record up to a checkpoint; ``events`` are required if there are faults."""
 
     def __init__(
         self,
@@ -115,27 +127,13 @@ class Simulation:
         observer: Observer,
         timeline: TimelineLog | None = None,
         folder: RunFolder | None = None,
-        cut: Cut | None = None,
+        replay: Replay | None = None,
         events: Segment | None = None,
-        *,
-        computed: bool = False,
     ) -> None:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
-        self._setup, self._observer, self._folder = setup, observer, folder
-        self._replay: Replay | None = None
-        known_s = -1.0
-        if cut is not None:
-            ended = cut.experiment["stop"]["rounds"] in cut.rounds.values()
-            extended = ended and experiment.stop.rounds != cut.experiment["stop"]["rounds"]
-            self._replay = Replay(
-                cut,
-                extended=extended,
-                computed=computed,
-                settle=lambda: self._context.mixing.settle(),
-                failed=lambda error: self._tasks.fail(error),
-            )
-            known_s = self._replay.until_s
+        self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
+        known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
         self._device, self._profile = options.device, Profile()
@@ -257,6 +255,7 @@ class Simulation:
 
     def _prepare_replay(self, replay: Replay) -> None:
         assert self._folder is not None
+        replay.settle, replay.failed = self._context.mixing.settle, self._tasks.fail
         graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
         self._recorder.replay(read_metrics(self._folder.path), graphs, replay.cut.wall_s)
         last = len(self.nodes)

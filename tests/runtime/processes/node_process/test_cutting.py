@@ -46,7 +46,7 @@ class Member:
         self.rank, self.round = rank, 0
         self.sent: Counter[int] = Counter()
         self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
-        self.cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
+        self.cuts = NodeSnapshots(lambda message: None, True, lambda message: None)
         tell = partial(run.hear, rank)
         folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
         self.cutting = NodeCheckpoints(EXPERIMENT.checkpoint, self.cuts, folder, tell)
