@@ -47,6 +47,7 @@ class RecordError(RunFailed, OSError):
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         if (number := re.search(r"\(os error (\d+)\)", reason)) is not None:  # as libraries in Rust put it
             reason = os.strerror(int(number[1]))
+        self.path, self.reason = path, reason
         super().__init__(f"{path} can't be written: {reason}")
 
 

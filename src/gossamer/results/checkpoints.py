@@ -124,13 +124,16 @@ class CheckpointFolder:
                 _manifest(self._path, other).unlink(missing_ok=True)
                 shutil.rmtree(self._path / str(other))
 
+    def drop(self, number: int) -> None:
+        """Remove what is written of a checkpoint that is given up: rows may need the space."""
+        shutil.rmtree(self._path / str(number), ignore_errors=True)
+
     @contextmanager
     def _whole(self, number: int) -> Iterator[None]:
-        """Remove what there is of a checkpoint if a part of it can't be written: rows may need the space."""
         try:
             yield
         except OSError:
-            shutil.rmtree(self._path / str(number), ignore_errors=True)
+            self.drop(number)
             raise
 
 

@@ -258,9 +258,12 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        reason = (error.strerror.lower() if error.strerror else str(error)) + where
-        raise BadInput(f"{what}: {reason}; accepted: a place that can be written to") from error
+        reason, file = error.strerror or str(error), error.filename
+        if isinstance(error, RecordError):
+            reason, file = error.reason, error.path
+        raise BadInput(
+            f"{what}: {reason.lower()} ({file}); accepted: a place that can be written to"
+        ) from error
 
 
 @contextmanager

@@ -133,6 +133,7 @@ class NodeCheckpoints:
                 self._settle(number)
             case protocol.Drop(number=number):
                 self._dropped.add(number)
+                self._folder.drop(number)
                 self._forget(number)
                 self._settle(number)
 
@@ -167,6 +168,8 @@ class NodeCheckpoints:
             return
         if (error := done.exception()) is not None:
             self._tell(protocol.NotSaved(number, str(error)))
+        elif number in self._dropped:
+            self._folder.drop(number)
         else:
             self._tell(protocol.Saved(number, saved.round, saved.time_s))
 
