@@ -141,21 +141,9 @@ class Failed(Message):
         return cls(cause(error), round, "".join(traceback.format_exception(error)))
 
 
+AboutCheckpoint = Marked | Saved | NotSaved
 FromNode = (
-    Ready
-    | Progress
-    | Row
-    | Done
-    | Final
-    | Failed
-    | Crash
-    | Event
-    | At
-    | Idle
-    | Unreachable
-    | Marked
-    | Saved
-    | NotSaved
+    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | AboutCheckpoint
 )
 
 

@@ -56,9 +56,7 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    def hear(
-        self, rank: int, message: protocol.Marked | protocol.Saved | protocol.NotSaved | protocol.Done
-    ) -> None:
+    def hear(self, rank: int, message: protocol.AboutCheckpoint | protocol.Done) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
         match message:
             case protocol.Marked(number=number, sent=sent):
