@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -122,16 +122,27 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A file system with some options, such as ``size=256k``; called again, the same one with others."""
     if os.geteuid() != 0:
         pytest.skip("not root: a full disk")
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("file systems can't be mounted here: a full disk")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+    def mount(options: str) -> Path:
+        again = "remount," if disk.exists() else ""
+        disk.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", str(disk)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            disk.rmdir()
+            pytest.skip("file systems can't be mounted here: a full disk")
+        return disk
+
+    yield mount
+    if disk.exists():
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.fixture
+def small_disk(disk: Callable[[str], Path]) -> Path:
+    """A file system of 256 KiB."""
+    return disk("size=256k")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,12 @@ def run(
     with _engine(experiment, server, listen) as engine:
         where = environment(sys.argv if command is None else command, computes_here=_simulated(experiment))
         folder = RunFolder.create(
-            Path(out), name or experiment.name, experiment=experiment.to_yaml(), environment=where
+            Path(out),
+            name or experiment.name,
+            experiment=experiment.to_yaml(),
+            environment=where,
+            setup=engine.description,
         )
-        folder.write_setup(engine.description)
         with folder.locked():
             return _carry_out(engine, experiment, folder, trackers)
 
@@ -130,10 +133,13 @@ def resume(
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
         trackers = Trackers(experiment.trackers, observer)
         with _engine(trained, server, listen) as engine:
-            rewind(folder, cut, engine.description["outcome_ranks"])
-            write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-            _record_resumption(folder, experiment, cut, observer)
-            return _carry_out(engine, trained, folder, trackers, cut)
+
+            def go_on() -> None:
+                rewind(folder, cut, engine.description["outcome_ranks"])
+                write_text(folder.path / "experiment.yaml", experiment.to_yaml())
+                _record_resumption(folder, experiment, cut, observer)
+
+            return _carry_out(engine, trained, folder, trackers, cut, go_on)
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
@@ -246,15 +252,19 @@ def _carry_out(
     folder: RunFolder,
     trackers: Trackers,
     cut: Cut | None = None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
+        prepare()
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
         with engine:  # which ends before its record is compacted: nothing writes to it any more
             outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
         close_after(error, folder)
+        if isinstance(error, RunFailed):
+            error.folder = folder.path
         trackers.tell("failure", error)
         raise
     if (failure := _finish(folder, experiment, outcome)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -36,6 +37,18 @@ class RunFailed(GossamerError):
         self.node = node
         self.round = round
         self.traceback = traceback
+
+
+class RecordError(RunFailed, OSError):
+    """A file of a record can't be written (a full disk, ...): one line with the file and the system's reason. It ends the
+    run, unless the run can do without the file, as with one of a checkpoint."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        if (number := re.search(r"\(os error (\d+)\)", reason)) is not None:  # as libraries in Rust put it
+            reason = os.strerror(int(number[1]))
+        self.path, self.reason = path, reason
+        super().__init__(f"{path} can't be written: {reason}")
 
 
 class Deadlock(RunFailed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,8 @@ class Lines(Display):
 
     def say(self, text: str) -> None:
         self._said = self._seconds()
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk or a closed terminal ends the display, not the run
+            print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gossamer import Experiment
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, RecordError
 from gossamer.messages.tags import Model
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest, newest
@@ -103,6 +103,21 @@ def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> No
     assert step > 15
     # Before the old ones go it's on disk that there is a new one.
     assert steps.index("flush the folders") < steps.index("drop")
+
+
+def test_a_part_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    folder = CheckpointFolder(tmp_path, experiment())
+    folder.write(2, node(0, 2))
+    full = mock.patch(
+        "gossamer.node.checkpoint.save_file", side_effect=OSError(28, "No space left on device")
+    )
+    with full, pytest.raises(RecordError, match=r"node-1.safetensors can't be written: No space left"):
+        folder.write(2, node(1, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    found = newest(tmp_path, verified=True)
+    assert found is not None
+    assert found.number == 1
 
 
 def test_one_that_no_node_has_a_part_in_is_none_to_go_on_from(tmp_path: Path) -> None:

@@ -90,11 +90,8 @@ def test_a_failed_table_leaves_the_segments(folder: RunFolder, monkeypatch: pyte
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     with pytest.raises(OSError, match="No space"):
         compact(folder)
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        "environment.json",
-        "experiment.yaml",
-        "segments",
-    ]
+    names = sorted(path.name for path in folder.path.iterdir())
+    assert names == [".status.json", "environment.json", "experiment.yaml", "segments"]
     assert read_metrics(folder.path).height == 1
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, RecordError
 from gossamer.results.segment import Segment, read_segment
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
@@ -72,6 +73,21 @@ def test_a_torn_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         assert list(read_segment(path)) == [{"a": 1}]
     assert "line 2 is torn" in caplog.text
+
+
+def test_a_row_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "metrics-0.jsonl"
+    with Segment(path, "run") as segment:
+        segment.append({"a": 1})
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+        try:
+            with pytest.raises(RecordError, match=r"metrics-0.jsonl can't be written: File too large$"):
+                segment.append({"a": 2, "text": "longer than the limit"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        segment.append({"a": 3})  # as at the end of a run, when there is space again
+    assert list(read_segment(path, "run")) == [{"a": 1}, {"a": 3}]
 
 
 @pytest.mark.parametrize("line", ['{"a": ', "[1]", "\x00\x00"])

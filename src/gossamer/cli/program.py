@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import logging
 import shlex
 import sys
+import threading
 from typing import Annotated, Any, cast
 
 import typer
@@ -15,10 +17,13 @@ from gossamer import __version__
 from gossamer.cli.describe import listing, report, topology, verify
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
-from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 
 # click's class, which some versions of typer contain and others import.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""Errors of the system rather than of this program: no space, a limit, a disk that fails."""
 
 app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
@@ -65,9 +70,18 @@ def main() -> None:
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
+    threading.excepthook = _thread_failed
     # Otherwise Python searches all of torch for garbage at its end, for half a second.
     atexit.register(gc.freeze)
     sys.exit(_main())
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """One line for what the system refuses to a library's thread, such as space for the files of a tracker."""
+    if isinstance(failed.exc_value, OSError):
+        logging.getLogger("gossamer").warning(cause(failed.exc_value))
+    else:
+        threading.__excepthook__(failed)
 
 
 def _main() -> int:
@@ -94,6 +108,11 @@ def _main() -> int:
         return 1
     except GossamerError as error:
         return _say(1, str(error))
+    except OSError as error:
+        if error.errno not in _SYSTEM:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(1, f"{where}{error.strerror}")
 
 
 def _say(exit_code: int, *problems: str) -> int:

@@ -105,8 +105,8 @@ def _message(source: int, tag: Sequence[str | int], sent_at: float, number: int,
 
 def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> None:
     """Write a checkpoint's file in place, with what identifies it, such as its run; callers that need an atomic write rename
-    it afterwards. OSError where it can't be written; TypeError or ValueError for something in ``node.state`` that is no
-    payload."""
+    it afterwards. OSError or SafetensorError where it can't be written; TypeError or ValueError for something in
+    ``node.state`` that is no payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
     metadata = {
@@ -123,10 +123,7 @@ def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> No
             crc = zlib.crc32(raw(buffer), crc)
             copy = buffer.clone()  # safetensors refuses tensors that share memory
             tensors[f"{name}.{k}"] = copy.reshape(-1).view(torch.uint8) if copy.dtype in _BYTES else copy
-    try:
-        save_file(tensors, path, {**metadata, "crc32": f"{crc:08x}"})
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+    save_file(tensors, path, {**metadata, "crc32": f"{crc:08x}"})
 
 
 def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = None) -> Checkpoint:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,12 @@ class CheckpointFolder:
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
-        """Write one node's part of a checkpoint (OSError if it can't be written)."""
+        """Write one node's part of a checkpoint; OSError if it can't be written: then all parts are removed."""
         folder = self._path / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic(folder / _file(saved.rank)) as temporary:
-            checkpoint.write(saved, temporary, _identity(self.digest, self._run, number))
+        with self._whole(number):
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic(folder / _file(saved.rank)) as temporary:
+                checkpoint.write(saved, temporary, _identity(self.digest, self._run, number))
 
     def complete(
         self,
@@ -113,7 +115,8 @@ class CheckpointFolder:
             "wall_s": wall_s,
         }
         manifest |= {"trainer": trainer, "experiment": self._experiment, "time_s": time_s}
-        write_json(_manifest(self._path, number), manifest)
+        with self._whole(number):
+            write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
         kept = set(complete(self._path)[-self._keep :])
@@ -122,6 +125,18 @@ class CheckpointFolder:
                 # Without its manifest it is incomplete, even if the rest can't be removed.
                 _manifest(self._path, other).unlink(missing_ok=True)
                 shutil.rmtree(self._path / str(other))
+
+    def drop(self, number: int) -> None:
+        """Remove what is written of a checkpoint that is given up: rows may need the space."""
+        shutil.rmtree(self._path / str(number), ignore_errors=True)
+
+    @contextmanager
+    def _whole(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.drop(number)
+            raise
 
 
 def newest(

@@ -17,18 +17,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer import files, numerics
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, RecordError
 from gossamer.results.schema import Environment, StatusFile
 from gossamer.results.segment import Segment
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
@@ -41,6 +46,9 @@ _RECORD = (
     "*.safetensors",
     "segments/*.jsonl",
 )
+_RESERVED = ".status.json"
+_RESERVED_BYTES = 2**14
+_LONGEST_ERROR = 2000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
 
 
@@ -51,9 +59,18 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
-        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``. A ``name`` for the folder in
-        ``out`` that can't name one is bad input."""
+    def create(
+        cls,
+        out: Path,
+        name: str,
+        *,
+        experiment: str,
+        environment: Mapping[str, Any],
+        setup: Mapping[str, Any] | None = None,
+    ) -> RunFolder:
+        """Create the folder of a new run, with ``experiment.yaml``, ``environment.json`` and perhaps ``setup.json``. A
+        ``name`` for the folder in ``out`` that can't name one is bad input, as is an ``out`` without space for these files:
+        then no folder is left."""
         if not _NAME.fullmatch(name):
             raise BadInput(
                 f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
@@ -62,8 +79,15 @@ class RunFolder:
             # The suffix is not keyed by the seed: two runs of one seed need two folders.
             folder = cls(Path(out) / name / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}")
             folder.segments.mkdir(parents=True)
-            write_text(folder.path / "experiment.yaml", experiment)
-            write_json(folder.path / "environment.json", {"run": folder.id, **environment})
+            try:
+                folder.reserve()
+                write_text(folder.path / "experiment.yaml", experiment)
+                write_json(folder.path / "environment.json", {"run": folder.id, **environment})
+                if setup is not None:
+                    folder.write_setup(setup)
+            except OSError:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise
         return folder
 
     @classmethod
@@ -128,6 +152,24 @@ class RunFolder:
             # safetensors creates files that only their owner can read.
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
+    def reserve(self) -> None:
+        """Take the space for ``status.json``, in a file that only has to be written and renamed at the end: when the disk is
+        full, that takes neither a block nor an inode, which another run could be faster to take if they were given back.
+        RecordError if there is no space."""
+        path = self.path / _RESERVED
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
+                else:  # macOS
+                    os.pwrite(descriptor, bytes(_RESERVED_BYTES), 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise RecordError(self.path / "status.json", error) from error
+
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
         is by the user, ``diverged`` by a model that is not finite; ``figures`` are ``wall_s`` and others of an
@@ -135,7 +177,24 @@ class RunFolder:
         found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
         sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
         said = {"run": run_id(self.path), "status": status, "error": error, **figures, "files": sums}
-        write_json(self.path / "status.json", said)
+        try:
+            self._write_status(said)
+        except OSError:  # this fits into the space that was reserved
+            brief = {"run": said["run"], "status": status, "error": error and error[:_LONGEST_ERROR]}
+            self._write_status(brief)
+
+    def _write_status(self, said: Mapping[str, Any]) -> None:
+        reserved, path = self.path / _RESERVED, self.path / "status.json"
+        try:
+            self.reserve()
+            with reserved.open("r+b") as file:
+                file.write(_sealed(said))
+                file.truncate()
+            sync(reserved)
+            reserved.replace(path)
+            sync(self.path)
+        except OSError as error:
+            raise RecordError(path, error) from error
 
 
 def run_id(folder: Path) -> str:
@@ -199,22 +258,28 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{(error.strerror or str(error)).lower()} ({error.filename})"
-        raise BadInput(f"{what}: {reason}; accepted: a place that can be written to") from error
+        reason, file = error.strerror or str(error), error.filename
+        if isinstance(error, RecordError):
+            reason, file = error.reason, error.path
+        raise BadInput(
+            f"{what}: {reason.lower()} ({file}); accepted: a place that can be written to"
+        ) from error
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A path to write to instead of ``path``, which is flushed to disk and renamed when the block succeeds."""
+    """A path to write to instead of ``path``, which is flushed to disk and renamed when the block succeeds; RecordError if it
+    can't be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         sync(temporary)
         temporary.replace(path)
+        sync(path.parent)  # the rename is on disk when its folder is
+    except (OSError, SafetensorError) as error:
+        raise RecordError(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
-    # The rename is on disk when its folder is.
-    sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -225,8 +290,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file, with its checksum, so that a reader finds all of it or none."""
+    write_text(path, _sealed(value).decode())
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Write a Parquet file so that a reader finds all of it or none; by way of memory, since polars hides the reason why
+    something can't be written."""
+    table.write_parquet(content := BytesIO())
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.getbuffer())
+
+
+def _sealed(value: Mapping[str, Any]) -> bytes:
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    write_text(path, files.seal(text.encode())[0].decode())
+    return files.seal(text.encode())[0]
 
 
 def sync(path: Path) -> None:

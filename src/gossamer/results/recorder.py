@@ -26,12 +26,11 @@ import polars as pl
 import torch
 from jaxtyping import Float
 from polars.exceptions import PolarsError
-from safetensors import SafetensorError
 from torch import Tensor
 
 from gossamer import files
-from gossamer.errors import BadInput, cause, listed
-from gossamer.results.folder import RunFolder, Status, atomic, read_status, run_id
+from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
+from gossamer.results.folder import RunFolder, Status, read_status, run_id, write_table
 from gossamer.results.schema import LONGEST_S, GraphRow, SetupFile
 from gossamer.results.segment import read_segment
 
@@ -270,7 +269,7 @@ def compact(folder: RunFolder) -> None:
     path = folder.path
     for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
         if kind != "timeline" or segments(path, kind):
-            _write(read(path), path / f"{kind}.parquet")
+            write_table(path / f"{kind}.parquet", read(path))
             _remove(segments(path, kind))
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
         folder.write_setup(read_setup(path))
@@ -287,6 +286,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     (on the time grid, their time) is no later than their node's in the checkpoint; the network's rows stay if all evaluated
     nodes had contributed by then. Rows of the end are dropped.
     """
+    folder.reserve()
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
     compact(folder)
@@ -317,16 +317,11 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     for kind, keep in kept.items():
         path = folder.path / f"{kind}.parquet"
         if path.exists():
-            _write(files.read_table(path, folder.path).filter(keep), path)
+            write_table(path, files.read_table(path, folder.path).filter(keep))
     if cut.time_s is None and (folder.path / "setup.json").exists():
         setup = read_setup(folder.path)
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
         folder.write_setup({**setup, "graphs": graphs})
-
-
-def _write(table: pl.DataFrame, path: Path) -> None:
-    with atomic(path) as temporary:
-        table.write_parquet(temporary)
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -358,20 +353,26 @@ def close_record(
         compact(folder)
         if status == "diverged":
             error = str(read_events(folder.path).filter(pl.col("event") == "diverged")["detail"].first())
-    except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # each library has its own
-        unwritten = f"the record can't be written: {trouble}"
+    except (OSError, BadInput) as trouble:
+        unwritten = _said(trouble)
         status, error = "failed", error or unwritten
     try:
         folder.write_status(status, error=error, **figures)
-    except OSError as trouble:
-        unwritten = unwritten or f"the record can't be written: {trouble}"
+    except (OSError, BadInput) as trouble:
+        unwritten = unwritten or _said(trouble)
     return unwritten
+
+
+def _said(trouble: Exception) -> str:
+    return str(trouble) if isinstance(trouble, RecordError) else f"the record can't be written: {trouble}"
 
 
 def close_after(error: BaseException, folder: RunFolder) -> None:
     """Close the record of a run that an error ends. A failure to write it is only logged, since the error is raised."""
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    if (unwritten := close_record(folder, reason, cause(error))) is not None:
+    said = str(error) if isinstance(error, RunFailed) else cause(error)
+    unwritten = close_record(folder, reason, said)
+    if unwritten is not None and not isinstance(error, RecordError):
         log.warning(unwritten)
 
 

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from gossamer import files
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, RecordError
 
 _LONGEST_LINE = 2**28
 
 log = logging.getLogger(__name__)
 
 
-class RecordError(OSError):
-    """Rows can't be written (a full disk, ...): the system's message, and the file."""
-
-
 class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
 
     Opening a segment removes an incomplete last line, which a killed process may leave. One that can't be opened or written
-    (disk full, ...) raises :class:`RecordError`. ``run`` identifies the run that it belongs to.
+    (disk full, ...) raises :class:`~gossamer.errors.RecordError`. ``run`` identifies the run that it belongs to.
     """
 
     def __init__(self, path: Path, run: str = "") -> None:
@@ -45,7 +43,7 @@ class Segment:
             end = lines.rfind(b"\n") + 1
             self._file.truncate(end)
         except OSError as error:
-            raise RecordError(error.errno, error.strerror, str(path)) from error
+            raise RecordError(path, error) from error
         _, crc = files.unseal(lines[lines.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], None)
         self._crc = self._crc if crc is None else crc
 
@@ -56,13 +54,17 @@ class Segment:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise BadInput(f"recorded row with {', '.join(map(str, row))}: {error}") from None
-        sealed, self._crc = files.seal(line.encode(), self._crc)
+        sealed, crc = files.seal(line.encode(), self._crc)
         left = memoryview(sealed + b"\n")
         try:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise RecordError(error.errno, error.strerror, str(self.path)) from error
+            with suppress(OSError):  # a later row must not follow a part of this one
+                written = len(sealed) + 1 - len(left)
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+            raise RecordError(self.path, error) from error
+        self._crc = crc
 
     def close(self) -> None:
         """Close the file."""

@@ -121,7 +121,8 @@ def run_sweep(
     with writing(f"--out {sweep.folder}"):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "another process is running this sweep; accepted: one at a time"):
-        write_text(sweep.folder / "sweep.yaml", sweep.to_yaml())
+        with writing(f"--out {sweep.folder}"):
+            write_text(sweep.folder / "sweep.yaml", sweep.to_yaml())
         before = states(sweep)
         todo = left(before)
         if executor is None and jobs is None:
@@ -283,7 +284,8 @@ class _Campaign:
         if state.status in ("done", *ENDED_BADLY):
             counts = self.counts
             self.counts = replace(counts, **{state.status: getattr(counts, state.status) + 1})
-        write_state(self._sweep, self.states)
+        with suppress(OSError):  # it is written once more at the end
+            write_state(self._sweep, self.states)
         if self._observer is not None and (state.status != "pending" or state.cause is not None):
             self._observer.ended(planned, state, self.counts)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.folder import atomic, read_status, write_json
+from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.run import Run
 from gossamer.results.tidy import FinalSummary, confidence, final_summary
 from gossamer.sweep.sweep import Sweep
@@ -195,7 +195,6 @@ def write_results(sweep: Sweep) -> None:
     """Write ``results`` (a row per run) and ``summary`` (a row per cell) into the sweep's folder, as Parquet and CSV."""
     table = results(sweep)
     for name, rows in (("results", table), ("summary", by_cell(table))):
-        with atomic(sweep.folder / f"{name}.parquet") as temporary:
-            rows.write_parquet(temporary)
+        write_table(sweep.folder / f"{name}.parquet", rows)
         with atomic(sweep.folder / f"{name}.csv") as temporary:
             rows.write_csv(temporary)

@@ -55,7 +55,7 @@ class Peer:
         self.lost: list[tuple[int, str]] = []
         self.events: list[tuple[str, str]] = []
         self.found: list[int] = []
-        self.failures: list[Exception] = []
+        self.failures: list[BaseException] = []
         self.changed = asyncio.Event()
         clock = itertools.count()
         self.transport = Transport(

@@ -13,10 +13,13 @@ that does not have exactly the fields and types below is refused (:mod:`gossamer
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+
+from gossamer.errors import RecordError, cause
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
@@ -82,6 +85,13 @@ class Saved(Message):
     time_s: float
 
 
+class NotSaved(Message):
+    """The node's file of a checkpoint can't be written."""
+
+    number: int
+    why: str
+
+
 class At(Message):
     """The node is in this round (the answer to :class:`Find` about ``rank``)."""
 
@@ -118,15 +128,22 @@ class Unreachable(Message):
 
 
 class Failed(Message):
-    """The node failed."""
+    """The node failed. A file that can't be written needs no traceback."""
 
     text: str
     round: int
     trace: str
 
+    @classmethod
+    def of(cls, error: BaseException, round: int) -> Failed:
+        if isinstance(error, RecordError):
+            return cls(str(error), round, "")
+        return cls(cause(error), round, "".join(traceback.format_exception(error)))
 
+
+AboutCheckpoint = Marked | Saved | NotSaved
 FromNode = (
-    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | Marked | Saved
+    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | AboutCheckpoint
 )
 
 

@@ -172,6 +172,16 @@ async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Pat
         assert len(run.said) == 1
 
 
+@on_loop
+async def test_nobody_waits_for_a_last_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
+    async with run_in(tmp_path) as run:
+        await all_send(run)
+        run.folder.checkpoints.write_text("in the way of the folder")
+        await asyncio.gather(*(member.cutting.last(7, 1000.0) for member in run.members))
+        [said] = run.said
+        assert said.startswith("checkpoint 7 is given up: [Errno")
+
+
 @pytest.mark.parametrize("event", ["away", "back"])
 @on_loop
 async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: str, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable
+from pathlib import Path
 
 import pytest
 import torch
 from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
+from gossamer.errors import RecordError
 from gossamer.messages import CHUNK_BYTES, encode, raw, wire_bytes
 from gossamer.messages.encoding import DTYPES
 from gossamer.messages.tags import WINDOW, Model, Part, Sending
@@ -79,6 +81,17 @@ async def test_a_payload_changed_after_send_was_sent_as_it_was() -> None:
         (got,) = await b.receive(1)
         assert len(got.payload) == 1
         assert not got.payload[0].any()
+
+
+@on_loop
+async def test_a_timeline_that_can_not_be_written_is_reported() -> None:
+    def watch(*_: object) -> None:
+        raise RecordError(Path("timeline-0.jsonl"), OSError(28, "No space left on device"))
+
+    async with network(2, watch=watch) as ((a, _), _):
+        a.send(1, torch.zeros(3), "t")
+        await a.until(lambda: a.failures)
+        assert str(a.failures[0]) == "timeline-0.jsonl can't be written: No space left on device"
 
 
 @on_loop

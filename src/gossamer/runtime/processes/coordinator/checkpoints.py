@@ -56,7 +56,7 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
+    def hear(self, rank: int, message: protocol.AboutCheckpoint | protocol.Done) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
         match message:
             case protocol.Marked(number=number, sent=sent):
@@ -64,6 +64,8 @@ class CheckpointCoordinator:
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
+            case protocol.NotSaved(number=number, why=why):
+                self._abandon(number, why)
             case protocol.Done():  # it is part of all later checkpoints in its present state
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():

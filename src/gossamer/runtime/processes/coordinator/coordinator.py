@@ -26,14 +26,13 @@ from typing import Any
 import torch
 
 from gossamer.config import Experiment
-from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.errors import BadInput, RecordError, RunFailed, cause
 from gossamer.faults import StartFrom
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.messages.tags import Model, Traffic
 from gossamer.results.checkpoints import Cut, read_cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
-from gossamer.results.segment import RecordError
 from gossamer.runtime.events import EventLog, HeardClock
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
@@ -196,7 +195,7 @@ class Coordinator:
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
                     self._diverged = True
                     self._lifecycle.end("diverged")
-            case protocol.Done() | protocol.Marked() | protocol.Saved():
+            case protocol.Done() | protocol.Marked() | protocol.Saved() | protocol.NotSaved():
                 self._checkpoints.hear(rank, message)
             case protocol.Final(private=private, forms=parts):
                 for part, forms in parts.items():
@@ -290,7 +289,7 @@ def serve(channel: int, memory: int) -> None:
 def _failed(error: OSError) -> protocol.Ended:
     failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
     if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
-        failure = {"message": f"the record can't be written: {error}"}
+        failure = {"message": str(error)}
     else:
         failure["traceback"] = "".join(traceback.format_exception(error))
     return protocol.Ended("failed", failure, None, {})

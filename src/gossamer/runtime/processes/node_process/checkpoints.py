@@ -6,9 +6,10 @@ which the node is restarted while the others go on.
     node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
     coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
     node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
+    node -> coordinator   not saved NUMBER, WHY     or can't be: the checkpoint is given up
     coordinator -> node   kept NUMBER               all files are written
     coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
-    coordinator -> node   drop NUMBER               that checkpoint is given up, since a node was out of reach meanwhile
+    coordinator -> node   drop NUMBER               that one is given up: a node was out of reach, or can't write its file
 
 The next one is made when it is due.
 """
@@ -131,6 +132,7 @@ class NodeCheckpoints:
                 self._settle(number)
             case protocol.Drop(number=number):
                 self._dropped.add(number)
+                self._folder.drop(number)
                 self._forget(number)
                 self._settle(number)
 
@@ -164,7 +166,9 @@ class NodeCheckpoints:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            self._tell(protocol.Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
+            self._tell(protocol.NotSaved(number, str(error)))
+        elif number in self._dropped:
+            self._folder.drop(number)
         else:
             self._tell(protocol.Saved(number, saved.round, saved.time_s))
 

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-import traceback
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
@@ -152,8 +150,7 @@ class NodeProcess:
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(protocol.Final(self._node.round, private_bytes(), self._computing.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
-            trace = "".join(traceback.format_exception(error))
-            self._tell(protocol.Failed(cause(error), self._node.failure_round, trace))
+            self._tell(protocol.Failed.of(error, self._node.failure_round))
             await self._finish
             return 1
         await self._node.end()

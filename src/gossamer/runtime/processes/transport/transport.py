@@ -83,7 +83,8 @@ class Transport:
     there again, or one was restarted."""
     refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
     now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
-    failed: Callable[[Exception], None]  # called with an error of this node (it modified what it had sent)
+    # Called with an error of this node: it modified what it had sent, or its timeline can't be written.
+    failed: Callable[[BaseException], None]
     watch: Callable[[int, float, float, int], None] | None = None
     """Called when a message has left, or was taken back on its way: receiver, when its first and its last chunk were written
     (seconds of this node's clock), bytes."""
@@ -140,8 +141,13 @@ class Transport:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
 
     # --- for the node
 

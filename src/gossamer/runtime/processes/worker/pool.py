@@ -10,7 +10,6 @@ import selectors
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -182,8 +181,7 @@ class ProcessPool:
             )
             code = node_main(fork.rank, self._setup, context, self._stage)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
-            failed = protocol.Failed(f"{type(error).__name__}: {error}", 0, traceback.format_exc())
-            Channel[ToNode](channel, ToNode).send(failed)
+            Channel[ToNode](channel, ToNode).send(protocol.Failed.of(error, 0))
         finally:
             try:
                 sys.stdout.flush()  # which may go to a full disk, or to nobody any more
