@@ -49,7 +49,7 @@ class SimRecorder:
         self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
         nodes = self._setup.experiment.nodes
         self.usage = [Usage() for _ in range(nodes)]
-        self._starts_ns: Sequence[int] = [0] * nodes
+        self._starts_ns: Sequence[int] = [-1] * nodes  # of a run that is resumed, when each node goes on
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self._next_tick = 0
         self.wall = stopwatch()
@@ -109,8 +109,11 @@ class SimRecorder:
         self._context.clock.at(due_ns, Order.OBSERVE, 0, lambda: self._tick(number, every_s), background=True)
 
     def _record_all(self, moment: Moment) -> None:
+        now_ns = self._context.clock.now_ns
         for node in self._present():
-            if self._starts_ns[node.rank] <= self._context.clock.now_ns:
+            start_ns = self._starts_ns[node.rank]
+            # Of a round that ended as a checkpoint was made, the row is on record, also as that of this instant.
+            if start_ns < now_ns or (start_ns == now_ns and not is_due(self._setup, node.round)):
                 self._record(node, moment)
 
     # --- what
