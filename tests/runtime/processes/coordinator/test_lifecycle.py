@@ -257,6 +257,18 @@ def test_one_that_says_nothing_at_an_introduction_is_taken_for_dead() -> None:
     assert back == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
+def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
+    """Or it would wait for them (make chaos, seed 1004 among real processes)."""
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(0.5)
+    scene.take(1, Ready())
+    scene.take(0, At(1, 3))
+    commands = scene.take(2, Exited("killed by SIGKILL"))
+    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
+    assert any(type(each) is Rejoin for each in commands)
+
+
 def test_a_node_that_can_not_be_started_again_is_on_record() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
