@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ def main() -> int:
     asked = parser.parse_args()
     engines = [asked.engine] if asked.engine else ["simulate", "processes"]
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # file systems are unmounted
     # In memory: what is tested is not how fast a disk is.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="chaos-", dir=memory if memory.is_dir() else None) as folder:
