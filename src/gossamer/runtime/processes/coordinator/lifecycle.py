@@ -343,7 +343,8 @@ class Lifecycle:
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
-        if awaited and all(self.nodes[rank].done for rank in awaited):
+        # (One that is about to leave has returned early; it may be the last one, or come back.)
+        if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
             raise Over("rounds")
         if not self.alive and not self._expects():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
