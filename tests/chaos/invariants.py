@@ -147,7 +147,10 @@ def models_stay_sums(schedule: Schedule, run: Record) -> Iterator[str]:
         return
     found, nodes = run.parameters.double(), range(len(run.parameters))
     for rank in nodes:
-        if found[rank].isfinite().all() == (rank in run.away):
+        known = bool(
+            found[rank].isfinite().all()
+        )  # also of a real node that is killed once it has handed it in
+        if known == (rank in run.away) and (run.virtual or not known):
             yield f"the model of node {rank}: {found[rank].tolist()}, and nodes {run.away} are away"
     if not schedule.frozen:
         return

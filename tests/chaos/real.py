@@ -79,6 +79,7 @@ class Trial:
             program.end()
             if any(runs.glob("*/*/status.json")):
                 return  # it was over
+            self._said = self._said.with_name("said again")
             program = self._start("resume", next(runs.glob("*/*")))
         self._wait(program, lambda: program.poll() is not None)
         record, said = Record.of(load_run(runs)), self._said.read_text()
