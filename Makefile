@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-newest-torch lint bench bench-processes clean help
+CHAOS_SECONDS ?= 600
+
+.PHONY: demo test test-all test-newest-torch lint bench bench-processes chaos clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -43,6 +45,9 @@ bench: $(READY)  ## benchmarks, as ratios within one run
 
 bench-processes: $(READY)  ## the engine processes: start-up, speed, memory, traffic
 	$(BIN)/python benchmarks/processes.py
+
+chaos: $(READY)  ## seeded faults, half the time simulated and half among real processes (CHAOS_SECONDS=600; as root it does more)
+	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS)
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -132,7 +132,7 @@ class _CannotRecord(Exception):
 
 def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Program | str]:
     """Call a function; gives its results, and the program of its operations or the reason why there is none."""
-    chance = str(np.random.get_state())
+    chance = _numpy_state()
     recorder, watch = _Recorder(), _Watch()
     results: tuple[Tensor, ...] | None = None
     try:
@@ -142,7 +142,7 @@ def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tenso
             raise _CannotRecord("values leave torch (item(), numpy(), ...)")
         if recorder.wrote():
             raise _CannotRecord("it writes tensors that it did not create")
-        if chance != str(np.random.get_state()):
+        if chance != _numpy_state():
             raise _CannotRecord("it draws random numbers")
         return results, _write(recorder.calls, arguments, results)
     except _CannotRecord as reason:
@@ -150,6 +150,12 @@ def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tenso
     except Exception as error:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
         said = f"an operation can't be recorded ({_brief(error)})"
     return function(*arguments) if results is None else results, said
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    """The state of NumPy's global generator: what a draw changes."""
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"]
 
 
 def _brief(error: Exception) -> str:

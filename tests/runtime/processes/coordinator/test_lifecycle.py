@@ -22,6 +22,7 @@ from gossamer.runtime.processes.protocol import (
     FromProcess,
     Go,
     Idle,
+    Leave,
     Lost,
     Meet,
     NotStarted,
@@ -255,6 +256,34 @@ def test_one_that_says_nothing_at_an_introduction_is_taken_for_dead() -> None:
     assert any(type(each) is Rejoin for each in commands)
     back = scene.take(2, Progress(4, 0.0))  # it goes on after all
     assert back == [Tell(rank, Find(2, False)) for rank in range(3)]
+
+
+def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
+    """Or it would wait for them (make chaos, seed 1004 among real processes)."""
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(0.5)
+    scene.take(1, Ready())
+    scene.take(0, At(1, 3))
+    commands = scene.take(2, Exited("killed by SIGKILL"))
+    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
+    assert any(type(each) is Rejoin for each in commands)
+
+
+def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
+    """(make chaos, seed 1144 among real processes)"""
+    scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
+    assert scene.pass_time(1.0) == [Tell(rank, Leave()) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
+    assert scene.pass_time(0.5) == []
+    for rank in (0, 1):
+        scene.take(rank, Final(2, None))
+        scene.take(rank, Exited("exit code 0"))
+    scene.pass_time(0.5)
+    assert scene.of(End) == [
+        End("no node is left: node 0 left after round 2; node 1 left after round 2", failed=True)
+    ]
 
 
 def test_a_node_that_can_not_be_started_again_is_on_record() -> None:

@@ -343,7 +343,8 @@ class Lifecycle:
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
-        if awaited and all(self.nodes[rank].done for rank in awaited):
+        # (One that is about to leave has returned early; it may be the last one, or come back.)
+        if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
             raise Over("rounds")
         if not self.alive and not self._expects():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
@@ -530,9 +531,6 @@ class Lifecycle:
         if not self._queue:
             return
         node, restarted = self._queue.popleft()
-        for rank, why in sorted(self.away.items()):
-            if rank != node.rank:
-                self._tell(node.rank, Lost(rank, why))
         asked = self._present() if restarted else [*self._present(), node.rank]
         self._tell_all(asked, Find(node.rank, restarted))
         self._introduction = _Introduction(node, restarted, set(asked), self._now + self._detection_s)
@@ -545,6 +543,8 @@ class Lifecycle:
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[node.rank]
         node.arriving = False
+        for rank, why in sorted(self.away.items()):  # also those that were lost while it was introduced
+            self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
         start_from = node.start_from if restarted else None

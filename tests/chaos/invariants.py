@@ -1,0 +1,187 @@
+"""What holds of the record of every run, whatever went wrong in it. Each invariant gives one line for each violation."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chaos.schedule import Schedule
+from gossamer import Run
+from gossamer.messages.tags import Traffic
+from gossamer.results.verify import problems_of
+from gossamer.runtime.setup import prepare
+
+COUNTERS = tuple(each.name for each in fields(Traffic))
+NAMES_A_FAULT = re.compile(r"no node is left|every node died|No space left on device|can't be written")
+"""Errors of runs that may fail."""
+
+
+@dataclass(eq=False)
+class Record:
+    """What is left of a run: rows, events, and models at the end. ``folder`` is None if nothing was written."""
+
+    status: str
+    error: str | None
+    parameters: Tensor | None
+    metrics: Sequence[Mapping[str, Any]]
+    happened: Sequence[Mapping[str, Any]]
+    virtual: bool = True
+    folder: Path | None = None
+    rows: dict[int, list[Mapping[str, Any]]] = field(init=False)  # by node, in the order of its clock
+    events: dict[int, list[tuple[float, str, str]]] = field(init=False)  # by node: time, kind and detail
+
+    def __post_init__(self) -> None:
+        self.rows, self.events = defaultdict(list), defaultdict(list)
+        for row in sorted(self.metrics, key=itemgetter("time_s", "round")):
+            self.rows[row["node"]].append(row)
+        for each in self.happened:
+            rank = -1 if each["node"] is None else each["node"]
+            self.events[rank].append((each["time_s"], each["event"], each["detail"]))
+
+    @classmethod
+    def of(cls, run: Run) -> Record:
+        tables = run.metrics.to_dicts(), run.events.to_dicts()
+        return cls(run.status, run.error, run.parameters, *tables, run.virtual, run.path)
+
+    @property
+    def away(self) -> set[int]:
+        """The nodes whose models are not known at the end, since they are not there and have not left in order."""
+        moves, last = ("lost", "left", "absent", "joined", "returned", "found"), {}
+        for rank, events in self.events.items():
+            last[rank] = [what for _, what, _ in events if what in moves][-1:]
+        return {rank for rank, what in last.items() if what in (["lost"], ["absent"])}
+
+
+def violations(schedule: Schedule, run: Record) -> list[str]:
+    """The invariants that a run does not keep, one line each."""
+    return [f"{check.__name__}: {said}" for check in INVARIANTS for said in check(schedule, run)]
+
+
+def ends_as_stated(schedule: Schedule, run: Record) -> Iterator[str]:
+    failed = run.status == "failed" and NAMES_A_FAULT.search(run.error or "") and "\n" not in str(run.error)
+    if not failed and (run.status != "done" or run.parameters is None):
+        yield f"{run.status}: {run.error}"
+    if run.folder is not None:
+        yield from problems_of(run.folder)
+
+
+def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
+    """Rounds go up by one, but for those that a node misses while it is away; nodes that nothing happens to have all."""
+    nodes, last = range(schedule.fields["nodes"]), schedule.fields["stop"].get("rounds")
+    for rank, rows in run.rows.items():
+        keys = [(row["round"], row["moment"]) for row in rows]
+        if len(set(keys)) < len(keys):
+            yield f"node {rank} has a row twice: {keys}"
+    for rank in nodes if run.status == "done" else ():
+        if not (run.rows[rank] or run.events[rank]):
+            yield f"no row of node {rank}"
+    for rank in nodes:
+        own, events = [row for row in run.rows[rank] if "round" in row["moment"]], run.events[rank]
+        returns = {detail.rpartition(" from round ")[2] for _, _, detail in events}
+        for before, row in pairwise(own):
+            after = row["round"] - before["round"]
+            if after < 1 or (after > 1 and f"{row['round'] - 1} on" not in returns):
+                yield f"node {rank} goes from round {before['round']} to {row['round']} at {row['time_s']:.3f} s"
+        undisturbed = {what for _, what, _ in events} <= {"slowed", "full-speed", "slow"}
+        if undisturbed and run.status == "done" and last and own[-1:] and own[-1]["round"] != last:
+            yield f"node {rank} ends after round {own[-1]['round']} of {last}"
+
+
+def clocks_and_counters_go_on(schedule: Schedule, run: Record) -> Iterator[str]:
+    # (Clocks of real nodes stand still while they are evaluated.)
+    names = ("round", *COUNTERS, *(["wall_s"] if run.virtual else []))
+    for rank in range(schedule.fields["nodes"]):
+        for before, row in pairwise(run.rows[rank]):
+            for name in names:
+                if row[name] < before[name]:
+                    yield f"node {rank}: {name} goes from {before[name]} back to {row[name]} in round {row['round']}"
+
+
+def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
+    """What was sent has arrived, is lost, or is under way, and not for long; what arrived was taken or dropped, or is there."""
+    instants: dict[tuple[float, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for rank in range(schedule.fields["nodes"]):
+        # (A node that starts from a checkpoint takes the messages in it again.)
+        again = any(what == "begins" and "checkpoint" in detail for _, what, detail in run.events[rank])
+        for row in run.rows[rank]:
+            if run.virtual and row["moment"] != "round":
+                instants[row["time_s"], row["moment"]].append(row)
+            used = sum(row[f"messages_{what}"] for what in ("taken", "late", "superseded", "refused"))
+            left = row["messages_received"] - used
+            settled = schedule.synchronous and schedule.lossless and run.virtual
+            if (left < 0 and not again) or (
+                left and settled and row["round"] == schedule.fields["stop"]["rounds"]
+            ):
+                yield f"node {rank} has received {used + left} messages and used {used} in round {row['round']}"
+    under_way = 0
+    # What is for a node that is known to be dead is lost, and never sent.
+    all_sent = schedule.kinds <= {"slow", "loss", "partition"}
+    soon = schedule.fields["network"]["bandwidth_mbps"] is None and "freeze" not in schedule.kinds
+    for (time_s, moment), rows in sorted(instants.items()):
+        if len(rows) < schedule.fields["nodes"]:
+            under_way = 0
+            continue
+        sent, received, lost = (
+            sum(row[f"messages_{what}"] for row in rows) for what in ("sent", "received", "lost")
+        )
+        if received + lost * all_sent > sent or (lost and schedule.lossless):
+            yield f"{sent} messages were sent by {time_s:g} s, {received} received and {lost} lost"
+        if "tick" in moment:
+            if soon and received + lost < under_way:
+                yield f"{under_way} messages were sent long before {time_s:g} s, {received} received and {lost} lost"
+            under_way = sent
+
+
+def models_stay_sums(schedule: Schedule, run: Record) -> Iterator[str]:
+    """Models of nodes that are there are finite; without training, mixing keeps their mean, or stays between them."""
+    if run.parameters is None:
+        return
+    found, nodes = run.parameters.double(), range(len(run.parameters))
+    for rank in nodes:
+        known = bool(
+            found[rank].isfinite().all()
+        )  # also of a real node that is killed once it has handed it in
+        if known == (rank in run.away) and (run.virtual or not known):
+            yield f"the model of node {rank}: {found[rank].tolist()}, and nodes {run.away} are away"
+    if not schedule.frozen:
+        return
+    setup = prepare(schedule.experiment("simulate"))
+    initial = torch.stack([setup.initial(rank).parameters for rank in nodes]).double()
+    there = found[found.isfinite().all(dim=1)]
+    over = torch.maximum(initial.amin(0) - there, there - initial.amax(0)).flatten().tolist()
+    if schedule.is_said("averages") and max(over, default=0.0) > 1e-5:
+        yield f"a model lies {max(over):.2g} outside of the initial ones"
+    off = float((found.mean(0) - initial.mean(0)).abs().max())
+    if schedule.is_said("keeps") and schedule.lossless and "rounds" in schedule.fields["stop"] and off > 1e-5:
+        yield f"the mean of all models is off by {off:.2g}"
+
+
+INVARIANTS = (
+    ends_as_stated,
+    rows_once_and_in_order,
+    clocks_and_counters_go_on,
+    messages_add_up,
+    models_stay_sums,
+)
+
+
+def differences(one: Record, other: Record, *, rows: bool = True) -> Iterator[str]:
+    """What two runs that must end with the same bits do not have in common; of rows, all but real times."""
+    if one.parameters is None or other.parameters is None:
+        if one.status != other.status:
+            yield f"one run is {one.status}, the other one {other.status}"
+    elif not torch.equal(one.parameters.nan_to_num(7.0), other.parameters.nan_to_num(7.0)):
+        yield "two runs have other models"
+    for name in ("metrics", "happened") if rows else ():
+        left, right = ([{**row, "wall_s": 0.0} for row in getattr(each, name)] for each in (one, other))
+        if repr(left) != repr(right):
+            yield f"two runs have other rows ({name})"

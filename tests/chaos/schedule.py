@@ -1,0 +1,211 @@
+"""Schedules: which experiment runs, and what goes wrong when. A schedule is a function of its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from string import Template
+from typing import Any
+
+import yaml
+
+from gossamer import Experiment
+from gossamer.config.registry import names
+
+ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "d-psgd": ("keeps averages resumes", {}),
+    "d-psgd, overlapped": ("keeps resumes", {"algorithm": {"name": "d-psgd", "overlap": True}}),
+    "d2": ("keeps resumes", {"algorithm": {"name": "d2", "exact_diffusion": True}}),
+    "gradient-tracking": ("keeps resumes", {}),
+    "all-reduce": ("keeps averages resumes", {}),
+    "relay-sum": ("resumes", {"algorithm": {"name": "relay-sum", "tree": "spanning"}}),
+    "fedavg": ("averages resumes deaf", {"algorithm": {"name": "fedavg", "client_fraction": 0.7}}),
+    "sgp": ("resumes", {}),
+    "epidemic-local": ("averages resumes", {"algorithm": {"name": "epidemic-local", "degree": 2}}),
+    "epidemic-oracle": ("averages resumes", {"algorithm": {"name": "epidemic-oracle", "degree": 2}}),
+    "choco-sgd": ("keeps resumes", {"codec": {"name": "top-k", "fraction": 0.5}}),
+    "deepsqueeze": ("keeps resumes", {"codec": {"name": "top-k", "fraction": 0.5}}),
+    "local": ("keeps averages resumes", {}),
+    "gossip-learning": ("averages", {}),
+    "ad-psgd": ("keeps averages", {"algorithm": {"name": "ad-psgd", "timeout_s": 0.3}}),
+    "swift": ("averages", {}),
+    "divshare": ("averages", {"algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 2}}),
+}
+"""By name: what is true of it, and fields of the experiment (the algorithm has this name unless they say otherwise). Without
+training it ``keeps`` the mean of all models if every message arrives, or ``averages``: models stay between the initial ones,
+whatever is lost. A simulation that is stopped ``resumes`` to the same bits. ``deaf``: it must hear that the rounds are over."""
+KINDS = names("algorithm")
+CRASH, FREEZE = (
+    "crash, nodes: [$rank], at_s: $at, restart_after_s: $for, restart_from: $of",
+    "freeze, nodes: [$rank], at_s: $at, for_s: $for",
+)
+FAULTS = (
+    CRASH,
+    FREEZE,
+    "crash, nodes: [$rank], at_s: $at",
+    "crash, nodes: $some, at_round: $round, restart_after_s: $for",
+    "leave, nodes: [$rank], at_s: $at",
+    "join, nodes: [$rank], at_s: $at, start_from: $model",
+    "churn, nodes: $some, mean_up_s: 0.4, mean_down_s: 0.2, by: $by, to_s: $to",
+    "slow, nodes: $some, factor: 3.0, from_s: $at, to_s: $to",
+)
+LOSSES = (
+    "partition, groups: [$some], from_s: $at, to_s: $to",
+    "loss, probability: $probability, from_s: $at, to_s: $to",
+)
+"""Entries of ``faults``, which both engines carry out."""
+OUTSIDE = {"kill": CRASH, "stop": FREEZE}
+"""What is done to a real process from outside, and the fault that stands for it in a simulation."""
+HARMLESS = ("cut", "replay", "stranger", "disk stalls")
+"""What is done to real processes, too, as is "disk full", and changes no result of a synchronous algorithm."""
+STEP_S, TICK_S = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that goes wrong: a ``fault`` that the engine carries out, or what is done to real processes from ``outside``,
+    to the node ``rank`` ``at_s`` seconds after the start ``for_s`` seconds."""
+
+    fault: Mapping[str, Any] | None
+    outside: str | None
+    at_s: float
+    for_s: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One experiment among disturbances.
+
+    Attributes:
+        name: of the algorithm, see :data:`ALGORITHMS`.
+        fields: of the experiment, but for its engine and faults.
+        repeated: whether the simulation runs twice.
+        stopped_at: after how many rows the run is stopped, and then resumed; None is never."""
+
+    seed: int
+    name: str
+    fields: Mapping[str, Any]
+    disturbances: tuple[Disturbance, ...]
+    repeated: bool
+    stopped_at: int | None
+
+    def __str__(self) -> str:
+        values = {**asdict(self), "disturbances": [asdict(each) for each in self.disturbances]}
+        return str(yaml.safe_dump(values, sort_keys=False, default_flow_style=True, width=10**6)).strip()
+
+    def experiment(self, engine: str) -> Experiment:
+        """The experiment for an engine; what is done to real processes from outside is a fault only if simulated."""
+        simulated = engine == "simulate"
+        faults = [each.fault for each in self.disturbances if each.fault and (simulated or not each.outside)]
+        killed = any(each.outside == "kill" for each in self.disturbances)
+        real = {"pace": True, "restart": "always" if killed else "never"}
+        options = {"name": engine, **({"trainer": "sequential", "workers": 1} if simulated else real)}
+        # Real nodes that only a busy machine holds up are not to be taken for dead.
+        failures = {"detection_s": 0.3 if simulated else 5.0}
+        return Experiment.of({**self.fields, "faults": faults, "failures": failures, "engine": options})
+
+    def is_said(self, what: str) -> bool:
+        """Whether :data:`ALGORITHMS` says this of the algorithm."""
+        return what in ALGORITHMS[self.name][0].split()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether nodes wait for each other, and all complete the same rounds."""
+        return bool(KINDS[self.name.partition(",")[0]].gathers and "rounds" in self.fields["stop"])
+
+    @property
+    def kinds(self) -> set[str]:
+        """The names of the faults."""
+        return {each.fault["name"] for each in self.disturbances if each.fault}
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every message arrives, and every node waits for it."""
+        return self.kinds <= {"slow"} and not self.fields["gather"]["timeout_s"]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing is learned: only mixing changes models."""
+        return bool(self.fields["optimizer"]["lr"] < 1e-20)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed. Every choice has a key, and so depends on no other one."""
+
+    def rng(purpose: str) -> Random:
+        return Random(f"{seed} {purpose}")
+
+    def one_of(purpose: str, *values: Any) -> Any:
+        return rng(purpose).choice(values)
+
+    name = one_of("algorithm", *ALGORITHMS)
+    kind = KINDS[name.partition(",")[0]]
+    nodes, rounds = one_of("nodes", 3, 4, 5, 6), one_of("rounds", 3, 4, 5, 6, 7)
+    number = one_of("number", 0, 0, 1, 2, 3, 4) if kind.tolerates_absence else 0
+    losing = (
+        bool(number)
+        and kind.tolerates_loss
+        and "deaf" not in ALGORITHMS[name][0]
+        and one_of("losing", True, False)
+    )
+    faults = (*FAULTS, *FAULTS, *LOSSES * losing, *LOSSES * losing, *OUTSIDE)
+    needed = kind.model_construct().needed_ranks(nodes)
+    away = [rank for rank in range(nodes) if rank not in needed]
+    disturbances = [_drawn(rng(f"fault {k}"), faults, away, rounds * STEP_S) for k in range(number)]
+    if one_of("outside", True, False):
+        disturbances.append(
+            _drawn(rng("from outside"), ("disk full", *HARMLESS), range(nodes), rounds * STEP_S)
+        )
+    saved = one_of("checkpoint", None, 1, 2)
+    stopped = bool(saved) and not number and kind.gathers and one_of("stopped", True, False)
+    stop = {"rounds": rounds} if stopped or one_of("stop", 1, 1, 1, 0) else {"time_s": rounds * STEP_S}
+    fields: dict[str, Any] = {
+        "name": "chaos",
+        "seed": seed,
+        "nodes": nodes,
+        "task": {"name": "least-squares", "features": 4, "samples": 4 * nodes, "test_samples": 4},
+        "topology": one_of("topology", "ring", "complete", "star"),
+        "algorithm": name,
+        "optimizer": {"name": "sgd", "lr": one_of("lr", 1e-30, 0.05)},
+        "batch_size": "full",
+        "initial": "independent",
+        "compute": {
+            "name": "per-node",
+            "seconds_per_step": [one_of(f"step {rank}", 0.05, 0.1, 0.11, 0.15) for rank in range(nodes)],
+        },
+        "network": {
+            "name": "uniform",
+            "latency_s": one_of("latency", 0.0, 0.01, 0.06),
+            "bandwidth_mbps": one_of("bandwidth", None, None, 0.1),
+            "sharing": one_of("sharing", "fifo", "fair"),
+            "loss": one_of("loss", 0.0, 0.1, 0.4) if losing else 0.0,
+        },
+        "gather": {
+            "timeout_s": 0.25 if losing else None,
+            "lost_peer": one_of("lost peer", "skip", "wait") if losing else "skip" if number else "fail",
+        },
+        "evaluation": {"every_rounds": 1, "every_s": TICK_S, "nodes": 1},
+        "checkpoint": {"every_rounds": saved},
+        "stop": stop,
+        **ALGORITHMS[name][1],
+    }
+    rows = rng("stopped at").randrange(nodes + 1, nodes * rounds) if stopped else None
+    return Schedule(seed, name, fields, tuple(disturbances), rng("repeated").random() < 0.1, rows)
+
+
+def _drawn(rng: Random, choices: Sequence[str], ranks: Sequence[int], length_s: float) -> Disturbance:
+    """One of these faults, or of these things done from outside, at some time."""
+    chosen, some = rng.choice(choices), sorted(rng.sample(ranks, rng.randint(1, len(ranks))))
+    at_s, for_s = (round(rng.uniform(0.01, length_s), 2) for _ in range(2))
+    values = {"rank": some[0], "some": some, "at": at_s, "for": for_s, "to": round(at_s + for_s, 2)}
+    values |= {
+        "round": rng.randint(1, 3),
+        "probability": rng.choice([0.3, 1.0]),
+        "by": rng.choice(["crash", "leave"]),
+    }
+    values |= {"of": rng.choice(["checkpoint", "initial"]), "model": rng.choice(["initial", "neighbor"])}
+    text = chosen if "," in chosen else OUTSIDE.get(chosen)
+    fault = text and yaml.safe_load("{name: " + Template(text).substitute(values) + "}")
+    return Disturbance(fault, None if "," in chosen else chosen, at_s, for_s, some[0])
