@@ -174,14 +174,16 @@ INVARIANTS = (
 )
 
 
-def differences(one: Record, other: Record, *, rows: bool = True) -> Iterator[str]:
-    """What two runs that must end with the same bits do not have in common; of rows, all but real times."""
+def differences(one: Record, other: Record, *tables: str) -> Iterator[str]:
+    """What two runs that must end with the same bits do not have in common; of rows of these tables, all but real times."""
     if one.parameters is None or other.parameters is None:
         if one.status != other.status:
             yield f"one run is {one.status}, the other one {other.status}"
     elif not torch.equal(one.parameters.nan_to_num(7.0), other.parameters.nan_to_num(7.0)):
         yield "two runs have other models"
-    for name in ("metrics", "happened") if rows else ():
-        left, right = ([{**row, "wall_s": 0.0} for row in getattr(each, name)] for each in (one, other))
-        if repr(left) != repr(right):
+    for name in tables:
+        left, right = (
+            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(each, name)) for each in (one, other)
+        )
+        if left != right:
             yield f"two runs have other rows ({name})"

@@ -91,7 +91,7 @@ class Trial:
         if self.dialled["stranger"] and not refused and schedule.stopped_at is None:
             yield "no event names the strangers"
         if schedule.synchronous and schedule.lossless and self._kinds <= set(HARMLESS):
-            yield from differences(record, simulate(schedule), rows=False)
+            yield from differences(record, simulate(schedule))
 
     def _start(self, *arguments: object) -> Child:
         program = FORKER.program(*map(str, arguments), "--quiet", "--no-report", output=self._said)

@@ -14,19 +14,19 @@ from gossamer import Experiment
 from gossamer.config.registry import names
 
 ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "d-psgd": ("keeps averages resumes", {}),
-    "d-psgd, overlapped": ("keeps resumes", {"algorithm": {"name": "d-psgd", "overlap": True}}),
-    "d2": ("keeps resumes", {"algorithm": {"name": "d2", "exact_diffusion": True}}),
-    "gradient-tracking": ("keeps resumes", {}),
-    "all-reduce": ("keeps averages resumes", {}),
-    "relay-sum": ("resumes", {"algorithm": {"name": "relay-sum", "tree": "spanning"}}),
-    "fedavg": ("averages resumes deaf", {"algorithm": {"name": "fedavg", "client_fraction": 0.7}}),
-    "sgp": ("resumes", {}),
-    "epidemic-local": ("averages resumes", {"algorithm": {"name": "epidemic-local", "degree": 2}}),
-    "epidemic-oracle": ("averages resumes", {"algorithm": {"name": "epidemic-oracle", "degree": 2}}),
-    "choco-sgd": ("keeps resumes", {"codec": {"name": "top-k", "fraction": 0.5}}),
-    "deepsqueeze": ("keeps resumes", {"codec": {"name": "top-k", "fraction": 0.5}}),
-    "local": ("keeps averages resumes", {}),
+    "d-psgd": ("keeps averages", {}),
+    "d-psgd, overlapped": ("keeps", {"algorithm": {"name": "d-psgd", "overlap": True}}),
+    "d2": ("keeps", {"algorithm": {"name": "d2", "exact_diffusion": True}}),
+    "gradient-tracking": ("keeps", {}),
+    "all-reduce": ("keeps averages", {}),
+    "relay-sum": ("", {"algorithm": {"name": "relay-sum", "tree": "spanning"}}),
+    "fedavg": ("averages deaf", {"algorithm": {"name": "fedavg", "client_fraction": 0.7}}),
+    "sgp": ("", {}),
+    "epidemic-local": ("averages", {"algorithm": {"name": "epidemic-local", "degree": 2}}),
+    "epidemic-oracle": ("averages", {"algorithm": {"name": "epidemic-oracle", "degree": 2}}),
+    "choco-sgd": ("keeps", {"codec": {"name": "top-k", "fraction": 0.5}}),
+    "deepsqueeze": ("keeps", {"codec": {"name": "top-k", "fraction": 0.5}}),
+    "local": ("keeps averages", {}),
     "gossip-learning": ("averages", {}),
     "ad-psgd": ("keeps averages", {"algorithm": {"name": "ad-psgd", "timeout_s": 0.3}}),
     "swift": ("averages", {}),
@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By name: what is true of it, and fields of the experiment (the algorithm has this name unless they say otherwise). Without
 training it ``keeps`` the mean of all models if every message arrives, or ``averages``: models stay between the initial ones,
-whatever is lost. A simulation that is stopped ``resumes`` to the same bits. ``deaf``: it must hear that the rounds are over."""
+whatever is lost. ``deaf``: it must hear that the rounds are over."""
 KINDS = names("algorithm")
 CRASH, FREEZE = (
     "crash, nodes: [$rank], at_s: $at, restart_after_s: $for, restart_from: $of",
@@ -159,7 +159,7 @@ def draw(seed: int) -> Schedule:
             _drawn(rng("from outside"), ("disk full", *HARMLESS), range(nodes), rounds * STEP_S)
         )
     saved = one_of("checkpoint", None, 1, 2)
-    stopped = bool(saved) and not number and kind.gathers and one_of("stopped", True, False)
+    stopped = bool(saved) and not number and one_of("stopped", True, False)
     stop = {"rounds": rounds} if stopped or one_of("stop", 1, 1, 1, 0) else {"time_s": rounds * STEP_S}
     fields: dict[str, Any] = {
         "name": "chaos",

@@ -58,18 +58,17 @@ def _found(schedule: Schedule, out: Path) -> Iterator[str]:
     if schedule.stopped_at is None:
         record = simulate(schedule)
         if schedule.repeated:
-            yield from differences(simulate(schedule), record)
+            yield from differences(simulate(schedule), record, "metrics", "happened")
             written = play(schedule, out)
             yield from violations(schedule, written)
-            yield from differences(written, record, rows=False)
+            yield from differences(written, record)
     else:
         record, stopped = play(schedule, out), play(schedule, out, Stopper(schedule.stopped_at))
         if stopped.status == "stopped":
             assert stopped.folder is not None
             stopped = Record.of(gossamer.resume(stopped.folder))
         yield from violations(schedule, stopped)
-        if schedule.is_said("resumes"):
-            yield from differences(stopped, record, rows=False)
+        yield from differences(stopped, record, "metrics")
     yield from violations(schedule, record)
 
 

@@ -28,6 +28,11 @@ def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None
     assert {seed: lines for seed, lines in found.items() if lines} == {}
 
 
+def test_a_node_comes_back_although_its_rounds_were_over_to_leave(tmp_path: Path) -> None:
+    """What this schedule found: it had to return before its protocol had."""
+    assert simulated.check(draw(999), tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "seed",
     [
