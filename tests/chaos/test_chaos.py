@@ -13,6 +13,7 @@ from chaos import real, simulated
 from chaos.schedule import Schedule, draw
 from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.simulate import fault_runner
+from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.links import Links
 from gossamer.topology import TopologySchedule
 
@@ -131,9 +132,9 @@ def a_node_that_returns_repeats_a_round(original: Any) -> Any:
     return lambda rounds, least: (max(least - 2, 0), original(rounds, least)[1])
 
 
-@mutant(Links, "arrives", "")
-def messages_under_way_are_forgotten_by_a_resume(original: Any) -> Any:
-    return lambda self, message, to, due_ns: None
+@mutant(SimCheckpoints, "_as_sent", "two runs have other models")
+def messages_under_way_are_not_restored(original: Any) -> Any:
+    return lambda self, message, to: message
 
 
 @pytest.mark.parametrize("name", MUTANTS)
