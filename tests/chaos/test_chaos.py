@@ -19,7 +19,7 @@ from gossamer.topology import TopologySchedule
 
 pytestmark = [pytest.mark.usefixtures("shapes_unchecked"), pytest.mark.timeout(300)]
 
-ENOUGH = 120
+ENOUGH = 300
 """Schedules within which a bug is found."""
 
 
