@@ -29,9 +29,9 @@ MOST_BYTES = 2**24
 MOST_YAML_BYTES = 2**22
 MOST_ROWS_BYTES = 2**38
 """Of a table, a segment or a file of models."""
-MOST_VALUES = 5 * 10**8
+MOST_VALUES = 10**8
 """In a table, and in a JSON file."""
-MOST_NODES = 10**6
+MOST_NODES = 10**5
 """In a YAML file, with every alias written out."""
 MOST_DEPTH = 100
 MOST_DIGITS = 400
@@ -186,7 +186,7 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
     checked(path, MOST_ROWS_BYTES, root, "safetensors")
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise BadInput(f"{path}: {error}; accepted: safetensors") from None
 
 

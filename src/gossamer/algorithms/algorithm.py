@@ -93,9 +93,13 @@ def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], sh
     return sorted(int(rank) for rank in chosen)
 
 
+MOST = 2**53
+"""The largest number that a node takes from a peer; sums of such numbers can still be sent."""
+
+
 def whole_number(value: object, least: int, said: str) -> int:
-    """A number from a peer's message; ValueError for anything but a whole one of at least ``least``. (An infinite or negative
-    one would distort every later mean.)"""
-    if type(value) is not int or value < least:
-        raise ValueError(f"{said} of a peer: got {value!r}; accepted: a whole number, at least {least}")
+    """A number from a peer's message; ValueError for anything but a whole one from ``least`` to :data:`MOST`. (An infinite or
+    negative one would distort every later mean.)"""
+    if type(value) is not int or not least <= value <= MOST:
+        raise ValueError(f"{said} of a peer: got {value!r}; accepted: a whole number from {least} to {MOST}")
     return value

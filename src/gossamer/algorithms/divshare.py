@@ -163,6 +163,8 @@ class Fragments:
         _, c = message.tag
         if self._whole or type(c) is not int or c < 0:
             return c == 0
+        if not isinstance(message.payload, Model):
+            return False
         expected = self.parameters.sizes[c], self.buffers.sizes[c]
         return all(
             v.dtype is torch.float32 and len(v) == n for v, n in zip(message.payload, expected, strict=True)
@@ -289,6 +291,7 @@ class ADPSGDArtifact(Algorithm):
         state, peers, asked = node.state, node.peers(), self.degree // 2
         state["latest"] = node.model
         node.expect("model", node.model, check=lambda message: message.tag[1] in ("question", "answer"))
+        node.expect("heard", node.model)
         node.spawn(self._listen(node))
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():

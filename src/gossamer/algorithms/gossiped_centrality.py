@@ -16,12 +16,11 @@ stands in for a lost one.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, whole_number
+from gossamer.algorithms.algorithm import MOST, Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message
 from gossamer.node import Node
@@ -73,8 +72,9 @@ class GossipedCentrality(Algorithm):
 
 
 def _check(message: Message) -> None:
-    """ValueError for a degree that is not a whole number of at least 1, or a score that is not a finite one of at least 0."""
+    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above
+    :data:`~gossamer.algorithms.algorithm.MOST`."""
     score = message.payload["score"]
     whole_number(message.payload["degree"], 1, "degree")
-    if not isinstance(score, float) or not math.isfinite(score) or score < 0:
-        raise ValueError(f"score of a peer: got {score!r}; accepted: a finite number, at least 0")
+    if not isinstance(score, float) or not 0 <= score <= MOST:
+        raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MOST}")

@@ -56,7 +56,7 @@ class SGP(Algorithm):
     async def run(self, node: Node) -> None:
         node.state.setdefault("weight", 1.0)
         like = {"model": node.model, "weight": 1.0}
-        node.expect(0, like, check=lambda message: message.payload["weight"] > 0)
+        node.expect(0, like, check=lambda message: 0 < message.payload["weight"] <= node.size)
         async for r in node.rounds():
             await self._train(node)
             if self.overlap:

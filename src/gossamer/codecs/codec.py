@@ -300,6 +300,10 @@ class Coder:
         self._coded[vector] = key, coded
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 
+    def forget(self) -> None:
+        """Encode again what was encoded: vectors were written over."""
+        self._coded.clear()
+
     def end_round(self) -> None:
         """Tell the codecs that a round has ended."""
         for part in self._codec.parts():

@@ -137,10 +137,20 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     return frozen(payload, 0)
 
 
+_PROTECTED = "_gossamer_protected"
+
+
+def protect(tensor: Tensor) -> None:
+    """Let :func:`overwrite` refuse to give a tensor other values."""
+    setattr(tensor, _PROTECTED, True)
+
+
 def overwrite(there: Any, saved: Any) -> Any:
     """Give a payload the values of another one of its structure. Tensors, dicts and lists are written over, so that whatever
-    refers to them has the values; gives what replaces anything else."""
+    refers to them has the values; gives what replaces anything else. ValueError for a tensor that is protected."""
     if isinstance(there, Tensor) and isinstance(saved, Tensor) and there.shape == saved.shape:
+        if hasattr(there, _PROTECTED) and not torch.equal(there, saved.to(there.device)):
+            raise ValueError("a vector that others hold would be written over")
         there.data.copy_(saved)  # (through .data, which does not count as a modification)
         vars(there).clear()  # of what was noted about its values
         return there
@@ -149,6 +159,8 @@ def overwrite(there: Any, saved: Any) -> Any:
     if isinstance(there, list) and isinstance(saved, list):
         there[:] = [*map(overwrite, there, saved), *saved[len(there) :]]
         return there
+    if type(there) is tuple and isinstance(saved, list):
+        return tuple(overwrite(there[k] if k < len(there) else None, value) for k, value in enumerate(saved))
     if isinstance(there, dict) and isinstance(saved, dict):
         for key in there.keys() - saved.keys():
             del there[key]

@@ -39,6 +39,7 @@ _UNREADABLE = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
+    MemoryError,
 )
 
 Place = Callable[[Tensor], Tensor]

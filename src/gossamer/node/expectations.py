@@ -71,6 +71,8 @@ class Expectations:
             form = self._form(payload)
         except ValueError:
             return False
+        if tag[:1] == ("answer",):  # of questions of several kinds, whose answers have one tag
+            return True
         known = self._sent.setdefault(_shape(tag), [])
         if form not in known and form not in _SAYS_NOTHING:
             known.append(form)

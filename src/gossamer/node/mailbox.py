@@ -212,7 +212,7 @@ class Mailbox:
         self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
         shown = tag[0] if len(tag) == 1 else tag
-        text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason}"
+        text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
         if self._malformed != "drop" and not self._loses_peers:

@@ -96,8 +96,8 @@ class NodeRuntime:
             for wrapper in self._incoming:
                 if changed is not None and changed.tag != REFUSED:
                     changed = wrapper.incoming(self.node, changed)
-        except Exception as error:  # noqa: BLE001 - an author's wrapper may raise anything
-            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
+            self._refuse(message, f"a wrapper can't take it: {type(error).__name__}: {error}")
             return
         if changed is not None:
             self._accept(changed if changed is message else replace(changed, form=[]))
@@ -107,13 +107,16 @@ class NodeRuntime:
         try:
             taken = message.source not in self.mailbox.refused and self.secure.takes(message)
         except Exception as error:  # noqa: BLE001 - of any kind: the payload is a stranger's
-            try:
-                self.mailbox.refuse(message.source, message.tag, str(error))
-            except GossamerError as failure:
-                self.fail(failure)
+            self._refuse(message, str(error))
             return
         if not taken:
             self.mailbox.deliver(message)
+
+    def _refuse(self, message: Message, reason: str) -> None:
+        try:
+            self.mailbox.refuse(message.source, message.tag, reason)
+        except GossamerError as failure:
+            self.fail(failure)
 
     def _deliver_sorted(self, message: Message) -> None:
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):
@@ -292,8 +295,14 @@ class NodeRuntime:
 
     def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
         """Take the values that were saved, where this node has done what the saved one had done; ``sent`` says how many
-        messages each source had sent before it was saved. LookupError if the mailbox has other messages."""
+        messages each source had sent before it was saved. LookupError if it has taken
+        other steps, or has other messages."""
+        if self.node.step != saved.node["step"]:
+            raise LookupError(f"node {self.rank} has taken {self.node.step} steps, not {saved.node['step']}")
+        self.node.lr, self.own.reset = saved.node["lr"], saved.node["reset"]
         overwrite(self.own.snapshot(), saved.model)
+        if self.coder is not None:
+            self.coder.forget()
         self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
         overwrite(self.node.state, freeze(dict(saved.state), lambda tensor: True))
         self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])

@@ -223,7 +223,11 @@ def _fitting(
             raise BadInput(
                 f"{path}: {name} has values of the type {column.dtype}; accepted: numbers, text, booleans"
             )
-        if name in _CLOCKS and not column.drop_nulls().is_between(-LONGEST_S, LONGEST_S).all():
+        if (
+            name in _CLOCKS
+            and name in schema
+            and not column.drop_nulls().is_between(-LONGEST_S, LONGEST_S).all()
+        ):
             raise BadInput(
                 f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: up to {LONGEST_S:g} s"
             )
@@ -303,7 +307,8 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     moments = pl.col("moment").fill_null("round")
     times_s = limit(cut.times_s) if cut.time_s is None else pl.lit(cut.time_s)
     kept = {
-        "metrics": (moments != "end") & (time_s <= times_s)
+        # (A row of a tick and of the end has what the end found; the tick is recorded again.)
+        "metrics": (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
         if cut.time_s is not None
         else pl.when(moments.str.split(MOMENTS).list.contains("round"))
         .then(pl.col("round") <= limit(cut.rounds))
@@ -312,7 +317,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         "events": ~((pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(False))
         & (time_s.fill_null(0.0) <= times_s)
         | (pl.col("event") == "resumed"),
-        "timeline": pl.col("end_s") <= times_s,
+        "timeline": pl.col("end_s") < times_s,  # at the end of a run, parts of what goes on end there
     }
     for kind, keep in kept.items():
         path = folder.path / f"{kind}.parquet"

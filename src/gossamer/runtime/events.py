@@ -94,7 +94,7 @@ class TimelineLog:
         self._append(rank, "send", start_s, end_s, to=to, bytes=nbytes)
 
     def _append(self, rank: int, kind: str, start_s: float, end_s: float, **more: Any) -> None:
-        if rank in self._ranks and start_s < self._to_s and end_s > max(self._from_s, self.known_s):
+        if rank in self._ranks and start_s < self._to_s and end_s > self._from_s and end_s >= self.known_s:
             self._segment.append({"node": rank, "kind": kind, "start_s": start_s, "end_s": end_s, **more})
 
 

@@ -417,8 +417,8 @@ class RunRecord:
         if model is not None:
             if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
                 time_s = max(each["time_s"] for each, _ in snapshots.values())
-                if not self.is_on_record(NETWORK, time_s):
-                    self._append(moment, self._network_row(moment, snapshots))
+                known = {"node": NETWORK, "time_s": time_s} if self.is_on_record(NETWORK, time_s) else None
+                self._append(moment, known or self._network_row(moment, snapshots))
         elif row["node"] in self._setup.outcome_ranks:
             self._snapshots.skip(moment)
 
@@ -441,7 +441,7 @@ class RunRecord:
             self._metrics.append(row)
             self._show(row)
         elif (target := self._setup.experiment.stop.target) is not None:
-            row = {target.metric: self._values.get((rank, time_s)), **row}
+            row = {**row, target.metric: self._values.get((rank, time_s))}
         if self._target.reached(moment, row):
             self.reached = True
 

@@ -232,10 +232,10 @@ class SecureAggregation:
         if (
             len(rows) != len(roster)
             or len(rows) < LEAST
-            or not (rows.keys() <= known and min(weights.values()) > 0)
+            or not (rows.keys() <= known and all(0 < weight <= 1 for weight in weights.values()))
         ):
             raise ValueError(
-                f"the roster of node {to} has the weights {weights}; accepted: {LEAST} nodes or more, above 0"
+                f"the roster of node {to} has the weights {weights}; accepted: {LEAST} nodes or more, above 0 and at most 1"
             )
         if rows[own][2:] != [self._key.public, self._signature, public]:
             raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")

@@ -89,14 +89,15 @@ class SimCheckpoints:
                     self._complete(number)
 
     def _deliver(self, rank: int, message: Message) -> None:
-        if rank in self._over and not self._runtimes[rank].mailbox.retired:
+        listens = rank in self._over and not self._runtimes[rank].mailbox.retired
+        if listens and self._context.compute.is_idle(rank):
             # No round of it will end any more, but its tasks may still answer messages.
             self._look_at(self._runtimes[rank])
         self._delivered[rank] += 1
-        self._nodes[rank].deliver(self._as_sent(message, rank))
+        self._nodes[rank].deliver(message if self._replay is None else self._replay.delivered(message, rank))
 
     def _as_sent(self, message: Message, to: int) -> Message:
-        """A message, with the payload that it had before the run was resumed."""
+        """A message in flight, with the payload that it had before the run was resumed."""
         known = {} if self._replay is None else self._replay.payloads
         return known.get((message.source, to, message.number), message)
 

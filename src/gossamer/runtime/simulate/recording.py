@@ -24,6 +24,7 @@ from gossamer.runtime.recording import (
 )
 from gossamer.runtime.simulate.clock import Order, to_ns
 from gossamer.runtime.simulate.host import SimContext
+from gossamer.runtime.simulate.replay import Replay
 
 
 class SimRecorder:
@@ -49,6 +50,7 @@ class SimRecorder:
         self.usage = [Usage() for _ in range(nodes)]
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self._next_tick = 0
+        self._replay: Replay | None = None
         self.wall = stopwatch()
 
     # --- when
@@ -61,9 +63,9 @@ class SimRecorder:
             for node in self._present():
                 self._record(node, 0)
 
-    def replay(self, metrics: pl.DataFrame, graphs: int, wall_s: float) -> None:
-        """The run is resumed after so many real seconds: these rows, and graphs up to a round, are on record."""
-        self.wall = stopwatch(wall_s)
+    def resume(self, replay: Replay, metrics: pl.DataFrame, graphs: int) -> None:
+        """The run is resumed: these rows, and graphs up to a round, are on record."""
+        self.wall, self._replay = stopwatch(replay.cut.wall_s), replay
         self._rows.replay(metrics, graphs)
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
@@ -130,12 +132,13 @@ class SimRecorder:
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
-        due = [
-            (row, model)
-            for _, row, model in pending
-            if row["node"] in self._setup.evaluated
-            and not self._rows.is_on_record(row["node"], row["time_s"])
+        missing = [
+            each for each in pending if not self._rows.is_on_record(each[1]["node"], each[1]["time_s"])
         ]
+        if self._replay is not None:
+            for _, row, _ in missing:
+                self._replay.need(row["node"])
+        due = [(row, model) for _, row, model in missing if row["node"] in self._setup.evaluated]
         if due:
             evaluated = self._context.executor.evaluate([model for _, model in due])
             for (row, _), found in zip(due, evaluated, strict=True):

@@ -12,7 +12,6 @@ it was saved (:class:`ReplayDiffers`), and the whole run is computed again."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +20,10 @@ import torch
 from gossamer.errors import GossamerError
 from gossamer.learning.computation import ComputationKind
 from gossamer.learning.trainer import TrainResult
-from gossamer.messages import overwrite
-from gossamer.messages.tags import Model, Payload
+from gossamer.messages import overwrite, protect
+from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node import NodeRuntime
+from gossamer.node.checkpoint import Place
 from gossamer.results.checkpoints import Cut
 from gossamer.runtime.simulate.clock import to_ns
 
@@ -37,6 +37,7 @@ class Replay:
 
     Args:
         cut: the checkpoint, which stays as an attribute.
+        place: moves a tensor that was read to the nodes' device.
         extended: whether the run now ends later, so that nodes that had ended do not.
 
     Attributes:
@@ -50,11 +51,11 @@ class Replay:
     settle: Callable[[], None]
     failed: Callable[[ReplayDiffers], None]
 
-    def __init__(self, cut: Cut, *, extended: bool) -> None:
+    def __init__(self, cut: Cut, place: Place, *, extended: bool) -> None:
         assert cut.time_s is not None
         self.cut, self._extended = cut, extended
         self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
-        self._saved = {rank: cut.read(rank) for rank in cut.rounds}
+        self._saved = {rank: cut.read(rank, place) for rank in cut.rounds}
         self.restored = set[int]()
         self.payloads = {
             (each.source, rank, each.number): each
@@ -79,7 +80,7 @@ class Replay:
         written over when their node is restored. The first evaluation on a set is computed, since its figures have names."""
         match kind:
             case ComputationKind.TRAIN | ComputationKind.APPLY:
-                return [TrainResult(Model(*map(torch.clone, job.start)), job.state, math.nan) for job in jobs]
+                return [TrainResult(Model(*map(torch.clone, job.start)), job.state, 0.0) for job in jobs]
             case ComputationKind.GRADIENT:
                 return [job.at.parameters.clone() for job in jobs]
             case ComputationKind.EVALUATE:
@@ -91,28 +92,46 @@ class Replay:
 
     # --- what is restored
 
+    def delivered(self, message: Message, to: int) -> Message:
+        """A message for a node, with the payload that it had. What a restored node has sent is right already, and must not be
+        written over when its receiver is restored."""
+        if to not in self.restored and message.source in self.restored:
+            sent = self._saved[to].engine["sent"]
+            if message.number >= sent.get(message.source, sent.get(str(message.source), 0)):
+                for tensor, _ in message.versions:
+                    protect(tensor)
+        return self.payloads.pop((message.source, to, message.number), message)
+
     def look_at(self, node: NodeRuntime, engine: Mapping[str, Payload], unrecorded: Payload) -> None:
         """Restore a node if it is where it was saved. ``engine`` and ``unrecorded`` are as in its checkpoint."""
         saved = self._saved[node.rank]
         known, now = {name: saved.engine[name] for name in engine}, node.node.now()
-        if self._extended:  # it may have heard from nodes that had ended
-            here = node.round == saved.round and engine["delivered"] >= known["delivered"]
-        else:
-            here = (node.round, engine["delivered"], now) == (saved.round, known["delivered"], saved.time_s)
-        if not here:
+        if (node.round, now) != (saved.round, saved.time_s):
             return
-        if not self._extended and engine != known:
+        if self._extended:  # it may have heard from nodes that had ended
+            sent, same = ("bytes_sent", "messages_sent"), engine["delivered"] >= known["delivered"]
+            same = same and all(engine["traffic"][name] == known["traffic"][name] for name in sent)
+        elif engine["delivered"] < known["delivered"]:
+            return  # a later message to a node that has ended
+        else:
+            same = engine == known
+        if not same:
             self._differs(node.rank)
             return
         self.settle()
         try:
             node.overwrite(saved, {int(rank): int(count) for rank, count in saved.engine["sent"].items()})
             overwrite(unrecorded, saved.engine["unrecorded"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RuntimeError):
             self._differs(node.rank)
             return
         self.restored.add(node.rank)
         del self._saved[node.rank]
+
+    def need(self, rank: int) -> None:
+        """A row of a node is not on record, although it should be unless the node is restored."""
+        if rank not in self.restored:
+            self.failed(ReplayDiffers(f"a row of node {rank} is missing in the record"))
 
     def end(self) -> None:
         """The instant of the checkpoint is over."""

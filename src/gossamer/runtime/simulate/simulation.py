@@ -57,7 +57,7 @@ class SimulateEngine:
         assert isinstance(options, Simulate)
         if options.device != "cpu" and not torch.cuda.is_available():
             raise BadInput(f"engine.device: {options.device!r}, but torch finds no GPU; accepted: cpu")
-        self._threads = options.threads
+        self._threads, self._device = options.threads, options.device
         self._setup = prepare(experiment)
         self.description = self._setup.description()
 
@@ -66,18 +66,21 @@ class SimulateEngine:
         if cut is None:
             return self._run(folder, observer, None)
         try:
-            return self._run(folder, observer, self._replay(cut))
+            return self._run(folder, observer, self._replay(folder, cut))
         except ReplayDiffers as error:
             observer.say(f"computes the run again from its start: {error}")
         rewind(folder, replace(cut, time_s=-1.0), ())
         return self._run(folder, observer, None)
 
-    def _replay(self, cut: Cut) -> Replay:
+    def _replay(self, folder: RunFolder, cut: Cut) -> Replay:
         experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
         extended = ended in cut.rounds.values() and experiment.stop.rounds != ended
         if extended and not experiment.algorithm.gathers:
             raise ReplayDiffers(f"nodes had ended after {ended} rounds and now go on")
-        return Replay(cut, extended=extended)
+        last = experiment.stop.rounds
+        if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
+            raise ReplayDiffers(f"it has gone beyond {last} rounds")
+        return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
 
     def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
         experiment = self._setup.experiment
@@ -187,11 +190,14 @@ class Simulation:
                 self._observer.start(self._setup.description())
                 reason = loop.run_until_complete(self._main())
                 reason = self._end(reason)
-                models = [self._last_model(node) for node in self.nodes]
-                parameters = torch.stack([model.parameters for model in models])
-                if self._setup.layout.buffer_size:
-                    buffers = torch.stack([model.buffers for model in models])
+                if not self._replays:  # else models have no meaning yet
+                    models = [self._last_model(node) for node in self.nodes]
+                    parameters = torch.stack([model.parameters for model in models])
+                    if self._setup.layout.buffer_size:
+                        buffers = torch.stack([model.buffers for model in models])
             except RunFailed as error:
+                if self._replays:
+                    raise ReplayDiffers(f"what had not failed does: {error}") from error
                 failure, reason = error, "failed"
                 with suppress(RunFailed):  # the run has failed already, and says why
                     self._recorder.flush()
@@ -253,11 +259,16 @@ class Simulation:
             await self._end_instant()
         return reason
 
+    @property
+    def _replays(self) -> bool:
+        """Whether what happens has happened before."""
+        return self._replay is not None and not self._replay.over
+
     def _prepare_replay(self, replay: Replay) -> None:
         assert self._folder is not None
         replay.settle, replay.failed = self._context.mixing.settle, self._tasks.fail
         graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
-        self._recorder.replay(read_metrics(self._folder.path), graphs, replay.cut.wall_s)
+        self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
         last = len(self.nodes)
         self._clock.at(replay.until_ns, Order.OBSERVE, last, replay.end, background=True)
 
@@ -290,6 +301,8 @@ class Simulation:
         if self._events is not None:
             self._events.append(rank, kind, text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
+            if self._replays:
+                self._tasks.fail(ReplayDiffers(f"what had not diverged does: {text}"))
             self._ends_diverged = True
             self._tasks.finish("diverged")
 
