@@ -28,6 +28,11 @@ def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None
     assert {seed: lines for seed, lines in found.items() if lines} == {}
 
 
+@pytest.mark.parametrize("seed", [pytest.param(2993, id="a node that is called back while it leaves")])
+def test_what_was_found_once_is_not_found_again(tmp_path: Path, seed: int) -> None:
+    assert simulated.check(draw(seed), tmp_path / "run") == []
+
+
 @pytest.mark.parametrize(
     "seed",
     [
