@@ -51,9 +51,9 @@ class FaultRunner:
         self._hosts: dict[int, FaultyHost] = {}
         self._agenda = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
+        self._called_back: dict[int, StartFrom] = {}  # nodes that return as soon as they have left
         self._detections: dict[int, ClockEvent] = {}  # when peers take a node for dead
         self._saved: dict[int, Checkpoint] = {}
-        self._returning: dict[int, StartFrom] = {}  # nodes that come back once they have left
         self._made = [0] * self._experiment.nodes  # checkpoints of each node
         self._next: ClockEvent | None = None
         self._idle = 0  # events of the schedule that count for MOST_IDLE
@@ -146,8 +146,6 @@ class FaultRunner:
         if self._hosts[rank].leaving:
             self._tasks.running.discard(rank)
             self._depart(rank)
-            if rank in self._returning:
-                self._return(rank, self._returning.pop(rank))
         else:
             self._tasks.ended(rank)
 
@@ -160,6 +158,8 @@ class FaultRunner:
         self.left.add(rank)
         self._stop(rank, "left", text, silently=False)
         self._links.when_landed(rank, lambda: self._lose(rank))
+        if rank in self._called_back:
+            self._return(rank, self._called_back.pop(rank))
         self._check_anybody(text)
 
     def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
@@ -175,12 +175,11 @@ class FaultRunner:
 
     def _return(self, rank: int, start_from: StartFrom) -> None:
         if rank in self.up:
-            if self._hosts[rank].departing:
-                self._returning[rank] = start_from
+            if self._hosts[rank].done:
+                self._called_back[rank] = start_from
             else:
                 self._hosts[rank].leaving = False  # it was about to leave
             return
-        self._returning.pop(rank, None)
         before = self._nodes[rank].round
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")

@@ -112,7 +112,7 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        departing: whether it has ended its rounds for that.
+        done: whether it knows so: its rounds are over.
         thawed: done when the node goes on; None while it is not frozen."""
 
     def __init__(
@@ -120,7 +120,7 @@ class FaultyHost(SimHost):
     ) -> None:
         super().__init__(context, rank, round_ended)
         self.lost, self._freezes = lost, context.setup.faults.freezes
-        self.dead = self.leaving = self.departing = False
+        self.dead = self.leaving = self.done = False
         self.thawed: asyncio.Future[None] | None = None
         self._submit, self.compute = self.compute, self._compute
         self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
@@ -164,8 +164,8 @@ class FaultyHost(SimHost):
         return super().mix(prepare, commit, read=read)
 
     def finished(self, rounds: int) -> bool:
-        self.departing = self.leaving
-        return self.leaving or super().finished(rounds)
+        self.done = self.done or self.leaving
+        return self.done or super().finished(rounds)
 
     async def end_round(self) -> None:
         self._check_alive()

@@ -373,7 +373,8 @@ class NodeProcess:
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._tell(protocol.Event("begins", text))
-        self._transport.traffic = Traffic(**arrival.traffic)
+        heard = asdict(self._transport.traffic)  # what came since it listens
+        self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
         self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
