@@ -29,7 +29,14 @@ def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None
     assert {seed: lines for seed, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("seed", [999, 2993], ids=["a node that is called back while it ends its last round", "a node that is called back while it leaves"])
+@pytest.mark.parametrize(
+    "seed",
+    [999, 2993],
+    ids=[
+        "a node that is called back while it ends its last round",
+        "a node that is called back while it leaves",
+    ],
+)
 def test_what_was_found_once_is_not_found_again(tmp_path: Path, seed: int) -> None:
     assert simulated.check(draw(seed), tmp_path / "run") == []
 
