@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import gossamer
 from gossamer import Experiment, Run
 from gossamer.api import Silent
-from gossamer.results.checkpoints import newest
+from gossamer.results.checkpoints import newest, read_cut
 from recorded import check_network_rows, rounds_of
 
 ROUNDS = 11
@@ -391,6 +391,89 @@ def test_local_variables_see_the_saved_vectors(tmp_path: Path) -> None:
     whole = play(tmp_path, described)
     assert_same(killed_and_resumed(whole, np.random.default_rng(1), tmp_path), whole)
     assert_same(stopped_and_resumed(described, 20, tmp_path), whole)
+
+
+class Plateau(gossamer.Algorithm):
+    """Sends its training loss, and lowers its learning rate where that does not fall."""
+
+    async def run(self, node: gossamer.Node) -> None:
+        node.state.setdefault("best", 1e9)
+        async for r in node.rounds():
+            loss = await node.train(1)
+            node.lr *= 1.0 if loss < node.state["best"] else 0.7
+            node.state["best"] = min(node.state["best"], loss)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, {"model": node.model, "loss": loss}, tag=r)
+            heard = await node.gather(peers, r)
+            weights = {rank: 1 / (1 + each["loss"]) for rank, each in heard.items()}
+            total = sum(weights.values()) + 1 / (1 + loss)
+            models = {rank: each["model"] for rank, each in heard.items()}
+            await node.mix(models, {rank: weight / total for rank, weight in weights.items()})
+
+
+def test_losses_and_learning_rates_are_restored(tmp_path: Path) -> None:
+    whole = play(tmp_path, {**LONG, "algorithm": "test_resumed_bits:Plateau"})
+    for k in range(3):
+        assert_same(killed_and_resumed(whole, np.random.default_rng(k), tmp_path / str(k)), whole)
+
+
+class Larger(gossamer.Algorithm):
+    """Takes over a model that is larger than its own: values decide which vector a node has, and nothing that happens."""
+
+    gathers: ClassVar[bool] = False
+
+    async def run(self, node: gossamer.Node) -> None:
+        async for r in node.rounds():
+            await node.train(1)
+            node.broadcast(await node.neighbors(r), node.model, tag="model")
+            await node.sleep(0.05)
+            for message in node.drain("model", newest=True):
+                if message.payload.parameters.norm() > node.parameters.norm():
+                    node.model = message.payload
+
+
+def test_restoring_one_node_writes_over_no_vector_of_another(tmp_path: Path) -> None:
+    whole = play(tmp_path, {**LONG, "algorithm": "test_resumed_bits:Larger"})
+    for number in (1, 2, 4):
+        folder = as_left_by_a_kill(whole, number, tmp_path / str(number))
+        assert_same(gossamer.resume(folder), whole)
+
+
+def test_rows_that_were_lost_are_computed_again(tmp_path: Path) -> None:
+    """A machine that goes down may have written a checkpoint and not the rows before it."""
+    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+    folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
+    table = pl.read_parquet(folder / "metrics.parquet")
+    table.filter(pl.col("time_s") < 0.5).write_parquet(folder / "metrics.parquet")
+    resumed = gossamer.resume(folder, observer=said)
+    assert said.computed_again
+    assert_same(resumed, whole)
+
+
+class StoppedAtOnce(Silent):
+    """Stops a run as soon as rounds are completed."""
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_path: Path) -> None:
+    described = {**LONG, "algorithm": ASYNCHRONOUS["swift"]}
+    whole = play(tmp_path, described)
+    folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
+    stopped = gossamer.resume(folder, observer=StoppedAtOnce())
+    assert stopped.status == "stopped"
+    assert stopped.parameters is None
+    assert_same(gossamer.resume(folder), whole)
+
+
+def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Path) -> None:
+    described = {**LONG, "algorithm": ASYNCHRONOUS["gossip-learning"], "network": SLOW}
+    whole = play(tmp_path, described)
+    cut = read_cut(whole.path / "checkpoints", 6)
+    rounds = max(cut.rounds.values())
+    shorter = gossamer.resume(as_left_by_a_kill(whole, 6, tmp_path / "killed"), [f"stop.rounds={rounds}"])
+    assert_same(shorter, play(tmp_path / "short", {**described, "stop": {"rounds": rounds}}))
 
 
 @pytest.mark.slow
