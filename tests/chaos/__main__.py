@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -92,7 +93,9 @@ def _simulated(first: int, deadline: float, out: Path) -> Iterator[Found]:
 
 
 def _chunk(first: int, out: Path) -> list[Found]:
-    return [(seed, simulated.check(draw(seed), out / str(seed))) for seed in range(first, first + CHUNK)]
+    found = [(seed, simulated.check(draw(seed), out / str(seed))) for seed in range(first, first + CHUNK)]
+    gc.collect()  # each run has reserved address space, of which thousands would take all that there is
+    return found
 
 
 def _real(first: int, deadline: float, out: Path) -> Iterator[Found]:
