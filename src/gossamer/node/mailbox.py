@@ -129,6 +129,7 @@ class Mailbox:
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
+        tolerates_malformed: whether the node goes on if a peer's message is malformed.
         retired: whether nobody takes messages any more.
         refused: ranks that count as dead here, because they have sent a malformed message."""
 
@@ -136,7 +137,10 @@ class Mailbox:
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
         gather = setup.experiment.gather
-        self._rank, self._lost_peer, self._malformed = rank, gather.lost_peer, gather.malformed
+        self._rank, self._lost_peer = rank, gather.lost_peer
+        self.tolerates_malformed = gather.malformed == "drop" or (
+            gather.malformed == "lose_peer" and gather.lost_peer != "fail"
+        )
         self._loses_peers = gather.malformed == "lose_peer" and gather.lost_peer != "fail"
         self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
@@ -215,7 +219,7 @@ class Mailbox:
         text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
-        if self._malformed != "drop" and not self._loses_peers:
+        if not self.tolerates_malformed:
             raise MalformedMessage(
                 f"{text}; gather.malformed and gather.lost_peer say how a run goes on without such a peer"
             )

@@ -97,7 +97,10 @@ class NodeRuntime:
                 if changed is not None and changed.tag != REFUSED:
                     changed = wrapper.incoming(self.node, changed)
         except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
-            self._refuse(message, f"a wrapper can't take it: {type(error).__name__}: {error}")
+            if self.mailbox.tolerates_malformed:
+                self._refuse(message, f"a wrapper can't take it: {type(error).__name__}: {error}")
+            else:
+                self.fail(error)
             return
         if changed is not None:
             self._accept(changed if changed is message else replace(changed, form=[]))

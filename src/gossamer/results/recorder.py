@@ -353,6 +353,8 @@ def close_record(
     ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
     status = ends.get(reason, "done")
     unwritten = None
+    for left in (folder.path / "checkpoints").glob("*/.*.tmp"):  # by nodes that were ended as they wrote
+        left.unlink(missing_ok=True)
     try:
         write_outcome()
         compact(folder)
