@@ -216,10 +216,10 @@ def test_a_limit_of_file_sizes_ends_a_run_in_one_line(tmp_path: Path, engine: st
 def test_a_limit_of_open_files_ends_a_run_in_one_line(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def new_loop(*_: object) -> None:
+    def no_loop(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("gossamer.runtime.simulate.simulation.new_loop", new_loop)
+    monkeypatch.setattr("gossamer.runtime.simulate.simulation.VirtualLoop", no_loop)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
     code, _, said = cli("run", "experiment.yaml")
     check_failed(tmp_path / "runs", Ended(code, said), "Too many open files")

@@ -53,7 +53,7 @@ class Step(Protocol):
         """The result; called in any thread."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Mix:
     """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
 

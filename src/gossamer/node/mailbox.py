@@ -85,7 +85,8 @@ class _Waiter:
 
     def recount(self) -> None:
         """Count again, after another task took messages."""
-        self.seen = {message.source for message in self._mailbox.messages if self.fits(message)}
+        messages = self._mailbox.messages
+        self.seen = {message.source for message in messages if self.fits(message)} if messages else set()
 
     def wake(self) -> None:
         if self._future is not None and not self._future.done():
@@ -95,9 +96,10 @@ class _Waiter:
         self.expired = True
         self.wake()
 
-    async def wait(self) -> None:
+    def woken(self) -> asyncio.Future[None]:
+        """Done when there may be more to take, or nothing to wait for."""
         self._future = asyncio.get_running_loop().create_future()
-        await self._future
+        return self._future
 
     def __str__(self) -> str:
         shown = self.prefix[0] if len(self.prefix) == 1 else self.prefix
@@ -231,14 +233,17 @@ class Mailbox:
             self.wake_all()
             self.host.send((source,), None, REFUSED)
 
-    def _admits(self, message: Message) -> bool:
-        """Whether a decoded message is as the node expects. If not, its sender is refused."""
-        fault = self.expectations.fault(message)
-        if fault is None:
-            return message.source not in self.refused
-        if message.source not in self.refused:
-            self.refuse(message.source, message.tag, fault)
-        return False
+    def _admitted(self, messages: Iterable[Message]) -> list[Message]:
+        """Those of some decoded messages that are as the node expects. The senders of the others are refused."""
+        admitted, fault_of = [], self.expectations.fault
+        for message in messages:
+            if message.source in self.refused:
+                continue
+            if (fault := fault_of(message)) is None:
+                admitted.append(message)
+            else:
+                self.refuse(message.source, message.tag, fault)
+        return admitted
 
     # --- taking messages
 
@@ -259,14 +264,14 @@ class Mailbox:
                 if (message := next(filter(waiter.fits, self.messages), None)) is not None:
                     self.messages.remove(message)
                     self._taken += 1
-                    if self._admits(opened := self._opened(message)):
+                    if self._admitted([opened := self._opened(message)]):
                         break
                     continue
                 if waiter.expired:
                     raise TimeoutError(f"node {self._rank}: {waiter} did not come within {timeout} s")
                 if source in self.host.lost or source in self.refused:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
-                await waiter.wait()
+                await waiter.woken()
             if keep_as is None:
                 self._took((message,))
             else:
@@ -304,7 +309,7 @@ class Mailbox:
             taken = [message for message in taken if last[message.source, message.tag] is message]
         if self.coder is None:
             taken = [self._opened(message) for message in taken]
-        taken = [message for message in taken if self._admits(message)]
+        taken = self._admitted(taken)
         self._took(taken)
         return taken
 
@@ -328,22 +333,18 @@ class Mailbox:
                         await self._decode(self.coder, list(self._oldest(there, prefix)[0].values()))
                     oldest, left = self._oldest(there, prefix)
                     # Messages that came in meanwhile are decoded here.
-                    taken = (
-                        oldest
-                        if self.coder is None
-                        else {rank: self._opened(m) for rank, m in oldest.items()}
-                    )
-                    if not (
-                        refused := {rank for rank, message in taken.items() if not self._admits(message)}
-                    ):
+                    taken = {rank: self._opened(message) for rank, message in oldest.items()}
+                    admitted = self._admitted(taken.values())
+                    if len(admitted) == len(taken):
                         break
+                    refused = taken.keys() - {message.source for message in admitted}
                     dropped = {id(oldest[rank]) for rank in refused}
                     self.messages = [message for message in self.messages if id(message) not in dropped]
                     malformed |= refused
                     away |= refused
                     waiter.recount()
                     continue
-                await waiter.wait()
+                await waiter.woken()
                 if self._taken != taken_before:
                     taken_before = self._taken
                     waiter.recount()
@@ -354,9 +355,6 @@ class Mailbox:
             missing = wanted - taken.keys()
             self._late.update((rank, prefix) for rank in missing - malformed)
         self._took(taken.values())
-        for rank, message in taken.items():
-            if not message.unchanged():
-                taken[rank] = self._opened(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
@@ -386,11 +384,12 @@ class Mailbox:
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
-        if not message.unchanged():
-            raise RuntimeError(
-                f"message {message.tag} from node {message.source} was modified in place by another of its"
-                " receivers or its sender; what is in a message is immutable: compute a new vector"
-            )
+        for tensor, version in message.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"message {message.tag} from node {message.source} was modified in place by another of its"
+                    " receivers or its sender; what is in a message is immutable: compute a new vector"
+                )
         if self.coder is None:
             return message
         try:

@@ -539,7 +539,8 @@ class Node:
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
-        await self._own.encoded()
+        if self._own.encoding is not None:
+            await self._own.encoded()
         self.round, optimizer = r + 1, self._setup.experiment.optimizer
         if optimizer.schedule is not None:
             self.lr = optimizer.lr_at(self.round)

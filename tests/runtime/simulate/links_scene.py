@@ -12,9 +12,10 @@ import numpy as np
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message
 from gossamer.network import Conditions, Network, Path, Uniform
-from gossamer.runtime.simulate.clock import Clock, Deadlock, Order, new_loop
+from gossamer.runtime.simulate.clock import Clock, Deadlock, Order
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fifo import FifoLinks
+from gossamer.runtime.simulate.loop import VirtualLoop
 
 TAG = ("t",)
 US = 1000
@@ -103,7 +104,7 @@ class Scene:
 
     def live(self, play: Callable[[], Awaitable[None]]) -> None:
         """Play with coroutines."""
-        loop = new_loop(self.clock)
+        loop = VirtualLoop(self.clock)
         try:
             loop.run_until_complete(asyncio.ensure_future(play(), loop=loop))
         finally:

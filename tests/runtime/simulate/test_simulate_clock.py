@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.runtime.simulate import clock as clock_module
-from gossamer.runtime.simulate.clock import NS, Clock, Order, new_loop, to_ns
+from gossamer.runtime.simulate.clock import NS, Clock, Order, to_ns
+from gossamer.runtime.simulate.loop import VirtualLoop
 
 Events = st.lists(
     st.tuples(
@@ -233,7 +234,7 @@ def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:
     clock = Clock()
-    loop = new_loop(clock)
+    loop = VirtualLoop(clock)
 
     async def main() -> list[float]:
         times = []
@@ -253,7 +254,7 @@ def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:
 def test_a_timer_of_asyncios_is_refused_not_waited_for() -> None:
     """``asyncio.sleep`` in an algorithm would never return, because virtual time ignores it."""
     clock = Clock()
-    loop = new_loop(clock)
+    loop = VirtualLoop(clock)
 
     def give_up(number: int, frame: FrameType | None) -> None:
         raise AssertionError("asyncio.sleep hangs the run")

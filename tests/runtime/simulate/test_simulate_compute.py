@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gossamer.learning.computation import Computation, ComputationKind
-from gossamer.runtime.simulate.clock import Clock, Order, new_loop
+from gossamer.runtime.simulate.clock import Clock, Order
 from gossamer.runtime.simulate.compute import Compute
+from gossamer.runtime.simulate.loop import VirtualLoop
 
 
 class Scene:
@@ -44,7 +45,7 @@ class Scene:
         await done
 
     def play(self, script: Callable[[], Awaitable[None]]) -> None:
-        loop = new_loop(self.clock)
+        loop = VirtualLoop(self.clock)
         try:
             loop.run_until_complete(asyncio.ensure_future(script(), loop=loop))
         finally:
@@ -143,7 +144,7 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
     order: list[str] = []
     clock = Clock()
     compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
-    loop = new_loop(clock)
+    loop = VirtualLoop(clock)
 
     async def script() -> None:
         computation = Computation(
@@ -166,7 +167,7 @@ def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> N
         return 2.0 if computation.first_step != 1 else -1.0
 
     compute = Compute(clock, seconds, lambda kind, jobs: list(jobs))
-    loop = new_loop(clock)
+    loop = VirtualLoop(clock)
 
     async def script() -> None:
         computations = [

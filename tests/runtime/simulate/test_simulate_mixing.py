@@ -16,7 +16,8 @@ from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Part
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
-from gossamer.runtime.simulate.clock import Clock, new_loop
+from gossamer.runtime.simulate.clock import Clock
+from gossamer.runtime.simulate.loop import VirtualLoop
 from gossamer.runtime.simulate.mixing import Mixing
 
 P = 100
@@ -28,7 +29,7 @@ class Scene:
     def __init__(self, nodes: int) -> None:
         self.clock, self.rows = Clock(), Rows(P)
         self.mixing = Mixing(self.clock, self.rows, Workers(1), Profile())
-        self.loop = new_loop(self.clock)
+        self.loop = VirtualLoop(self.clock)
         draw = torch.Generator().manual_seed(1)
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
 

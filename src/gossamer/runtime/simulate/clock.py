@@ -1,7 +1,4 @@
-"""Virtual time: events in a fixed order, and an asyncio event loop whose time they are.
-
-asyncio runs the coroutines. Its own timers are not used, because they wake ties in heap order, which an unrelated timer
-changes. Where a real loop would wait for sockets, in its selector, this one lets virtual time advance.
+"""Virtual time: events in a fixed order.
 
 The order within one instant: results of computations are committed, messages arrive and are delivered, timers fire, each in
 the order (rank, sequence number of that rank). Then the coroutines run that these events woke. When all of them wait, the
@@ -9,16 +6,11 @@ mixing steps run. This repeats until nothing of the instant is left; only then i
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import math
-import selectors
-from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any
 
 from gossamer.errors import Deadlock, RunFailed
 
@@ -164,42 +156,3 @@ def to_ns(seconds: float) -> int:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds: got {seconds}; accepted: a finite number, at least 0")
     return round(seconds * NS)
-
-
-class _VirtualSelector(selectors.SelectSelector):
-    """Lets virtual time pass instead of waiting for file descriptors."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:  # no callback is ready, and asyncio has no timer
-            self._clock.advance()
-        elif timeout == 0:
-            self._clock.count_turn()
-        else:
-            raise RunFailed("an asyncio timer is set, which virtual time ignores: use node.sleep()")
-        return []
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop for one thread, whose ``call_soon`` skips the checks for other uses."""
-
-    _ready: deque[asyncio.Handle]
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(_VirtualSelector(clock))
-        self.time = clock.now  # type: ignore[method-assign]
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-
-def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
-    """An asyncio event loop on a clock's time. It serves coroutines, tasks and futures, but no sockets and no executors."""
-    return _VirtualLoop(clock)

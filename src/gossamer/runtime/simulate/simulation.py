@@ -34,12 +34,13 @@ from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
 from gossamer.runtime.recording import Observer, Profile, returned_early
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
-from gossamer.runtime.simulate.clock import Clock, Order, new_loop, to_ns
+from gossamer.runtime.simulate.clock import Clock, Order, to_ns
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
+from gossamer.runtime.simulate.loop import VirtualLoop
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.recording import SimRecorder, model_of
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
@@ -182,7 +183,7 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        context, loop = self._context, new_loop(self._clock)
+        context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
             try:
