@@ -37,5 +37,5 @@ class _Key(ISeedSequence):
 
 
 def torch_seed(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> int:
-    """A seed for ``torch.manual_seed``, for libraries that draw from torch's global generator."""
+    """A seed for a generator of torch, for libraries that draw from torch's global generator."""
     return key(seed, purpose, rank, *counters) & (2**63 - 1)

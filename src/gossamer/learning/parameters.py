@@ -8,8 +8,8 @@ parameters (``requires_grad=False``) and constants (non-persistent buffers) are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -101,8 +101,7 @@ class SharedConstants:
 
     def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
         self._make = make
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with drawing_from(seed):
             module = make()
         kept = module.state_dict().keys()
         frozen = [
@@ -139,9 +138,17 @@ def flatten(module: nn.Module) -> Model:
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
     """The flat vectors of a fresh module whose initial values are drawn for a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawing_from(seed):
         return flatten(make())
+
+
+@contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """Within this context, what torch draws on the CPU follows from a seed."""
+    with torch.random.fork_rng(devices=[]):
+        # (torch.manual_seed seeds the generators of all other devices too, which takes 0.4 ms.)
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:

@@ -133,20 +133,30 @@ class SequentialTrainer(Trainer):
     def _share(self, run: Callable[[Function, J], R], jobs: Sequence[J]) -> list[R]:
         if self._draws is None and jobs:
             # The first job shows whether the model draws random numbers.
-            torch.manual_seed(jobs[0].seed)
-            before = torch.get_rng_state()
+            self._seed(jobs[0].seed)
+            before = self._generator_states()
             first = run(self._gradients, jobs[0])
-            self._draws = not torch.equal(before, torch.get_rng_state())
+            self._draws = not all(map(torch.equal, before, self._generator_states()))
             return [first, *self._share(run, jobs[1:])]
         if not self._draws:
             return self._workers.map(lambda job: run(self._gradients, job), jobs)
         function = self._workers.own(self._make_gradients)
         results = []
         for job in jobs:  # torch has one generator for all threads
-            torch.manual_seed(job.seed)
+            self._seed(job.seed)
             results.append(run(function, job))
             self._workers.between()
         return results
+
+    def _seed(self, seed: int) -> None:
+        """Seed the generators from which a module on this device may draw, and no others, which would take 0.4 ms."""
+        torch.default_generator.manual_seed(seed)
+        if self.device_type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+
+    def _generator_states(self) -> list[Tensor]:
+        on_device = [torch.cuda.get_rng_state(self.rows.device)] if self.device_type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
         parameters, buffers = job.at

@@ -119,7 +119,7 @@ class NodeSnapshots:
         self._watching = list(watched.values())
 
 
-def made(asked: Checkpoints, cut: Cut) -> int:
+def snapshots_taken(asked: Checkpoints, cut: Cut) -> int:
     """How many snapshots a run that goes on from a checkpoint need not take any more: some node has taken them."""
     return max(asked.due(cut.rounds[rank], cut.times_s[rank]) for rank in cut.rounds)
 

@@ -18,7 +18,7 @@ from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.links import Transfer
 from gossamer.runtime.simulate.recording import SimRecorder
 from gossamer.runtime.simulate.replay import Replay
-from gossamer.runtime.snapshots import NodeSnapshots, made
+from gossamer.runtime.snapshots import NodeSnapshots, snapshots_taken
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class SimCheckpoints:
         self._nodes = [NodeSnapshots(node.deliver) for node in nodes]
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
         self._delivered = [0] * len(nodes)  # messages to each node
-        before = 0 if replay is None else made(self._asked, replay.cut)
+        before = 0 if replay is None else snapshots_taken(self._asked, replay.cut)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in
         self._sent_before: list[Mapping[int, int]] = [{}] * len(nodes)  # before each node was saved
         self._incomplete: dict[int, _Incomplete] = {}
@@ -75,11 +75,12 @@ class SimCheckpoints:
         self._sent[message.source][to] = number + 1
         return replace(message, number=number)
 
-    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
+    def sent(self, message: Message, to: int, due: Transfer | int) -> None:
         """A message is sent; it is due at an instant (nanoseconds), or when its transfer is."""
         self._flying[message.source][to, message.number] = message, due
 
-    def land(self, message: Message, to: int) -> None:
+    def arrived(self, message: Message, to: int) -> None:
+        """A message is in flight no more: it has arrived, is lost, or was taken back."""
         self._flying[message.source].pop((to, message.number), None)
         key = message.source, to, message.number
         for number, checkpoint in list(self._incomplete.items()):

@@ -192,9 +192,9 @@ class Links(ABC):
         message = flights.numbered(message, to)
         if self._only_latency_ns is None:
             transfer = self._queue(message, to, size)
-            flights.take_off(message, to, transfer)
+            flights.sent(message, to, transfer)
             return transfer
-        flights.take_off(message, to, self.clock.now_ns + self._only_latency_ns)
+        flights.sent(message, to, self.clock.now_ns + self._only_latency_ns)
         return self._send_at_once(message, (to,), size, self._only_latency_ns)
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
@@ -318,7 +318,7 @@ class Links(ABC):
     def _landed(self, message: Message, to: Sequence[int]) -> None:
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
-            self.flights.land(message, to[0])  # numbered messages go one by one
+            self.flights.arrived(message, to[0])  # numbered messages go one by one
         if message.source in self._farewells:
             check = partial(self._check_farewell, message.source)
             self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)

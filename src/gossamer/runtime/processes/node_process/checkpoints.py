@@ -32,7 +32,7 @@ from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.snapshots import NodeSnapshots, made, repeats_messages, sent_here
+from gossamer.runtime.snapshots import NodeSnapshots, repeats_messages, sent_here, snapshots_taken
 
 
 class NodeCheckpoints:
@@ -76,7 +76,7 @@ class NodeCheckpoints:
         repeats = repeats_messages(experiment)
         cuts = NodeSnapshots(node.deliver, repeats, lambda again: checkpoints._count(again, -1))
         folder = CheckpointFolder(path, experiment, digest)
-        checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)
+        checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else snapshots_taken(asked, cut), first)
         return checkpoints
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
