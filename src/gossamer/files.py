@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import yaml
+from yaml.composer import Composer
 
 from gossamer.errors import BadInput
 
@@ -190,17 +191,19 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
         raise BadInput(f"{path}: {error}; accepted: safetensors") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, of which YAML itself would silently keep the last one; and values that would
-    keep a reader busy: nested too deep, containing themselves, or too many once every alias is written out."""
+class _Loader(Composer, yaml.CSafeLoader):
+    """A safe loader with libyaml's parser. It refuses a key that a mapping has twice, of which YAML itself would silently keep
+    the last one; and values that would keep a reader busy: nested too deep, containing themselves, or too many once every
+    alias is written out."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
         self._depth = self._nodes = 0
         self._sizes: dict[int, int] = {}  # of nodes that are complete, in nodes
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         before, self._depth, self._nodes = self._nodes, self._depth + 1, self._nodes + 1
         self._refuse(self._depth > MOST_DEPTH, f"nested more than {MOST_DEPTH} deep", event)
         node: Any = super().compose_node(parent, index)

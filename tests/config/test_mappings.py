@@ -29,18 +29,18 @@ def test_what_is_merged_may_be_said_again() -> None:
     [
         (
             "a: [",
-            "there, line 1, column 5: not YAML: expected the node content",
+            "there, line 2, column 1: not YAML: did not find expected node content",
         ),
         (
             "a: [1,\n 2\nb: 3",
-            "there, line 3, column 2: not YAML: expected ',' or ']'",
+            "there, line 3, column 2: not YAML: did not find expected ',' or ']'",
         ),
-        ("a: 1\n b: 2", "there, line 2, column 3: not YAML: mapping values are not allowed here"),
+        ("a: 1\n b: 2", "there, line 2, column 3: not YAML: mapping values are not allowed in this context"),
         (
             '{"a": 1,\n "b" 2}',
-            "there, line 2, column 6: not YAML: expected ',' or '}'",
+            "there, line 2, column 6: not YAML: did not find expected ',' or '}'",
         ),
-        ("a: 1\nb: \a", "there: not YAML: special characters are not allowed"),
+        ("a: 1\nb: \a", "there: not YAML: control characters are not allowed"),
         (
             "a: !!python/object/apply:os.getcwd []",
             "there, line 1, column 4: not YAML: could not determine a constructor",
