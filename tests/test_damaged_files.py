@@ -307,7 +307,8 @@ def test_a_torn_last_row_of_a_killed_run_is_left_out(cli: Cli, killed: Path) -> 
     path = killed / "segments" / "metrics-0.jsonl"
     os.truncate(path, path.stat().st_size - 7)
     assert load_run(killed).metrics.height == rows.height - 1
-    assert cli("verify", str(killed)) == (0, "whole: 1 run\n", "")
+    said = "whole: 1 run, 1 of them not at an end (running or killed)\n"
+    assert cli("verify", str(killed)) == (0, said, "")
 
 
 @pytest.mark.parametrize("name", ["metrics.parquet", "events.parquet"])
@@ -317,3 +318,34 @@ def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name:
         ended, out, err = cli(command, str(folder))
         assert ended == code
         assert f"{name}: No such file or directory; accepted: what status.json lists" in out + err
+
+
+RESULTS = ("metrics.parquet", "models.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("gone", "status", "said"),
+    [
+        (("status.json", *RESULTS), None, "its results are missing"),
+        (RESULTS, '{"status": "done"}', "status.json: no run, no files"),
+        ((), "{}", "status.json: no run, no status, no files"),
+    ],
+)
+def test_a_run_without_its_results_is_not_whole(
+    cli: Cli, folder: Path, gone: tuple[str, ...], status: str | None, said: str
+) -> None:
+    for name in gone:
+        (folder / name).unlink()
+    if status is not None:
+        (folder / "status.json").write_text(status)
+    code, out, _ = cli("verify", str(folder))
+    assert code == 1
+    assert said in out
+
+
+@pytest.mark.timeout(60)
+def test_a_file_that_was_blown_up_is_not_read_to_its_end(cli: Cli, folder: Path) -> None:
+    os.truncate(folder / "models.safetensors", 10**12)
+    code, out, _ = cli("verify", str(folder))
+    assert code == 1
+    assert "models.safetensors" in out

@@ -51,6 +51,10 @@ class RecordError(RunFailed, OSError):
         super().__init__(f"{path} can't be written: {reason}")
 
 
+class PeerFailure(GossamerError):
+    """A node fails because of what a peer does, so that no traceback is of use."""
+
+
 class Deadlock(RunFailed):
     """Every node waits and no event is left that could wake one. The message names what each node waits for."""
 

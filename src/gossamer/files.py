@@ -192,9 +192,9 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
 
 
 class _Loader(Composer, yaml.CSafeLoader):
-    """A safe loader with libyaml's parser. It refuses a key that a mapping has twice, of which YAML itself would silently keep
-    the last one; and values that would keep a reader busy: nested too deep, containing themselves, or too many once every
-    alias is written out."""
+    """A safe loader with libyaml's parser. It refuses a key that a mapping has twice, of which YAML itself would silently
+    keep the last one; and values that would keep a reader busy: nested too deep, containing themselves, or too many once
+    every alias is written out."""
 
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)

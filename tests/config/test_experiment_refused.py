@@ -76,6 +76,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": {"round": 5}}, "stop.round: unknown field (did you mean 'rounds'?)"),
     ({"stop": {"rounds": 1, "target": {"metric": "x"}}}, "stop.target.value: missing"),
     ({"stop": 3}, "stop: got 3; accepted: "),
+    (
+        {"algorithm": {"name": "d-psgd", "local_steps": 10**12}},
+        "algorithm.local_steps: got 1000000000000; accepted: ",
+    ),
+    (
+        {"evaluation": {"every_s": 1e-12}},
+        "evaluation.every_s: got 1e-12; accepted: greater than or equal to 0.000001",
+    ),
     ({"batch_size": 0}, "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
     ({"batch_size": "all"}, "batch_size: got 'all'; accepted: an integer or 'full'"),
     ({"name": "a b"}, "name: got 'a b'; accepted: "),

@@ -125,6 +125,16 @@ def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: s
         assert set(counts.filter(pl.col("messages_refused") > 0)["node"]) >= set(told["node"])
 
 
+@pytest.mark.parametrize("setting", ["synchronous", "codec"])
+@pytest.mark.parametrize("malformed", ["drop", "lose_peer"])
+def test_each_message_is_refused_once(setting: str, malformed: str, tmp_path: Path) -> None:
+    gather = {"malformed": malformed, "lost_peer": "skip"}
+    wrapper = Malformed(kind="model of NaN", since=2)
+    run = gossamer.run(described(setting, rounds=8, gather=gather, wrappers=[wrapper]), tmp_path)
+    counts = run.metrics.filter(pl.col("round") == 8, pl.col("node") >= 0)
+    assert dict(counts.select("node", "messages_refused").iter_rows()) == {0: 6, 1: 6, 2: 6, 3: 0}
+
+
 @pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
 def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
     """Every kind in one run, in which the peer is not lost, only its messages are. (Where masks are agreed on, it is lost: it

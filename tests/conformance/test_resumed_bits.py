@@ -450,6 +450,18 @@ def test_rows_that_were_lost_are_computed_again(tmp_path: Path) -> None:
     assert_same(resumed, whole)
 
 
+def test_a_row_of_the_network_that_was_lost_is_computed_again(tmp_path: Path) -> None:
+    """Its nodes' models have no meaning while what is on record happens again."""
+    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+    folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
+    table = pl.read_parquet(folder / "metrics.parquet")
+    last = table.filter(pl.col("node") == -1, pl.col("time_s") < 0.5)["time_s"].max()
+    table.filter((pl.col("node") >= 0) | (pl.col("time_s") < last)).write_parquet(folder / "metrics.parquet")
+    resumed = gossamer.resume(folder, observer=said)
+    assert said.computed_again
+    assert_same(resumed, whole)
+
+
 class StoppedAtOnce(Silent):
     """Stops a run as soon as rounds are completed."""
 

@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model
@@ -53,7 +53,7 @@ class ADPSGD(Algorithm):
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     wait_free: bool = False
     timeout_s: float = Field(default=30.0, gt=0)
 

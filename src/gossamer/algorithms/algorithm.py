@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from gossamer.config.registry import Component
 from gossamer.node import Node, Setting
+
+LocalSteps = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Mini-batch steps between two communications; their batches are drawn at once."""
 
 
 class Algorithm(Component):

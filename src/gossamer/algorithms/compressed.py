@@ -39,7 +39,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.algorithms.corrected import check_doubly_stochastic
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
@@ -104,7 +104,7 @@ class ChocoSGD(_Compressed):
         local_steps: mini-batch steps a round.
     """
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -126,7 +126,7 @@ class DeepSqueeze(_Compressed):
     tolerates_loss: ClassVar[bool] = True
     tolerates_absence: ClassVar[bool] = True
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.messages.tags import Model
 from gossamer.node import Node
@@ -32,7 +30,7 @@ class DPSGD(Algorithm):
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     overlap: bool = False
 
     async def run(self, node: Node) -> None:

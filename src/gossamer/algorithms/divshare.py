@@ -38,7 +38,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Sending
@@ -70,7 +70,7 @@ class DivShare(Algorithm):
     tolerates_sampling: ClassVar[bool] = True
     fraction: float = Field(default=0.1, gt=0, le=1)
     recipients: int | None = Field(default=None, ge=1)
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     recipients_from: Literal["all", "neighbors"] = "all"
     queue: Literal["drop", "keep"] = "drop"
     backlog: int | None = Field(default=None, ge=1)
@@ -241,7 +241,7 @@ class SwiftArtifact(Algorithm):
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
     recipients: int | None = Field(default=None, ge=1)
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     backlog: int | None = Field(default=None, ge=1)
 
     def _divshare(self) -> DivShare:
@@ -277,7 +277,7 @@ class ADPSGDArtifact(Algorithm):
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
     degree: int = Field(default=6, ge=2)
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     backlog: int | None = Field(default=None, ge=1)
 
     def check(self, setting: Setting) -> None:

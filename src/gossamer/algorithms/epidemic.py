@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
@@ -35,7 +35,7 @@ class Epidemic(Algorithm):
 
     mixes_models: ClassVar[bool] = True
     degree: int = Field(default=7, ge=1)
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     def check(self, setting: Setting) -> None:
         nodes = setting.nodes

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, whole_number
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message
 from gossamer.node import Node
@@ -41,7 +41,7 @@ class GossipLearning(Algorithm):
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
     mixes_models: ClassVar[bool] = True
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     merge: Literal["each", "all"] = "each"
     period_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.algorithms.corrected import check_doubly_stochastic
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
@@ -61,7 +61,7 @@ class PowerGossip(Algorithm):
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     rank: int = Field(default=1, ge=1)
 
     def sends_models(self) -> bool:

@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, participants, whole_number
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Payload
@@ -42,7 +42,7 @@ class Local(Algorithm):
     Args:
         local_steps: mini-batch steps a round."""
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     def sends_models(self) -> bool:
         return False
@@ -59,7 +59,7 @@ class Centralized(Algorithm):
     Args:
         local_steps: mini-batch steps a round."""
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     def sends_models(self) -> bool:
         return False
@@ -86,7 +86,7 @@ class AllReduce(Algorithm):
     Args:
         local_steps: mini-batch steps a round."""
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
 
     def reaches_all(self) -> bool:
         return True
@@ -133,7 +133,7 @@ class FedAvg(Algorithm):
             all clients are away.) Also the interval at which the server dismisses waiting clients after its last round."""
 
     mixes_models: ClassVar[bool] = True
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     weighting: Literal["data", "uniform"] = "data"
     server: int = Field(default=0, ge=0)

@@ -21,9 +21,7 @@ from collections import deque
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import Field
-
-from gossamer.algorithms.algorithm import Algorithm, whole_number
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
@@ -42,7 +40,7 @@ class RelaySum(Algorithm):
             which every node needs the whole graph (an oracle).
         stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one."""
 
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     tree: Literal["given", "spanning"] = "given"
     stand_in: Literal["own", "initial"] = "own"
 

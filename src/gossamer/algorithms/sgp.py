@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.messages.tags import Payload
 from gossamer.node import Node
@@ -50,7 +50,7 @@ class SGP(Algorithm):
 
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)
 
     async def run(self, node: Node) -> None:

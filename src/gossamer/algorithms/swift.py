@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Sending
@@ -47,7 +47,7 @@ class Swift(Algorithm):
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: LocalSteps = 1
     average_every: int = Field(default=1, ge=1)
     memory: Literal["stored", "fresh"] = "stored"
     boost: bool = False

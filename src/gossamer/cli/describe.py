@@ -272,7 +272,13 @@ def verify(
         typer.echo(json.dumps({"runs": found}))
     else:
         checked = sum((folder / "experiment.yaml").exists() for folder in folders)
-        whole = [] if quiet or problems else [f"whole: {checked} run{'s' * (checked > 1)}"]
+        going = sum(
+            not (folder / "status.json").exists()
+            for folder in folders
+            if (folder / "experiment.yaml").exists()
+        )
+        unfinished = f", {going} of them not at an end (running or killed)" if going else ""
+        whole = [] if quiet or problems else [f"whole: {checked} run{'s' * (checked > 1)}{unfinished}"]
         for line in problems or whole:
             typer.echo(line)
     if problems:

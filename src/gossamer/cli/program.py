@@ -104,7 +104,10 @@ def _main() -> int:
         _say(1, str(error))
         if error.folder is not None:
             typer.echo(f"what was recorded is kept in {error.folder}", err=True)
-            typer.echo(f"a page of it: gossamer report {shlex.quote(str(error.folder))}", err=True)
+            folder = shlex.quote(str(error.folder))
+            typer.echo(f"a page of it: gossamer report {folder}", err=True)
+            if any((error.folder / "checkpoints").glob("*/manifest.json")):
+                typer.echo(f"to go on: gossamer resume {folder}", err=True)
         return 1
     except GossamerError as error:
         return _say(1, str(error))

@@ -57,7 +57,7 @@ class Evaluation(Section):
     """When and on what models are evaluated for the record. It takes no time on the nodes' clocks."""
 
     every_rounds: Count | None = 10
-    every_s: float | None = Field(default=None, gt=0)
+    every_s: float | None = Field(default=None, ge=1e-6)
     nodes: Literal["all", "average"] | Count | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
     timeline: Timeline | None = None
@@ -145,7 +145,7 @@ class Checkpoints(Section):
     """When a run is saved, so that it can be resumed. A node is saved at the end of one of its rounds."""
 
     every_rounds: Count | None = None
-    every_s: float | None = Field(default=None, gt=0)
+    every_s: float | None = Field(default=None, ge=1e-6)
     keep: Count = 2
 
     @property

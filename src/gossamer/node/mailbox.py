@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.codecs.codec import Coder
-from gossamer.errors import GossamerError
+from gossamer.errors import PeerFailure
 from gossamer.learning.mixing import Step
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
@@ -26,11 +26,11 @@ REFUSED = ("~refused",)
 """The tag by which a node tells a peer that it takes no messages of it, so that the peer does not wait for an answer."""
 
 
-class PeerLost(GossamerError):
+class PeerLost(PeerFailure):
     """A node waits for a peer that is dead, and the experiment says that this ends the run."""
 
 
-class MalformedMessage(GossamerError):
+class MalformedMessage(PeerFailure):
     """A peer sent what its receiver does not expect, and the experiment says that this ends the run."""
 
 
@@ -242,6 +242,7 @@ class Mailbox:
             if (fault := fault_of(message)) is None:
                 admitted.append(message)
             else:
+                self.messages = [each for each in self.messages if each is not message]
                 self.refuse(message.source, message.tag, fault)
         return admitted
 
@@ -334,12 +335,12 @@ class Mailbox:
                     oldest, left = self._oldest(there, prefix)
                     # Messages that came in meanwhile are decoded here.
                     taken = {rank: self._opened(message) for rank, message in oldest.items()}
+                    if self.coder is not None:
+                        self._replace(oldest.values(), taken.values())
                     admitted = self._admitted(taken.values())
                     if len(admitted) == len(taken):
                         break
                     refused = taken.keys() - {message.source for message in admitted}
-                    dropped = {id(oldest[rank]) for rank in refused}
-                    self.messages = [message for message in self.messages if id(message) not in dropped]
                     malformed |= refused
                     away |= refused
                     waiter.recount()
@@ -376,11 +377,12 @@ class Mailbox:
         def prepare() -> Step:
             return _Decoding(self._opened, messages, coder.node.parameters)
 
-        def put(opened: list[Message]) -> None:
-            new = dict(zip(map(id, messages), opened, strict=True))
-            self.messages = [new.get(id(message), message) for message in self.messages]
+        await self.host.mix(prepare, lambda opened: self._replace(messages, opened), read=False)
 
-        await self.host.mix(prepare, put, read=False)
+    def _replace(self, messages: Iterable[Message], opened: Iterable[Message]) -> None:
+        """Keep messages that are here in their decoded form."""
+        new = dict(zip(map(id, messages), opened, strict=True))
+        self.messages = [new.get(id(message), message) for message in self.messages]
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gossamer import files
 from gossamer.errors import BadInput
@@ -45,10 +46,12 @@ def problems_of(path: Path) -> list[str]:
         attempt(partial(getattr, run, part))
     for kind in ("metrics", "events", "graphs", "timeline"):
         found += recorder.missing(path, kind)
-    listed: list[str] = []
-    attempt(lambda: listed.extend(read_status(path).get("files", {})))
-    for name in listed:
-        attempt(partial(recorder.prove, path, name))
+    status: dict[str, Any] = {}
+    attempt(lambda: status.update(read_status(path)))
+    found += _results_missing(path, status)
+    for name in status.get("files", ()):
+        if not any(problem.startswith(str(path / name)) for problem in found):
+            attempt(partial(recorder.prove, path, name))
     for number in complete(path / "checkpoints"):
         try:
             cut = read_cut(path / "checkpoints", number)
@@ -60,3 +63,23 @@ def problems_of(path: Path) -> list[str]:
     for file in sorted((path / "restart").glob("*.safetensors")):
         attempt(partial(checkpoint.read, file, {"run": run_id(path)}))
     return list(dict.fromkeys(found))
+
+
+def _results_missing(path: Path, status: Mapping[str, Any]) -> list[str]:
+    """Says what a run that has begun must have and lacks, as far as no checksum shows it."""
+    if (path / "status.json").exists():
+        # A run that failed on a full disk has no space for checksums.
+        needed = ("run", "status") if status.get("status") == "failed" else ("run", "status", "files")
+        lacking = [name for name in needed if not status.get(name)]
+        return (
+            [f"{path / 'status.json'}: no {', no '.join(lacking)}; accepted: as the run left it"]
+            if lacking
+            else []
+        )
+    found = (
+        any(recorder.segments(path, kind) for kind in ("metrics", "events"))
+        or (path / "metrics.parquet").exists()
+    )
+    if not found and (path / "setup.json").exists():
+        return [f"{path}: its results are missing; accepted: status.json and what it lists, or segments"]
+    return []

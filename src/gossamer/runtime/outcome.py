@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.errors import RecordError, RunFailed, cause
+from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.recording import Observer
@@ -111,6 +111,6 @@ def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
     """One clear error that names the node, the round and the cause; the traceback goes with it."""
     if isinstance(error, RecordError) or (isinstance(error, RunFailed) and error.node is not None):
         return error
-    text = "".join(traceback.format_exception(error))
+    text = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
     said = f"node {rank} failed in round {round}: {cause(error)}"
     return RunFailed(said, node=rank, round=round, traceback=text)

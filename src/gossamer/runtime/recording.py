@@ -354,6 +354,7 @@ class RunRecord:
         self.reached = False
         self._on_record: dict[int, float] = {}  # the time of each node's last row, in a run that is replayed
         self._graphs_on_record = -1
+        self._need: Callable[[int], None] = lambda rank: None
         self._values: dict[tuple[int, float], Any] = {}  # the target's metric in the rows on record
 
     def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
@@ -373,8 +374,10 @@ class RunRecord:
                     self._target.reached(last, row)
                     self._snapshots.take(last, rank, (row, cut.read(rank).model))
 
-    def replay(self, metrics: pl.DataFrame, graphs: int) -> None:
-        """Everything happens again: rows that are on record, and graphs up to a round, are not written."""
+    def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
+        """Everything happens again: rows that are on record, and graphs up to a round, are not written. ``need`` is called
+        with the rank of a node on whose model a row depends that is not on record."""
+        self._need = need
         times_s = metrics.group_by("node").agg(pl.col("time_s").max())
         self._on_record, self._graphs_on_record = dict(times_s.iter_rows()), graphs
         target = self._setup.experiment.stop.target
@@ -446,6 +449,8 @@ class RunRecord:
             self.reached = True
 
     def _network_row(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> dict[str, Any]:
+        for rank in snapshots:
+            self._need(rank)
         rows, models = zip(*snapshots.values(), strict=True)
         parameters = [model.parameters for model in models]
         mean = average(parameters)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gossamer.errors import RecordError, cause
+from gossamer.errors import PeerFailure, RecordError, cause
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
@@ -138,7 +138,8 @@ class Failed(Message):
     def of(cls, error: BaseException, round: int) -> Failed:
         if isinstance(error, RecordError):
             return cls(str(error), round, "")
-        return cls(cause(error), round, "".join(traceback.format_exception(error)))
+        trace = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
+        return cls(cause(error), round, trace)
 
 
 AboutCheckpoint = Marked | Saved | NotSaved

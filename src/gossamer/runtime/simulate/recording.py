@@ -66,7 +66,7 @@ class SimRecorder:
     def resume(self, replay: Replay, metrics: pl.DataFrame, graphs: int) -> None:
         """The run is resumed: these rows, and graphs up to a round, are on record."""
         self.wall, self._replay = stopwatch(replay.cut.wall_s), replay
-        self._rows.replay(metrics, graphs)
+        self._rows.replay(metrics, graphs, replay.need)
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models at evaluation points that other nodes have not come to yet, by round."""

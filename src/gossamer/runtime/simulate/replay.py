@@ -129,9 +129,9 @@ class Replay:
         del self._saved[node.rank]
 
     def need(self, rank: int) -> None:
-        """A row of a node is not on record, although it should be unless the node is restored."""
+        """A row that depends on a node's model is not on record, although it should be unless the node is restored."""
         if rank not in self.restored:
-            self.failed(ReplayDiffers(f"a row of node {rank} is missing in the record"))
+            self.failed(ReplayDiffers(f"a row that depends on node {rank} is missing in the record"))
 
     def end(self) -> None:
         """The instant of the checkpoint is over."""
