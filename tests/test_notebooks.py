@@ -81,7 +81,6 @@ def executed(folder: Path, *cells: str) -> tuple[list[Any], list[str]]:
     return [cell.outputs for cell in book.cells], updates
 
 
-@pytest.mark.filterwarnings("default:Kernel is running over TCP")
 def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
     outputs, updates = executed(
         tmp_path,
