@@ -236,7 +236,7 @@ class _Bar(_Live):
 
 @contextmanager
 def _notebook_bar(experiment: Experiment) -> Iterator[Silent]:
-    """A bar that disappears with the run's end: the run shows its results itself."""
+    """A bar that disappears when the run has ended: the notebook then shows the :class:`Run`."""
     ipython: Any = importlib.import_module("IPython.display")
     output = ipython.display(ipython.HTML(""), display_id=True)
     bar = _NotebookBar(experiment, lambda html: output.update(ipython.HTML(html)))

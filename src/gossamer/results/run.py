@@ -117,8 +117,8 @@ class Run:
 
     def module(self, rank: int | None = None) -> nn.Module:
         """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
-        again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank that
-        it has not, are bad input."""
+        again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
+        of range, are bad input."""
         from gossamer.learning import parameters as flat_vectors
         from gossamer.tasks import load_task
 
@@ -307,7 +307,7 @@ class Run:
 
 def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank") -> Model:
     """The model of a rank among "parameters" [nodes, P] and "buffers" [nodes, B] of a run, or with None the mean of all that
-    are finite: those of lost nodes are NaN. A rank that the run has not is bad input, of the ``field``."""
+    are finite: those of lost nodes are NaN. A rank out of range is bad input; ``field`` names it in the message."""
     parameters = models["parameters"]
     both = parameters, models.get("buffers", parameters[:, :0])
     if rank is None:
@@ -346,7 +346,7 @@ def load_run(path: str | Path) -> Run:
     what = (
         "not a run: neither it nor a folder in it has experiment.yaml" if path.is_dir() else "no such folder"
     )
-    raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of one run")
+    raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
 
 
 def load_runs(path: str | Path) -> list[Run]:
