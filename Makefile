@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 CHAOS_SECONDS ?= 600
 
-.PHONY: demo test test-all test-newest-torch lint bench bench-processes chaos clean help
+.PHONY: demo test test-all test-newest-torch lint bench bench-processes tutorials chaos clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -45,6 +45,9 @@ bench: $(READY)  ## benchmarks, as ratios within one run
 
 bench-processes: $(READY)  ## the engine processes: start-up, speed, memory, traffic
 	$(BIN)/python benchmarks/processes.py
+
+tutorials: $(READY)  ## run the notebooks of docs/tutorials and write their outputs
+	$(BIN)/python tests/test_tutorials.py
 
 chaos: $(READY)  ## seeded faults, half the time simulated and half among real processes (CHAOS_SECONDS=600; as root it does more)
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS)

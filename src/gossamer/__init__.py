@@ -9,13 +9,13 @@ from gossamer import numerics
 
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
-    from gossamer.api import load_module, resume, run
+    from gossamer.api import resume, run
     from gossamer.codecs import Codec
     from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
     from gossamer.node import Node, NodeWrapper, PeerLost
-    from gossamer.results.run import Run, load_run
+    from gossamer.results.run import Run, load_module, load_run, load_runs
     from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
@@ -46,8 +46,9 @@ _HOMES = {
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
     "Tracker": "gossamer.results.trackers",
-    "load_module": "gossamer.api",
+    "load_module": "gossamer.results.run",
     "load_run": "gossamer.results.run",
+    "load_runs": "gossamer.results.run",
     "resume": "gossamer.api",
     "run": "gossamer.api",
     "run_sweep": "gossamer.sweep.execute",
@@ -74,6 +75,7 @@ __all__ = [
     "Tracker",
     "load_module",
     "load_run",
+    "load_runs",
     "resume",
     "run",
     "run_sweep",

@@ -1,17 +1,20 @@
-"""Run an experiment, resume a run, and load the model of one of its nodes."""
+"""Run an experiment, and resume a run."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
+from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
-from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
+from gossamer.progress import Silent as Silent
+from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, environment, write_json, write_text
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
@@ -19,32 +22,10 @@ from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
 from gossamer.runtime.recording import Observer
-from gossamer.runtime.setup import sharing_constants
-from gossamer.tasks import load_task
+from gossamer.runtime.setup import settled
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
-
-log = logging.getLogger("gossamer")
-
-
-class Silent:
-    """An observer that only writes to the log."""
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        """Nothing to show."""
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        """Nothing to show."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Nothing to show."""
-
-    def say(self, text: str) -> None:
-        """Log it."""
-        log.info(text)
 
 
 def run(
@@ -63,7 +44,7 @@ def run(
         experiment: what to run, under the engine that it names.
         out: the folder of all runs; this one goes to ``<out>/<name>/<id>/``.
         name: of the folder between; None is the experiment's.
-        observer: told of progress.
+        observer: told of progress; None is a live display in a notebook, and the log elsewhere.
         command: the command line to record; None is this process's.
         server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
             to import torch; it serves one run. None starts one.
@@ -82,19 +63,23 @@ def run(
         raise BadInput(
             f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
         )
-    observer = observer or Silent()
-    trackers = Trackers(experiment.trackers, observer)
-    with _engine(experiment, server, listen) as engine:
-        where = environment(sys.argv if command is None else command, computes_here=_simulated(experiment))
-        folder = RunFolder.create(
-            Path(out),
-            name or experiment.name,
-            experiment=experiment.to_yaml(),
-            environment=where,
-            setup=engine.description,
-        )
-        with folder.locked():
-            return _carry_out(engine, experiment, folder, trackers)
+    check_not_importing("run")
+    experiment = settled(experiment)
+    with _observing(experiment, observer) as watcher:
+        trackers = Trackers(experiment.trackers, watcher)
+        with _engine(experiment, server, listen) as engine:
+            where = environment(
+                sys.argv if command is None else command, computes_here=_simulated(experiment)
+            )
+            folder = RunFolder.create(
+                Path(out),
+                name or experiment.name,
+                experiment=experiment.to_yaml(),
+                environment=where,
+                setup=engine.description,
+            )
+            with folder.locked():
+                return _carry_out(engine, experiment, folder, trackers)
 
 
 def resume(
@@ -120,26 +105,51 @@ def resume(
         BadInput: if there is no checkpoint, if the run is done or still under way, or if its experiment was edited.
         RunFailed: as for :func:`run`.
     """
-    folder, observer = RunFolder.open(Path(path)), observer or Silent()
+    folder = RunFolder.open(Path(path))
     overrides = list(overrides)
     for each in overrides:
         if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
     with folder.locked():
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
-        cut = _resumable(folder, experiment, observer)
-        trained = experiment
-        if cut.trainer is not None and experiment.engine.trainer == "auto":
-            trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
-        trackers = Trackers(experiment.trackers, observer)
-        with _engine(trained, server, listen) as engine:
+        with _observing(experiment, observer) as watcher:
+            cut = _resumable(folder, experiment, watcher)
+            trained = experiment
+            if cut.trainer is not None and experiment.engine.trainer == "auto":
+                engine_fields = {**experiment.engine.model_dump(), "trainer": cut.trainer}
+                trained = experiment.override(engine=engine_fields)
+            trackers = Trackers(experiment.trackers, watcher)
+            with _engine(trained, server, listen) as engine:
 
-            def go_on() -> None:
-                rewind(folder, cut, engine.description["outcome_ranks"])
-                write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-                _record_resumption(folder, experiment, cut, observer)
+                def go_on() -> None:
+                    rewind(folder, cut, engine.description["outcome_ranks"])
+                    write_text(folder.path / "experiment.yaml", experiment.to_yaml())
+                    _record_resumption(folder, experiment, cut, watcher)
 
-            return _carry_out(engine, trained, folder, trackers, cut, go_on)
+                return _carry_out(engine, trained, folder, trackers, cut, go_on)
+
+
+def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
+    """The observer of a run; without one, a live display in a notebook, and the log elsewhere."""
+    return watching(experiment, quiet=not in_notebook()) if observer is None else nullcontext(observer)
+
+
+@contextmanager
+def _own_event_loop() -> Iterator[None]:
+    """Let an engine run an event loop in a thread that runs one already, such as that of Jupyter, which waits meanwhile."""
+    if (outer := asyncio._get_running_loop()) is None:
+        yield
+        return
+    task = asyncio.current_task(outer)
+    if task is not None:
+        asyncio.tasks._leave_task(outer, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if task is not None:
+            asyncio.tasks._enter_task(outer, task)
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
@@ -185,31 +195,10 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     return cut
 
 
-def load_module(path: str | Path, node: int = 0) -> nn.Module:
-    """A node's model at the end of a run as a module in evaluation mode. Its task is loaded again, for what is in no flat
-    vector: the code, frozen parameters and constants. A BadInput refuses a run without models, and a node that it has not."""
-    run = load_run(path)
-    if run.parameters is None:
-        raise BadInput(
-            f"{run.path}: {run.status}, without models.safetensors; accepted: a run that has ended"
-        )
-    if not 0 <= node < len(run.parameters):
-        raise BadInput(f"node: {node}; accepted: 0 to {len(run.parameters) - 1}")
-    experiment = Experiment.load(run.path / "experiment.yaml")
-    task = load_task(experiment.task, experiment.data_root, experiment.seed)
-    module = bare_module(sharing_constants(task, experiment.seed).model).eval()
-    layout = Layout.of(module)
-    values = named_parameters(run.parameters[node], layout.parameters)
-    if run.buffers is not None:
-        values |= named_buffers(run.buffers[node], layout, module)
-    module.load_state_dict(values, strict=False)
-    return module
-
-
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
     if there is none. The recorded experiment must be equal to this one."""
-    wanted = experiment.model_dump(mode="json")
+    wanted = settled(experiment).model_dump(mode="json")
     for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
         found = load_run(file.parent)
         same = found.experiment
@@ -259,7 +248,10 @@ def _carry_out(
         prepare()
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
-        with engine:  # which ends before its record is compacted: nothing writes to it any more
+        with (
+            engine,
+            _own_event_loop(),
+        ):  # the engine ends before its record is compacted: nothing writes to it any more
             outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
         close_after(error, folder)

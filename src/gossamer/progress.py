@@ -1,38 +1,67 @@
-"""The progress display of a run: a live bar on a terminal, elsewhere one line for each evaluation."""
+"""The progress display of a run: a live bar on a terminal and in a notebook, elsewhere one line for each evaluation."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from gossamer.api import Silent
-from gossamer.results.formatting import bytes_text
+from gossamer.results.formatting import bytes_text, numerals
 from gossamer.runtime.recording import NETWORK, stopwatch
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
 
-SMALL = 0.001
-"""Smaller values are written in powers of ten."""
+log = logging.getLogger("gossamer")
+
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
 QUIET_S = 10.0
 """After this many seconds without a line, one says how far the run is. Each such line doubles the time."""
 
 
+class Silent:
+    """An observer that only writes to the log."""
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        """Nothing to show."""
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        """Nothing to show."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Nothing to show."""
+
+    def say(self, text: str) -> None:
+        """Log it."""
+        log.info(text)
+
+
 @contextmanager
 def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]:
-    """An observer that displays a run: a bar if standard error is a terminal, else lines; nothing if quiet."""
+    """An observer that displays a run: a bar in a notebook or if standard error is a terminal, else lines; nothing if
+    quiet."""
     if quiet:
         yield Silent()
+    elif in_notebook():
+        with _notebook_bar(experiment) as bar:
+            yield bar
     elif sys.stderr.isatty():
         with _bar(experiment) as bar:
             yield bar
     else:
         yield Lines(experiment)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def spread(values: Mapping[str, list[float]]) -> str:
@@ -44,12 +73,6 @@ def spread(values: Mapping[str, list[float]]) -> str:
     mean, least, most = numerals(fmean(numbers), min(numbers), max(numbers))
     text = f"{names[0].replace('_', ' ')} {mean}"
     return f"{text} ({least} to {most})" if len(numbers) > 1 else text
-
-
-def numerals(value: float, *others: float) -> list[str]:
-    """A value and related ones as text, with four digits after the point; in powers of ten if the value is small."""
-    kind = ".3e" if 0 < abs(value) < SMALL else ".4f"
-    return [f"{each:{kind}}" for each in (value, *others)]
 
 
 class Display(Silent):
@@ -166,19 +189,13 @@ def _bar(experiment: Experiment) -> Iterator[Silent]:
         yield _Bar(experiment, bar, figures)
 
 
-class _Bar(Display):
-    """A live bar: rounds, engine time, accuracy and its spread, bytes, elapsed and remaining time."""
+class _Live(Display):
+    """A display that is drawn again and again: rounds, engine time, accuracy and its spread, bytes."""
 
-    def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
-        self._bar, self._figures = bar, figures
-        self._task = bar.add_task(experiment.name, total=1.0, start=False, rounds="")
         self._wall, self._shown = stopwatch(), -1.0
         self._evaluation = ""
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        self._bar.start_task(self._task)
-        super().start(description)
 
     def progress(self, rounds: int, time_s: float) -> None:
         # At most ten times a second: a simulation reports every round of every node.
@@ -187,11 +204,70 @@ class _Bar(Display):
             return
         self._shown = wall
         of = f"/{self._rounds}" if self._rounds else ""
-        self._bar.update(self._task, completed=share, rounds=f"round {rounds // self._nodes}{of}")
-        self._figures.plain = f"{self._clock} {time_s:.1f} s{self._evaluation}"
+        text = f"round {rounds // self._nodes}{of}"
+        self.draw(share, text, f"{self._clock} {time_s:.1f} s{self._evaluation}")
 
     def evaluated(self, line: str) -> None:
         self._evaluation = f" · {self._latest} · {self.sent()} sent"
 
+    def draw(self, share: float, rounds: str, figures: str) -> None:
+        """Show the share of the run that is done, the round, and the figures of the latest evaluation."""
+
+
+class _Bar(_Live):
+    """A live bar on a terminal, with elapsed and remaining time."""
+
+    def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
+        super().__init__(experiment)
+        self._bar, self._figures = bar, figures
+        self._task = bar.add_task(experiment.name, total=1.0, start=False, rounds="")
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        self._bar.start_task(self._task)
+        super().start(description)
+
+    def draw(self, share: float, rounds: str, figures: str) -> None:
+        self._bar.update(self._task, completed=share, rounds=rounds)
+        self._figures.plain = figures
+
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def _notebook_bar(experiment: Experiment) -> Iterator[Silent]:
+    """A bar that disappears when the run has ended: the notebook then shows the :class:`Run`."""
+    ipython: Any = importlib.import_module("IPython.display")
+    output = ipython.display(ipython.HTML(""), display_id=True)
+    bar = _NotebookBar(experiment, lambda html: output.update(ipython.HTML(html)))
+    yield bar
+    bar.end()
+
+
+class _NotebookBar(_Live):
+    """A live bar below a notebook's cell, as HTML that ``show`` replaces. (rich's own display needs ipywidgets.)"""
+
+    def __init__(self, experiment: Experiment, show: Callable[[str], None]) -> None:
+        super().__init__(experiment)
+        self._name, self._show = experiment.name, show
+        self._bar, self._said = "", list[str]()
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        self.draw(0.0, "", f"{description['nodes']} nodes, {description['parameters']} parameters each")
+
+    def draw(self, share: float, rounds: str, figures: str) -> None:
+        text = escape(" · ".join(filter(None, (rounds, figures, self.left(share)))))
+        self._bar = f'{escape(self._name)} <progress value="{share:.3f}"></progress> {text}'
+        self._show(self._html())
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+        self._show(self._html())
+
+    def end(self) -> None:
+        """Leave only what was said."""
+        self._bar = ""
+        self._show(self._html())
+
+    def _html(self) -> str:
+        return "<br>".join([*map(escape, self._said), *filter(None, [self._bar])])

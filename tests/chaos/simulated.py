@@ -15,7 +15,7 @@ import torch
 import gossamer
 from chaos.invariants import Record, differences, violations
 from chaos.schedule import Schedule
-from gossamer import RunFailed, load_run
+from gossamer import RunFailed, load_runs
 from gossamer.api import Silent
 from gossamer.learning.capture import Captured
 from gossamer.runtime.setup import prepare
@@ -95,7 +95,7 @@ def play(schedule: Schedule, out: Path, observer: Silent | None = None) -> Recor
     experiment = schedule.experiment("simulate")
     with suppress(RunFailed):  # its record says so
         gossamer.run(experiment, out, observer=observer, command=["chaos"])
-    return Record.of(load_run(out))
+    return Record.of(load_runs(out)[-1])
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import yaml
 
 from command_line import SMALL, Cli
 from gossamer import Experiment, load_run, progress
-from gossamer.progress import numerals, spread
+from gossamer.progress import spread
+from gossamer.results.formatting import numerals
 from gossamer.runtime.simulate import simulation
 
 

@@ -138,7 +138,7 @@ def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
         recorded = run.metrics.filter(node=node, round=settings["stop"]["rounds"])["test_loss"].item()
         found = float(user_tasks.half_mean_square(module(inputs), targets).detach())
         assert found == pytest.approx(recorded, rel=1e-5)
-    with pytest.raises(BadInput, match="node: 4; accepted: 0 to 3"):
+    with pytest.raises(BadInput, match="rank: 4; accepted: 0 to 3"):
         gossamer.load_module(run.path, 4)
 
 

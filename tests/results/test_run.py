@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from synthetic_run import PARAMETERS, synthetic
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.run import Run, labels, load_run, load_runs
+from gossamer.results.run import Run, labels, load_run, load_runs, model_of
+from gossamer.results.tidy import summary
 
 
 def test_a_run_is_read_back(tmp_path: Path) -> None:
@@ -56,15 +60,64 @@ def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
     assert (later.lost, later.away) == ([3], [0, 3])
 
 
-def test_a_folder_of_runs_stands_for_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_stands_for_its_only_run(tmp_path: Path) -> None:
     first = synthetic(tmp_path, name="b", nodes=1, rounds=(0,))
-    assert load_run(tmp_path / "b") == first
+    assert load_run(tmp_path / "b") == load_run(str(tmp_path)) == first
     second = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
-    with caplog.at_level(logging.INFO):
-        assert load_run(str(tmp_path)) == second
-    assert "2 runs" in caplog.text
-    assert second.id in caplog.text
+    with pytest.raises(BadInput, match=rf": 2 runs; accepted: one of them: b/{first.id}, a/{second.id}$"):
+        load_run(tmp_path)
     assert load_run(tmp_path / "b") == first
+
+
+def test_the_mean_model_leaves_out_lost_nodes() -> None:
+    parameters = torch.tensor([[1.0, 2.0], [math.nan, math.nan], [4.0, 5.0]])
+    mean = model_of({"parameters": parameters}, None)
+    assert mean.parameters.tolist() == [2.5, 3.5]
+    assert mean.buffers.shape == (0,)
+    both = {"parameters": parameters, "buffers": torch.tensor([[1.0], [math.nan], [2.0]])}
+    assert model_of(both, None).buffers.tolist() == [1.5]
+    assert model_of(both, 2).buffers.tolist() == [2.0]
+    with pytest.raises(BadInput, match="rank: 3; accepted: 0 to 2"):
+        model_of(both, 3)
+    with pytest.raises(BadInput, match="rank: null, of a run without finite models"):
+        model_of({"parameters": parameters[1:2]}, None)
+
+
+def test_a_run_draws_into_given_axes(tmp_path: Path) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    first, second = (synthetic(tmp_path, nodes=3, rounds=(0, 10), seed=seed) for seed in (1, 2))
+    axes = first.plot()
+    assert axes.get_ylabel() == "test accuracy"
+    assert axes.get_legend() is None
+    assert second.plot("test_accuracy", axes, label="other") is axes
+    assert [line.get_label() for line in axes.lines] == ["quickstart", "other"]
+    assert axes.lines[0].get_color() != axes.lines[1].get_color()
+    means = summary(second, "test_accuracy")["mean"].to_list()
+    assert axes.lines[1].get_ydata().tolist() == means
+    assert axes.get_legend() is not None
+    assert first.plot("test_loss", x="bytes").get_xlabel() == "sent by all nodes / bytes"
+    for arguments, message in (
+        ({"metric": "test_acuracy"}, r"no run has recorded it \(did you mean 'test_accuracy'\?\)"),
+        ({"x": "hours"}, "x: got 'hours'; accepted: round, time_s, wall_s, bytes"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            first.plot(**arguments)  # type: ignore[arg-type]
+    pyplot.close("all")
+
+
+def test_a_notebook_shows_the_summary_and_the_main_chart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = synthetic(tmp_path, name="a", nodes=3, rounds=(0, 10))
+    assert run.summary["run"] == str(run.path)
+    html = run._repr_html_()
+    assert all(f">{name}</td>" in html for name in run.summary)
+    assert html.count('<img alt="test_accuracy"') == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "<img" not in run._repr_html_()
+    begun = synthetic(tmp_path, name="b", nodes=3, rounds=(), status=None)
+    assert ">running or killed</td>" in begun._repr_html_()
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

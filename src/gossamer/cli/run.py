@@ -247,7 +247,8 @@ def _watch(
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        _print(_summary(done, page))
+        lines = done.summary | ({} if page is None else {"report": str(page)})
+        _print(list(lines.items()))
     if profile and not as_json:
         _print(_profile(done))
     if done.status == "diverged":
@@ -270,43 +271,6 @@ def _write_page(done: Run) -> Path | None:
     except BadInput as error:  # such as a missing library for charts: the run itself is done
         typer.echo(f"no report: {error}", err=True)
         return None
-
-
-def _summary(done: Run, page: Path | None) -> list[tuple[str, str]]:
-    """The summary of a run."""
-    from gossamer.progress import numerals
-    from gossamer.results.checkpoints import newest
-    from gossamer.results.formatting import bytes_text
-    from gossamer.results.tidy import ASYNCHRONY, final_summary
-
-    summary, lines, stopped = final_summary(done), {}, done.status == "stopped"
-    if stopped:
-        of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
-        at = f"at round {summary.rounds or 0}{of}"
-        lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
-    if done.status == "diverged":
-        lines["DIVERGED"] = f"{done.error}; stop.diverged: continue would have gone on"
-    if done.lost:
-        lines["status"] = done.outcome
-    for name, final in summary.metrics.items():
-        if name not in ASYNCHRONY:
-            mean, std = numerals(final.mean, final.std)
-            of_nodes = f", std {std} over {final.count} nodes" if final.count > 1 else ""
-            lines[name.replace("_", " ")] = mean + of_nodes
-    lines["virtual time" if done.virtual else "time"] = f"{summary.time_s or 0:.4g} s"
-    lines["wall time"] = f"{summary.wall_s or 0:.1f} s"
-    lines["sent"] = bytes_text(summary.bytes_sent)
-    if done.private_bytes is not None:
-        mean_mib, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
-        lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
-    lines["run"] = str(done.path)
-    if page is not None:
-        lines["report"] = str(page)
-    if stopped:
-        saved = newest(done.path / "checkpoints") is not None
-        to_go_on = f"gossamer resume {done.path}" if saved else "not possible: the run saved no checkpoint"
-        lines["to go on"] = to_go_on
-    return list(lines.items())
 
 
 def _profile(done: Run) -> list[tuple[str, str]]:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from gossamer import files
 from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
@@ -86,6 +94,25 @@ class Stop(Section):
         if self.rounds is None and self.time_s is None:
             raise ValueError("stop.rounds or stop.time_s, so that the run ends")
         return self
+
+
+class WarmStart(Section):
+    """All nodes start with the model of a run (the mean over its nodes, or that of a ``rank``), or with that of a file of
+    named tensors. A record has the file of the run's models, and its checksum.
+
+    Attributes:
+        path: the folder of the run, or a safetensors file; "from" in an experiment file.
+        rank: the node of the run whose model it is; None is the mean.
+        crc32: the checksum that the file must have; None takes any.
+    """
+
+    path: FilePath = Field(alias="from")
+    rank: Annotated[int, Field(ge=0, strict=True)] | None = None
+    crc32: str | None = Field(default=None, pattern=r"^[0-9a-f]{8}$")
+
+    @model_serializer
+    def _fields(self) -> dict[str, Any]:
+        return {"from": str(self.path), "rank": self.rank, "crc32": self.crc32}
 
 
 class Gather(Section):
@@ -239,7 +266,7 @@ class Experiment(Section):
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
     batch_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | Literal["full"] = 16
-    initial: Literal["common", "independent"] = "common"
+    initial: Literal["common", "independent"] | WarmStart = "common"
     compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)
     network: Annotated[Any, ComponentField("network")] = Field(default="uniform", validate_default=True)
     faults: Annotated[tuple[Any, ...], ComponentField("fault", "faults", many=True)] = ()
@@ -258,6 +285,14 @@ class Experiment(Section):
         """Whether nodes may leave and come back. Such a run can't be resumed, because its nodes are saved independently."""
         restarts = isinstance(self.engine, Processes) and self.engine.restart == "always"
         return bool(self.faults) or restarts
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refused(cls, value: Any, handler: Callable[[Any], Experiment]) -> Experiment:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise bad_input(error, cls) from None
 
     @model_validator(mode="after")
     def _known_ranks(self) -> Experiment:
@@ -325,10 +360,7 @@ class Experiment(Section):
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
         """The experiment in a mapping; relative paths are relative to ``folder``. Raises BadInput for unusable values."""
-        try:
-            return cls.model_validate(dict(raw), context={"folder": folder})
-        except ValidationError as error:
-            raise bad_input(error, cls) from None
+        return cls.model_validate(dict(raw), context={"folder": folder})
 
     def override(self, **changes: Any) -> Experiment:
         """A validated copy with other values for some fields; raises BadInput for unusable ones."""

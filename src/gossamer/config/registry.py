@@ -7,7 +7,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -79,7 +80,7 @@ class Component(BaseModel):
     @classmethod
     def name_of(cls) -> str:
         """The name by which an experiment file finds this class."""
-        return cls.__dict__.get("registered_name") or f"{cls.__module__}:{cls.__qualname__}"
+        return cls.__dict__.get("registered_name") or _path_of(cls)
 
     def spec(self) -> dict[str, Any]:
         """The entry of an experiment file that gives this component: its name and every parameter."""
@@ -140,31 +141,70 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
 
 def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
     """Build a component of a kind from an entry of an experiment file: a mapping with ``name`` and parameters, or a bare
-    name; a component stays. Relative paths are relative to the ``folder`` in the context; ``field`` is the field that holds
-    the value, for messages (default: the kind). An unknown name, and parameters that the component refuses, are bad input."""
+    name; a class or function stands for its name, and a component stays. Relative paths are relative to the ``folder`` in the
+    context; ``field`` is the field that holds the value, for messages (default: the kind). An unknown name, and parameters
+    that the component refuses, are bad input."""
     field = field or kind
     if isinstance(value, Component):
         return value
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+    entry = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name = entry.pop("name", None)
+    if inspect.isclass(name) or inspect.isfunction(name):
+        name = name.name_of() if inspect.isclass(name) and issubclass(name, Component) else _path_of(name)
+    if not isinstance(name, str):
         raise BadInput(
             f"{field}: got {shown(value)}; accepted: a name, or a mapping with 'name' and its parameters"
         )
-    parameters = {key: item for key, item in value.items() if key != "name"}
-    cls = find(kind, value["name"], field)
-    said = f"{field} {value['name']!r}"
+    cls = find(kind, name, field)
+    said = f"{field} {name!r}"
     if inspect.isabstract(cls):
         missing = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
         raise BadInput(f"{said}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
     try:
-        return cls.model_validate(parameters, context=context)
+        return cls.model_validate(entry, context=context)
     except ValidationError as error:
         raise bad_input(error, cls, field) from None
     except GossamerError:
         raise
     except Exception as error:  # the user's own __init__ may raise anything
         raise BadInput(f"{said}: {cause(error)}") from error
+
+
+def _path_of(found: type | Callable[..., Any]) -> str:
+    """ "module:name" of a class or function. That of the script that is running names the script, as other processes and
+    later ones find it."""
+    module = _script() if found.__module__ == "__main__" else None
+    return f"{module or found.__module__}:{found.__qualname__}"
+
+
+def _script() -> str | None:
+    """The module that this process runs as a script; None for a notebook, a prompt, or a program that is no module."""
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name)
+    file = Path(getattr(main, "__file__", None) or "")
+    return file.stem if file.suffix == ".py" else None
+
+
+_imported: list[str] = []  # modules whose import is under way, innermost last
+
+
+@contextmanager
+def _importing(module: str) -> Iterator[None]:
+    _imported.append(module)
+    try:
+        yield
+    finally:
+        _imported.pop()
+
+
+def check_not_importing(call: str) -> None:
+    """Refuse to start work while the module of a component is imported: a script whose classes other processes import would
+    start it in each of them."""
+    if _imported:
+        raise BadInput(
+            f'{call}: called where {_imported[-1]!r} is imported; accepted: below if __name__ == "__main__":'
+        )
 
 
 def _import(kind: str, path: str, said: str) -> type[Component]:
@@ -174,7 +214,8 @@ def _import(kind: str, path: str, said: str) -> type[Component]:
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        with _importing(module_name):
+            module = importlib.import_module("__main__" if module_name == _script() else module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{said}: no module named {error.name!r} (the working directory is searched too)"
@@ -185,6 +226,11 @@ def _import(kind: str, path: str, said: str) -> type[Component]:
     except Exception as error:
         raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
     if (found := getattr(module, attribute, None)) is None:
+        if module_name == "__main__":
+            raise BadInput(
+                f"{said} is defined in a notebook or at a prompt, which other processes can't import; accepted: a module"
+                f" (begin the cell with %%writefile mine.py, and then: from mine import {attribute})"
+            )
         raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
     return _as_component(kind, found, path, said)
 

@@ -24,7 +24,7 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":
-            fields = list(_model_at(model, location[:-1]).model_fields)
+            fields = [f.alias or key for key, f in _model_at(model, location[:-1]).model_fields.items()]
             values[name] = f"unknown field{suggest(str(location[-1]), fields)}; accepted: "
             expected[name] = [listed(fields)]
         elif problem["type"] == "missing":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from gossamer.errors import BadInput
 from gossamer.learning.capture import Function, storage_of
 from gossamer.messages.tags import Model
+from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks.task import Pair, Task
 
 
@@ -116,6 +117,12 @@ class SharedConstants:
             path, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(path), leaf, tensor)
         return module
+
+
+def sharing_constants(task: Task, seed: int) -> Task:
+    """The same task with models that share their constants. Their key is that of the common initial model: all processes have
+    the same ones, also with independent models."""
+    return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
 
 
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:

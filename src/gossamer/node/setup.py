@@ -59,9 +59,12 @@ class Setup:
     evaluated: frozenset[int]  # ranks whose own model is evaluated
     message_limit: int  # the largest message that a node accepts, bytes
     poisoned: Sequence[Sequence[int]] = ()  # the ranks that each of the experiment's poisons reaches
+    warm_start: Model | None = None  # what all nodes start with, if the experiment names a model
 
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
+        if self.warm_start is not None:
+            return self.warm_start
         shared = self.experiment.initial == "common"
         seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
         return initial_model(self.task.model, seed)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 _ANY_WIDTH = 100_000
+_SMALL = 0.001
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
@@ -32,6 +33,12 @@ def is_share(name: str) -> bool:
 def value_text(metric: str, value: float) -> str:
     """A metric's value."""
     return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def numerals(value: float, *others: float) -> list[str]:
+    """A value and related ones as text, with four digits after the point; in powers of ten if the value is small."""
+    kind = ".3e" if 0 < abs(value) < _SMALL else ".4f"
+    return [f"{each:{kind}}" for each in (value, *others)]
 
 
 def count_text(value: int | None) -> str:

@@ -21,7 +21,7 @@ from gossamer.results.comparison import Group, group_curve
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.run import Run, labels
-from gossamer.results.tidy import AXES, all_metrics
+from gossamer.results.tidy import AXES, all_metrics, check_recorded, main_metric
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B59F00")
 """Colours for the colour-blind (Okabe and Ito, 2008), with grey and a darker yellow in place of black and yellow, which
@@ -127,24 +127,45 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
             f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
         )
     figure, axes = _figure(6.4, 4.0)
-    for index, (label, band) in enumerate(zip(names, bands, strict=True)):
-        table = band.drop_nulls(x).sort(x, maintain_order=True)
-        colour = PALETTE[index % len(PALETTE)]
-        place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
-        marker = "o" if len(table) == 1 else None
-        axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
-        axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
+    for label, band in zip(names, bands, strict=True):
+        _draw_curve(axes, band, x, label)
+    _name_axes(axes, x, y, runs)
+    return figure
+
+
+def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
+    """See :meth:`gossamer.results.run.Run.plot`."""
+    metric = metric or main_metric(run)
+    if x not in AXES:
+        raise BadInput(f"x: got {x!r}; accepted: {', '.join(AXES)}")
+    check_recorded("metric", str(metric), [run])
+    axes = matplotlib("pyplot").subplots(layout="constrained")[1] if ax is None else ax
+    _draw_curve(axes, run.curves.filter(pl.col("metric") == metric).with_columns(spread="std"), x, label)
+    _name_axes(axes, x, str(metric), [run])
+    return axes
+
+
+def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
+    """Draw ``mean`` against ``x`` in a band of half-width ``spread``, in the next colour."""
+    table = table.drop_nulls(x).sort(x, maintain_order=True)
+    colour = PALETTE[len(axes.lines) % len(PALETTE)]
+    place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
+    marker = "o" if len(table) == 1 else None
+    axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
+    axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
+
+
+def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
     axes.set_xlabel(axis_title(x, runs))
     axes.set_ylabel(metric_title(y))
     if is_share(y):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     if x == "bytes":
         axes.xaxis.set_major_formatter(matplotlib("ticker").EngFormatter("B"))
-    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(names) > 1:
+    if len(axes.lines) > 1:
         axes.legend(frameon=False, fontsize="small")
-    return figure
 
 
 def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None = None) -> list[Path]:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer import files
+from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, listed
+from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
-from gossamer.results.formatting import NOTHING
+from gossamer.results.formatting import NOTHING, bytes_text, numerals
 from gossamer.results.schema import RecordedExperiment, SweepFile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
 _COMINGS = ("lost", "left", "leave", "joined", "returned", "found")
 _LONGEST_VALUE = 24
+_MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Run:
     @cached_property
     def metrics(self) -> pl.DataFrame:
         """A row per node and evaluation, sorted by (round, node); node -1 is the network. The columns are described in
-        :mod:`gossamer.results.recorder`."""
+        :mod:`gossamer.results.recorder`. ``metrics.to_pandas()`` is the same for pandas."""
         return recorder.read_metrics(self.path)
 
     @cached_property
@@ -104,6 +114,98 @@ class Run:
         path = self.path / "models.safetensors"
         known = recorder.prove(self.path, path.name)
         return files.read_tensors(path, self.path) if known or path.exists() else {}
+
+    def module(self, rank: int | None = None) -> nn.Module:
+        """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
+        again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
+        of range, are bad input."""
+        from gossamer.learning import parameters as flat_vectors
+        from gossamer.tasks import load_task
+
+        if self.parameters is None:
+            raise BadInput(f"{self.path}: {self.status}, without models; accepted: a run that has ended")
+        model = model_of(self._models, rank)
+        experiment = Experiment.load(self.path / "experiment.yaml")
+        task = load_task(experiment.task, experiment.data_root, experiment.seed)
+        module = flat_vectors.bare_module(flat_vectors.sharing_constants(task, experiment.seed).model).eval()
+        layout = flat_vectors.Layout.of(module)
+        values = flat_vectors.named_parameters(model.parameters, layout.parameters)
+        module.load_state_dict(
+            values | flat_vectors.named_buffers(model.buffers, layout, module), strict=False
+        )
+        return module
+
+    def plot(
+        self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
+    ) -> Axes:
+        """Draw the mean of a metric over the nodes, in a band of one standard deviation.
+
+        Args:
+            metric: a column of :attr:`metrics`; None is the first of test accuracy, other test metrics, and losses.
+            ax: where to draw, such as the axes that the plot of another run returned; None is a new figure of pyplot.
+            x: "round", "time_s", "wall_s" or "bytes".
+            label: the line's name in the legend; None is the experiment's name.
+
+        Returns:
+            The axes.
+        """
+        from gossamer.results.plots import plot_run
+
+        axes: Axes = plot_run(self, metric, ax, x, label or self.name)
+        return axes
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The result in words: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
+        from gossamer.results.checkpoints import newest
+        from gossamer.results.tidy import ASYNCHRONY, final_summary
+
+        result, lines = final_summary(self), {}
+        if stopped := self.status == "stopped":
+            of = f" of {rounds}" if (rounds := self.experiment["stop"]["rounds"]) else ""
+            at = f"at round {result.rounds or 0}{of}"
+            lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
+        if self.status == "diverged":
+            lines["DIVERGED"] = f"{self.error}; stop.diverged: continue would have gone on"
+        elif self.lost or not (stopped or self.status == "done"):
+            lines["status"] = self.outcome + (f": {self.error}" if self.error else "")
+        for name, final in result.metrics.items():
+            if name not in ASYNCHRONY:
+                mean, std = numerals(final.mean, final.std)
+                of_nodes = f", std {std} over {final.count} nodes" if final.count > 1 else ""
+                lines[name.replace("_", " ")] = mean + of_nodes
+        lines["virtual time" if self.virtual else "time"] = f"{result.time_s or 0:.4g} s"
+        lines["wall time"] = f"{result.wall_s or 0:.1f} s"
+        lines["sent"] = bytes_text(result.bytes_sent)
+        if self.private_bytes is not None:
+            mean_mib, most = (self.private_bytes[name] / 2**20 for name in ("mean", "max"))
+            lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
+        lines["run"] = str(self.path)
+        if stopped:
+            saved = newest(self.path / "checkpoints") is not None
+            to_go_on = (
+                f"gossamer resume {self.path}" if saved else "not possible: the run saved no checkpoint"
+            )
+            lines["to go on"] = to_go_on
+        return lines
+
+    def _repr_html_(self) -> str:
+        """The summary and the chart of the main metric, for a notebook."""
+        rows = "".join(
+            f'<tr><td style="text-align: left">{escape(name)}</td><td style="text-align: left">{escape(text)}</td></tr>'
+            for name, text in self.summary.items()
+        )
+        table = f"<b>{escape(self.name)}</b>: {self.nodes} nodes<table>{rows}</table>"
+        try:
+            from gossamer.results.plots import curve_figure
+            from gossamer.results.tidy import main_metric
+
+            if (metric := main_metric(self)) is None:
+                return table
+            curve_figure([self], metric).savefig(picture := BytesIO(), format="png", dpi=72)
+        except BadInput:  # without matplotlib
+            return table
+        return f'{table}<img alt="{escape(metric)}" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
 
     @property
     def poisoned(self) -> list[int]:
@@ -203,26 +305,53 @@ class Run:
         return read_status(self.path)
 
 
+def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank") -> Model:
+    """The model of a rank among "parameters" [nodes, P] and "buffers" [nodes, B] of a run, or with None the mean of all that
+    are finite: those of lost nodes are NaN. A rank out of range is bad input; ``field`` names it in the message."""
+    parameters = models["parameters"]
+    both = parameters, models.get("buffers", parameters[:, :0])
+    if rank is None:
+        known = parameters.isfinite().all(dim=1)
+        if not known.any():
+            raise BadInput(f"{field}: null, of a run without finite models; accepted: a rank")
+        return Model(*(recorder.average(list(part[known])).float() for part in both))
+    if not 0 <= rank < len(parameters):
+        raise BadInput(f"{field}: {rank}; accepted: 0 to {len(parameters) - 1}")
+    return Model(*(part[rank] for part in both))
+
+
+def load_module(path: str | Path, node: int = 0) -> nn.Module:
+    """:meth:`Run.module` of a node of a recorded run."""
+    return load_run(path).module(node)
+
+
 def load_run(path: str | Path) -> Run:
-    """Read a run from its folder ``<out>/<name>/<id>``; ``<out>/<name>`` and ``<out>`` stand for the newest run in them (of
-    several, the log names it). A path without a run is bad input."""
+    """Read a run, also while it runs or after it was killed.
+
+    Args:
+        path: its folder ``<out>/<name>/<id>``, or ``<out>/<name>`` or ``<out>`` if that holds one run.
+
+    Raises:
+        BadInput: for a path without a run, and for one with several, which the message lists. The newest of the runs of a
+            name is ``load_runs(path)[-1]``.
+    """
     path = Path(path)
-    if not (found := _folders(path)):
-        what = (
-            "not a run: neither it nor a folder in it has experiment.yaml"
-            if path.is_dir()
-            else "no such folder"
-        )
-        raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
-    newest = max(found, key=lambda folder: folder.name)
-    if len(found) > 1:
-        log.info("%s holds %d runs; reading the newest, %s", path, len(found), newest)
-    return Run(newest)
+    found = sorted(_folders(path), key=lambda folder: folder.name)
+    if len(found) == 1:
+        return Run(found[0])
+    if found:
+        names = ", ".join(str(folder.relative_to(path)) for folder in found[-_MOST_LISTED:])
+        more = "" if len(found) <= _MOST_LISTED else f" (the newest {_MOST_LISTED} are shown)"
+        raise BadInput(f"{path}: {len(found)} runs; accepted: one of them: {names}{more}")
+    what = (
+        "not a run: neither it nor a folder in it has experiment.yaml" if path.is_dir() else "no such folder"
+    )
+    raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Read every run of a folder: a run's; a sweep's, which stands for its runs that are done; or one of runs and sweeps. A
-    path without a run is bad input."""
+    """Read every run of a folder: a run's; a sweep's, which stands for its runs that are done; or one of runs and sweeps.
+    Runs of a name are sorted by their start. A path without a run is bad input."""
     path = Path(path)
     if (path / "sweep.json").is_file():
         return _swept(path)

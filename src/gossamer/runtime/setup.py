@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -13,17 +12,20 @@ import torch
 from jaxtyping import Int
 from torch import nn
 
-from gossamer.config import Experiment, Processes, Simulate
+from gossamer import files
+from gossamer.config import Experiment, Processes, Simulate, WarmStart
 from gossamer.config.registry import names
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
-from gossamer.learning.parameters import Layout, SharedConstants
+from gossamer.learning.parameters import Layout, initial_model, sharing_constants
+from gossamer.messages.tags import Model
 from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
@@ -46,6 +48,7 @@ def prepare(experiment: Experiment) -> Setup:
         raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
+    warm_start = _warm_start(experiment, task, layout)
     check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
@@ -93,13 +96,69 @@ def prepare(experiment: Experiment) -> Setup:
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=_message_limit(experiment, layout),
         poisoned=reached,
+        warm_start=warm_start,
     )
 
 
-def sharing_constants(task: Task, seed: int) -> Task:
-    """The same task with models that share their constants. Their key is that of the common initial model: all processes have
-    the same ones, also with independent models."""
-    return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
+def settled(experiment: Experiment) -> Experiment:
+    """The same experiment, in which ``initial.from`` names a file and has its checksum. A path without a model, and a file
+    with another checksum than the given one, are bad input."""
+    start = experiment.initial
+    if not isinstance(start, WarmStart):
+        return experiment
+    path = start.path
+    try:
+        if path.is_dir():
+            path = (run := load_run(path)).path / "models.safetensors"
+            if run.parameters is None:
+                raise BadInput(f"{run.path}: {run.status}; accepted: a run that has ended")
+        crc = files.crc32(path, path.parent, "the folder of a run, or a safetensors file")
+    except BadInput as error:
+        raise BadInput(f"initial.from: {error}") from None
+    if start.crc32 not in (None, crc):
+        raise BadInput(
+            f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, that of the recorded start"
+        )
+    return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
+
+
+def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
+    """The model of another run, or of a file, with which all nodes start, if there is one."""
+    start = settled(experiment).initial
+    if not isinstance(start, WarmStart):
+        return None
+    found, said = files.read_tensors(start.path), f"initial.from: {start.path}"
+    if found.keys() <= {"parameters", "buffers"}:  # of a run
+        model = model_of(found, start.rank, "initial.rank")
+        if not all(part.isfinite().all() for part in model):
+            raise BadInput(
+                f"{said} has values that are not finite; accepted: a run with another end, or a rank"
+            )
+        if [len(part) for part in model] != [layout.size, layout.buffer_size]:
+            sizes = f"{len(model.parameters):,} parameters and {len(model.buffers):,} values in buffers"
+            wanted = f"{layout.size:,} and {layout.buffer_size:,}, as task.model has"
+            raise BadInput(f"{said} has {sizes}; accepted: {wanted}")
+        return model
+    if start.rank is not None:
+        raise BadInput(
+            f"initial.rank: {start.rank}, with {start.path}; accepted: null, since it has one model"
+        )
+    fresh = initial_model(task.model, torch_seed(experiment.seed, "initial", SHARED))
+    shapes = {field.name: field.shape for field in (*layout.parameters, *layout.buffers)}
+    missing = {field.name for field in layout.parameters} - found.keys()
+    if missing or not found.keys() <= shapes.keys():
+        unlike = f"lacks {listed(missing)}" if missing else f"has {listed(found.keys() - shapes.keys())}"
+        raise BadInput(f"{said} {unlike}; accepted: the names of task.model, {listed(shapes)}")
+    for name, tensor in found.items():
+        if tuple(tensor.shape) != shapes[name]:
+            accepted = f"accepted: {list(shapes[name])}, as in task.model"
+            raise BadInput(f"{said}: {name!r} has the shape {list(tensor.shape)}; {accepted}")
+    model = Model(fresh.parameters.clone(), fresh.buffers.clone())
+    for fields, vector in zip((layout.parameters, layout.buffers), model, strict=True):
+        for field in fields:
+            if field.name in found:
+                field.of(vector).copy_(found[field.name])
+    return model
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:

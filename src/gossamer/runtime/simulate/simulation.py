@@ -318,7 +318,7 @@ class Simulation:
         if self._common is None:
             if self._device != "cpu":
                 initial = Model(*(vector.to(self._device) for vector in initial))
-            if self._setup.experiment.initial == "common":
+            if self._setup.experiment.initial != "independent":
                 self._common = initial = Model(self._context.rows.store(initial.parameters), initial.buffers)
         if self._faults is None:
             host = SimHost(self._context, rank, self._round_ended)

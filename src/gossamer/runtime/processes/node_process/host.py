@@ -146,7 +146,7 @@ class Stage:
         self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         self._freed_bytes: int | None = None  # what a step took and gave back
         self._common: Model | None = None
-        if experiment.initial == "common":
+        if experiment.initial != "independent":
             parameters, buffers = setup.initial(0)
             self._common = Model(self.rows.store(parameters), buffers)
 

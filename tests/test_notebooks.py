@@ -1,0 +1,158 @@
+"""Runs from notebooks and scripts: inside a running event loop, with a live display, with classes of ``__main__``."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from gossamer import BadInput, Experiment, Run, run
+from gossamer.config.registry import find
+from gossamer.progress import Silent, _NotebookBar
+from gossamer.runtime.recording import NETWORK
+
+MINE = """
+from gossamer import Algorithm
+
+
+class Mine(Algorithm):
+    async def run(self, node):
+        async for r in node.rounds():
+            await node.train()
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.model, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+"""
+FIELDS = {
+    "nodes": 3,
+    "task": {"name": "least-squares", "features": 3},
+    "stop": {"rounds": 4},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+
+
+def test_a_run_inside_a_running_event_loop_has_the_same_bits(tmp_path: Path) -> None:
+    experiment = Experiment(algorithm="d-psgd", **FIELDS)  # type: ignore[arg-type]
+
+    async def inside() -> Run:
+        task = asyncio.current_task()
+        done = run(experiment, tmp_path)
+        await asyncio.sleep(0)  # the loop goes on
+        assert asyncio.current_task() is task
+        return done
+
+    found, alone = asyncio.run(inside()).parameters, run(experiment, tmp_path).parameters
+    assert found is not None
+    assert found.equal(alone)  # type: ignore[arg-type]
+
+
+def test_a_run_that_fails_leaves_the_outer_loop_as_it_was(tmp_path: Path) -> None:
+    class Impatient(Silent):
+        def row(self, row: Mapping[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    async def inside() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run(Experiment(algorithm="d-psgd", **FIELDS), tmp_path, observer=Impatient())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+    asyncio.run(inside())
+
+
+def executed(folder: Path, *cells: str) -> tuple[list[Any], list[str]]:
+    """The outputs of each cell in a fresh kernel, and the HTML of every update of a display."""
+    updates: list[str] = []
+
+    class Client(NotebookClient):
+        def process_message(self, msg: Any, *where: Any) -> Any:
+            if msg["msg_type"] == "update_display_data":
+                updates.append(msg["content"]["data"]["text/html"])
+            return super().process_message(msg, *where)
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    Client(book, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": folder}}).execute()
+    return [cell.outputs for cell in book.cells], updates
+
+
+def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
+    outputs, updates = executed(
+        tmp_path,
+        MINE,
+        f"from gossamer import Experiment, run\nmine = Experiment(algorithm=Mine, **{FIELDS})",
+        "done = run(mine)\ndone",
+        "ax = done.plot('train_loss')",
+        "print(done.metrics.height, done.module().training)",
+        "run(mine.override(engine='processes'))",
+        "import asyncio\nawait asyncio.sleep(0)\n_ = run(mine)",
+    )
+    assert outputs[:2] == [[], []]
+    display, result = outputs[2]
+    assert display.data["text/html"] == ""  # when the run is over, its result takes the place of the bar
+    assert "<td style" in result.data["text/html"]
+    assert any('<progress value="1.000">' in html and "round 4/4" in html for html in updates)
+    assert "image/png" in outputs[3][0].data
+    assert outputs[4][0].text.split()[-1] == "False"
+    assert outputs[5][-1].ename == "BadInput"
+    assert outputs[5][-1].evalue == (
+        "algorithm '__main__:Mine' is defined in a notebook or at a prompt, which other processes can't import;"
+        " accepted: a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
+    )
+    assert [each.output_type for each in outputs[6]] == ["display_data"]
+
+
+def test_a_bar_keeps_what_was_said_and_quotes_it() -> None:
+    shown: list[str] = []
+    experiment = Experiment(name="a", algorithm="d-psgd", **FIELDS)  # type: ignore[arg-type]
+    bar = _NotebookBar(experiment, shown.append)
+    bar.start({"nodes": 3, "parameters": 3})
+    assert "3 nodes, 3 parameters each" in shown[-1]
+    bar.say("<b> & more")
+    row = {"round": 2, "moment": "round", "time_s": 1.0, "wall_s": 1.0, "consensus_distance": 0.0}
+    bar.row({**row, "node": 0, "bytes_sent": 500, "test_loss": 0.25})
+    bar.row({**row, "node": NETWORK})
+    bar.progress(6, 1.0)
+    assert shown[-1] == (
+        '&lt;b&gt; &amp; more<br>a <progress value="0.500"></progress>'
+        " round 2/4 · virtual time 1.0 s · test loss 0.2500 · 500 B sent · 1 s left"
+    )
+    bar.end()
+    assert shown[-1] == "&lt;b&gt; &amp; more"
+
+
+SCRIPT = f"""{MINE}
+from gossamer import Experiment, run
+
+def main():
+    experiment = Experiment(algorithm=Mine, **{FIELDS})
+    simulated = run(experiment)
+    real = run(experiment.override(engine="processes"))
+    assert real.parameters.equal(simulated.parameters)
+    print(real.experiment["algorithm"]["name"])
+
+"""
+
+
+def test_classes_of_a_script_run_under_both_engines(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(SCRIPT + 'if __name__ == "__main__":\n    main()\n')
+    command = [sys.executable, "study.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["study:Mine"]
+
+
+def test_a_script_that_runs_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unguarded.py").write_text(SCRIPT + "main()\n")
+    with pytest.raises(
+        BadInput, match=r"run: called where 'unguarded' is imported; .* \(unguarded.py, line \d+\)"
+    ):
+        find("algorithm", "unguarded:Mine")
