@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 LOADING_NS = 2e8  # of work without the compiled loops, before they are loaded
 SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
 CACHE_BYTES = 32 << 20  # results of more bytes would leave the cache before they are read
+MOST_SORTED = 256  # models per column; the loop's time grows with their square
 _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
     1e3,
     0.25,
@@ -261,14 +263,11 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
     if loops is None:
         for each, row in zip(sums, results, strict=True):
             each.write(row.data)
-        reason = (
-            "too few to load compiled loops"
-            if _worked < LOADING_NS
-            else "compiled loops have other bits here"
-        )
-        return f"one at a time: {reason}"
-    vectors = np.array([vector.data_ptr() for each in sums for vector in each.vectors])
-    written = np.array([row.data_ptr() for row in results])
+        few = _worked < LOADING_NS
+        return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    terms_in_order = chain.from_iterable(each.vectors for each in sums)
+    vectors = np.fromiter(map(Tensor.data_ptr, terms_in_order), np.int64, terms)
+    written = np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))
     starts, weights = _starts(sums).numpy(), _weights(sums).numpy()
     streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
     shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
@@ -300,13 +299,14 @@ def _starts(sums: Sequence[Sum]) -> Int[Tensor, " starts"]:
 
 
 def _weights(sums: Sequence[Sum]) -> Float[Tensor, " terms"]:
-    return torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
+    return torch.tensor(list(chain.from_iterable(each.weights for each in sums)), dtype=torch.float32)
 
 
 def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
     """The values of each column in ascending order, NaN last; ``models`` may be overwritten."""
-    loops = _loops(models.numel() * _NS_PER_SORTED)
-    if loops is None or models.device.type != "cpu" or models.dtype is not torch.float32:
+    few = len(models) <= MOST_SORTED and models.device.type == "cpu" and models.dtype is torch.float32
+    loops = _loops(models.numel() * _NS_PER_SORTED) if few else None
+    if loops is None:
         return models.sort(dim=0).values
     loops.sort_columns(models.numpy())
     return models
