@@ -33,7 +33,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 """Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
 LOADING_NS = 2e8  # of work without the compiled loops, before they are loaded
 SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
-CACHE_BYTES = 32 << 20  # results of more bytes would leave the cache before they are read
+CACHE_BYTES = (
+    8 << 20
+)  # more bytes of results are written past the cache, which they would have left before they are read
 MOST_SORTED = 256  # models per column; the loop's time grows with their square
 _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
     1e3,

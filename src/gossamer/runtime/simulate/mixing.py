@@ -30,7 +30,7 @@ _Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Fu
 
 class Mixing:
     """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums that were computed together, and
-    one at a time, by reason."""
+    those that were computed one at a time, by reason."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
@@ -74,10 +74,13 @@ class Mixing:
     def _flush(self) -> None:
         requests, self._requests = sorted(self._requests, key=itemgetter(0)), []
         with self._profile.part("mix"):
-            by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
-            # One step of each node at a time, since its next one reads what this one commits.
-            for steps in zip_longest(*by_node):
-                self._run([step for step in steps if step is not None])
+            if len(requests) == 1:  # as in asynchronous algorithms
+                self._run(requests)
+            else:
+                by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
+                # One step of each node at a time, since its next one reads what this one commits.
+                for steps in zip_longest(*by_node):
+                    self._run([step for step in steps if step is not None])
         if len(self._owed) > MOST_OWED or any(read for _, _, _, read, _ in requests):
             self.settle()
 
@@ -97,6 +100,8 @@ class Mixing:
                     future.set_result(commit(row))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
                 future.set_exception(error)
+        if not steps:
+            return
         shared = self._rows.length >= LEAST_LENGTH
         attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _, _ in steps])
         for (_, commit, future), (found, failure) in zip(steps, attempts, strict=True):
