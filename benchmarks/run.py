@@ -33,7 +33,7 @@ from gossamer.api import Silent
 from gossamer.cores import cores
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import keep_freed_memory
-from gossamer.learning.mixing import Sum, mix_rows
+from gossamer.learning.mixing import Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
@@ -193,33 +193,45 @@ class Progress(Silent):
 
 
 def mixing(only: str) -> Iterator[Row]:
-    """Mixing alone against one copy of the same matrix."""
-    name, nodes, length = "mixing alone, 1024 x 89834, degree 5", 1024, 89_834
-    if only not in name:
-        return
+    """Mixing alone against one copy of the same matrix by as many threads."""
+    for nodes, length in ((1024, 89_834), (100, 101_770), (4096, 7850)):
+        for threads in dict.fromkeys((1, cores())):
+            name = f"mixing alone, {nodes} x {length}, degree 5, {threads} threads"
+            if only in name:
+                yield {"row": name, **mixing_of(nodes, length, threads)}
+
+
+def mixing_of(nodes: int, length: int, threads: int) -> Row:
+    """Seconds of the sums of all nodes of a 5-regular graph, and of a copy, measured in turns."""
     keep_freed_memory()
+    allow_compiled_loops()
     graph: Graph = prepare(no_compute(nodes, 1)).topology.graph(0)
-    rows, workers = Rows(length), Workers()
+    rows, workers = Rows(length), Workers(threads)
     vectors = [rows.fresh().normal_() for _ in range(nodes)]
     sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
+    results = [rows.fresh() for _ in range(nodes)]
     source, target = torch.randn(nodes, length), torch.empty(nodes, length)
+    while mix_rows(sums, results, workers) != "together":
+        pass  # until the compiled loops have been loaded
 
-    def timed(call: Callable[[], object]) -> float:
+    def timed(call: Callable[[], object], torch_threads: int) -> float:
+        torch.set_num_threads(torch_threads)
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
-    torch.set_num_threads(cores())
-    copying = [timed(lambda: target.copy_(source)) for _ in range(6)][1:]
-    torch.set_num_threads(1)
-    results = [rows.fresh() for _ in range(nodes)]
-    adding = [timed(lambda: mix_rows(rows, sums, workers, results)) for _ in range(6)][1:]
+    pairs = [
+        (
+            timed(lambda: mix_rows(sums, results, workers), 1),
+            timed(lambda: target.copy_(source), threads),
+        )
+        for _ in range(12)
+    ][2:]
     workers.close()
-    yield {
-        "row": name,
-        "seconds": statistics.median(adding),
-        "copy_seconds": statistics.median(copying),
-        "ratio": statistics.median(adding) / statistics.median(copying),
+    return {
+        "seconds": statistics.median(adding for adding, _ in pairs),
+        "copy_seconds": statistics.median(copying for _, copying in pairs),
+        "ratio": statistics.median(adding / copying for adding, copying in pairs),
     }
 
 

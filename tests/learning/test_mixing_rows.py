@@ -1,28 +1,41 @@
-"""Mixing of whole rows, many sums at once, against one sum at a time; and the threads that share it."""
+"""Sums of many nodes at once in compiled loops, against :func:`combine`; and the threads that share them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.learning import mixing
-from gossamer.learning.mixing import Mix, Sum, combine, mix_rows, mix_stacked
+from gossamer.learning import mixing, mixing_kernels
+from gossamer.learning.mixing import Mix, Sum, combine, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
+from gossamer.messages.tags import Part
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    if not (mixing._in_order(stacked=True) and mixing._in_order(stacked=False)):
-        pytest.skip("no kernel sums whole rows in order here")
     shared = Workers(request.param)
     yield shared
     shared.close()
+
+
+@contextmanager
+def compiled(loops: bool = True) -> Iterator[None]:
+    """With the loops whatever the work is, or without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixing, "_allowed", loops)
+        patch.setattr(mixing, "LOADING_NS", 0.0)
+        yield
 
 
 @st.composite
@@ -40,14 +53,15 @@ def graphs(draw: Any) -> tuple[int, list[dict[int, float]]]:
 
 
 def bits(vector: torch.Tensor) -> list[int]:
-    # Zeros of either sign are equal.
-    return (vector + 0.0).view(torch.int32).tolist()
+    """NaN has many bits, which nobody promises."""
+    return vector.nan_to_num(nan=1e30).view(torch.int32).tolist()
 
 
 def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
     """The sums in new rows."""
     results = [rows.fresh() for _ in sums]
-    assert mix_rows(rows, sums, workers, results)
+    with compiled():
+        assert mix_rows(sums, results, workers) == "together"
     return results
 
 
@@ -55,21 +69,21 @@ def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
 @given(
     length=st.integers(1, 3000),
     graph=graphs(),
-    sparse=st.booleans(),
     gaps=st.lists(st.booleans(), max_size=12),
     seed=st.integers(0, 2**31),
-    cache=st.sampled_from([1, 1 << 12, 1 << 20]),
-    reach=st.sampled_from([1, 3000, 10_000, 2**31 - 1]),
+    cache=st.sampled_from([0, 1 << 30]),
+    share=st.sampled_from([1, 1 << 30]),
+    special=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf, 1e-42]),
 )
 def test_sums_of_rows_are_those_of_combine_to_the_bit(
     workers: Workers,
     length: int,
     graph: tuple[int, list[dict[int, float]]],
-    sparse: bool,
     gaps: list[bool],
     seed: int,
     cache: int,
-    reach: int,
+    share: int,
+    special: float | None,
 ) -> None:
     count, asked = graph
     rows = Rows(length)
@@ -79,6 +93,8 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         if number < len(gaps) and gaps[number]:
             between.append(rows.fresh())  # then they don't lie together
         held.append(rows.fresh().copy_(torch.randn(length, generator=rng) * 10 ** (number % 3)))
+        if special is not None:
+            held[-1][torch.rand(length, generator=rng) < 0.1] = special
     free = between[::2]
     del between[::2], free  # and results go where there is room
     before = [row.clone() for row in held]
@@ -92,20 +108,103 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         expected.append(combine(held[rank], inbox, weights))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "CACHE_BYTES", cache)
-        patch.setattr(mixing, "LEAST_COLUMNS", 64)
-        patch.setattr(mixing, "REACH", reach)
-        if not sparse:
-            patch.setattr(mixing, "_in_order", lambda stacked: stacked)
+        patch.setattr(mixing, "SHARE_BYTES", share)
         got = mixed(rows, sums, workers)
-    stacked = mix_stacked(sums)
-    assert stacked is not None
-    for one, other in zip(stacked, expected, strict=True):
-        torch.testing.assert_close(one, other)
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
         assert bits(one) == bits(other)
         assert rows.number(one) is not None
-    assert all(torch.equal(row, kept) for row, kept in zip(held, before, strict=True))
+    assert all(bits(row) == bits(kept) for row, kept in zip(held, before, strict=True))
+
+
+@given(
+    length=st.integers(0, 200), terms=st.integers(1, 33), aligned=st.booleans(), seed=st.integers(0, 2**31)
+)
+def test_sums_that_round_twice_are_those_of_numpy_to_the_bit(
+    length: int, terms: int, aligned: bool, seed: int
+) -> None:
+    """As torch has them on machines without fused operations."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(terms, length)).astype(np.float32)
+    weights = rng.normal(size=terms).astype(np.float32)
+    expected = vectors[0] * weights[0]
+    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
+        expected += vector * weight
+    memory = np.full(length + 16, 7, dtype=np.float32)
+    start = -(memory.ctypes.data // 4) % 16 + (0 if aligned else 1)
+    start %= 16
+    found = memory[start : start + length]
+    addresses = np.array([vector.ctypes.data for vector in vectors])
+    edges = np.array([0, terms])
+    to = np.array([memory.ctypes.data + 4 * start])
+    streamed = True if aligned else None
+    mixing_kernels.add_rows(addresses, edges, weights, to, 0, length, None, streamed)
+    assert np.array_equal(found, expected)
+    assert (memory[:start] == 7).all()
+    assert (memory[start + length :] == 7).all()
+
+
+def test_loops_do_as_torch_does_where_it_may_not_fuse() -> None:
+    code = """
+from gossamer.learning import mixing, mixing_kernels
+assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "ATEN_CPU_CAPABILITY": "default"}, check=True
+    )
+
+
+def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mixing._in_order(mixing_kernels)
+    monkeypatch.setattr(mixing_kernels, "FUSED", None if mixing_kernels.FUSED else True)
+    assert not mixing._in_order(mixing_kernels)
+    monkeypatch.setattr(mixing, "_loaded", lambda: None)
+    vectors = [torch.randn(70), torch.randn(70)]
+    result = torch.empty(70)
+    with compiled():
+        assert "other bits" in mix_rows([Sum(vectors, [0.5, 0.25])], [result], Workers(1))
+    assert bits(result) == bits(combine(vectors[0], {1: vectors[1]}, {1: 0.25}, 0.5))
+
+
+def test_little_work_does_not_load_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixing, "_allowed", True)
+    monkeypatch.setattr(mixing, "_worked", 0.0)
+    sums, results, workers = [Sum([torch.ones(10)], [0.5])], [torch.empty(10)], Workers(1)
+    assert "too few" in mix_rows(sums, results, workers)
+    mixing.sort_columns(torch.randn(5, 4_000_000))
+    assert mix_rows(sums, results, workers) == "together"
+
+
+@pytest.mark.parametrize("missing", ["own", "renormalize"])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@given(length=st.integers(1, 300), share=st.floats(0, 1), seed=st.integers(0, 2**31), special=st.booleans())
+def test_parts_have_the_bits_of_torch(
+    missing: Any, index: torch.dtype, length: int, share: float, seed: int, special: bool
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    own, inbox = torch.randn(length, generator=rng), {}
+    for rank in range(3):
+        where = torch.nonzero(torch.rand(length, generator=rng) < share).flatten()
+        if special and rank == 1:  # indices that don't ascend, of which a repeated one counts once
+            where = where.flip(0).repeat_interleave(2)
+        values = torch.randn(len(where), generator=rng) if rank != 1 else torch.full((len(where),), 0.5)
+        inbox[rank] = Part(values, where.to(index), length)
+    weights = {0: 0.3, 1: 0.1, 2: 1 / 3}
+    with compiled(False):
+        plain = combine(own, inbox, weights, missing=missing)
+    with compiled():
+        assert bits(combine(own, inbox, weights, missing=missing)) == bits(plain)
+
+
+@given(count=st.integers(1, 20), columns=st.sampled_from([1, 15, 512, 1100]), seed=st.integers(0, 2**31))
+def test_columns_are_sorted_with_nan_last(count: int, columns: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-3, 4, size=(count, columns)).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    values[rng.random(values.shape) < 0.1] = np.inf
+    expected = np.sort(values, axis=0)
+    mixing_kernels.sort_columns(values)
+    np.testing.assert_array_equal(values, expected)
 
 
 def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) -> None:
@@ -139,27 +238,16 @@ def test_what_a_new_row_held_before_does_not_matter(workers: Workers) -> None:
     assert all(torch.equal(one, vector * 2) for one, vector in zip(got, vectors, strict=True))
 
 
-def test_a_kernel_in_another_order_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards(sums: list[Sum]) -> torch.Tensor | None:
-        return mix_stacked([Sum(each.vectors[::-1], each.weights[::-1]) for each in sums])
-
-    monkeypatch.setattr(mixing, "mix_stacked", backwards)
-    assert not mixing._in_order.__wrapped__(stacked=True)
-
-
 def test_writing_sums_does_not_count_as_a_modification(workers: Workers) -> None:
     """A node has its row before the row is written, and notices when somebody modifies it."""
     rows = Rows(100)
     vectors = [rows.fresh().copy_(torch.randn(100)) for _ in range(2)]
     result = rows.fresh()
     version = result._version
-    assert mix_rows(rows, [Sum(vectors, [0.5, 0.5])], workers, [result])
+    with compiled():
+        mix_rows([Sum(vectors, [0.5, 0.5])], [result], workers)
     torch.testing.assert_close(result, (vectors[0] + vectors[1]) / 2)
     assert result._version == version
-
-
-def test_unlike_vectors_are_not_stacked() -> None:
-    assert mix_stacked([Sum([torch.ones(2), torch.ones(3)], [0.5, 0.5])]) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: sums of vectors on a GPU")
@@ -177,21 +265,3 @@ def test_sums_on_a_gpu_are_those_of_combine(workers: Workers) -> None:
     got = mixed(rows, sums, workers)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_rows_beyond_what_32_bits_count_are_mixed_as_well(workers: Workers) -> None:
-    """Memory is only taken by the rows that are written."""
-    rows = Rows(7850)
-    most = len(rows._array) - 100
-    for first in (250_000, 290_000, 600_000):
-        if first > most:
-            pytest.skip(f"the store has room for {most} rows, which is less than {first}")
-        rows.rows = first + 50
-        vectors = [rows._row(number).normal_() for number in (3, first - 5, first - 1)]
-        results = [rows._row(first + number) for number in range(8)]
-        sums = [Sum(vectors, [0.5, 0.25, float(number)]) for number in range(8)]
-        assert mix_rows(rows, sums, workers, results)
-        for number, result in enumerate(results):
-            mix = Mix(vectors[0], {1: vectors[1], 2: vectors[2]}, {1: 0.25, 2: float(number)}, 0.5, "own")
-            assert bits(result) == bits(mix.run(torch.empty))
-        del vectors, results, sums

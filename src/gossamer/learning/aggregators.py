@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight
+from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight, sort_columns
 from gossamer.messages.tags import Model
 
 Vector = Float[Tensor, " params"]
@@ -210,7 +210,7 @@ class Median(_Unweighted):
 
 def _middle(models: Float[Tensor, "models params"], trimmed: int) -> Float[Tensor, " params"]:
     """Per coordinate, the mean without some smallest and as many largest values. NaN counts as largest."""
-    return models.sort(dim=0).values[trimmed : len(models) - trimmed].mean(0)
+    return sort_columns(models)[trimmed : len(models) - trimmed].mean(0)
 
 
 @register("aggregator", "krum")

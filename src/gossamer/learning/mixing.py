@@ -1,16 +1,18 @@
 """Mixing: weighted sums of vectors, some of which may be missing or known only in part.
 
 Sums run in rank order, whatever the order of arrival, so that engines agree to the bit: the own value first, then a fused
-multiply-add for each rank. Sums of many nodes are computed together, so that each vector is read from memory once: on a CPU
-with MKL by its product of a sparse and a dense matrix, else by torch's sum of embeddings.
+multiply-add for each rank. :func:`combine` computes one sum by torch's operations. A simulation computes those of many nodes
+together in compiled loops, which have the same bits, and parts of models and sorting as well. Loading the loops takes some
+tenths of a second: a simulation does so once it has spent about as long without them, and real nodes never do.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +21,6 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from gossamer.learning.rows import Rows, select
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model, Part
 
@@ -30,12 +31,18 @@ Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
-CACHE_BYTES = 16 << 20  # of all rows in a block of columns: a core's share of the last-level cache
-LEAST_COLUMNS = 512  # shorter pieces of 10,000 rows take longer to fetch than the cache saves
+LOADING_NS = 2e8  # of work without the compiled loops, before they are loaded
 SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
-REACH = 2**31 - 1  # the largest index of a matrix for MKL
-SHORT_RUN = 8  # fewer sums are not worth a separate product
-_COLUMNS = 64  # blocks are multiples of this many columns; kernels round differently at narrower ones
+CACHE_BYTES = (
+    8 << 20
+)  # more bytes of results are written past the cache, which they would have left before they are read
+MOST_SORTED = 256  # models per column; the loop's time grows with their square
+_NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
+    1e3,
+    0.25,
+    5.0,
+    12.0,
+)  # of torch's operations, roughly
 
 
 @runtime_checkable
@@ -139,10 +146,9 @@ def combine(
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
             where = _region(payload, own)
-            values = payload.values
-            _add_at(out, where, values if renormalizes else values - own.index_select(0, where), weight)
+            _add_at(out, where, payload.values, None if renormalizes else own, weight)
             if present is not None:
-                _add_at(present, where, 1.0, weight)
+                _add_at(present, where, torch.ones_like(payload.values), None, weight)
         else:
             out.add_(checked(payload, own, rank), alpha=weight)
             if present is not None:
@@ -196,9 +202,22 @@ def half(payload: Any, which: int) -> Any:
 
 
 def _add_at(
-    vector: Float[Tensor, " n"], where: Int[Tensor, " k"], values: Float[Tensor, " k"] | float, weight: float
+    vector: Float[Tensor, " n"],
+    where: Int[Tensor, " k"],
+    values: Float[Tensor, " k"],
+    own: Float[Tensor, " n"] | None,
+    weight: float,
 ) -> None:
-    """``vector[where] += weight * values``; a repeated index counts once."""
+    """``vector[where] += weight * (values - own[where])``, or ``weight * values`` without ``own``; a repeated index counts
+    once."""
+    loops = _loops(5 * _NS_PER_CALL + len(where) * _NS_PER_INDEX)
+    vectors = [vector, where, values, vector if own is None else own]
+    if loops is not None and all(each.is_contiguous() and each.device.type == "cpu" for each in vectors):
+        arrays = [each.numpy() for each in vectors]
+        if loops.add_at(*arrays[:3], None if own is None else arrays[3], np.float32(weight), loops.FUSED):
+            return
+    if own is not None:
+        values = values - own.index_select(0, where)
     # (This takes a third of the time of indexing by brackets.)
     vector.scatter_(0, where, vector.index_select(0, where).add_(values, alpha=weight))
 
@@ -235,85 +254,45 @@ class Sum:
             out.add_(vector, alpha=weight)
 
 
-def mix_rows(
-    rows: Rows, sums: Sequence[Sum], workers: Workers, results: Sequence[Float[Tensor, " params"]]
-) -> bool:
-    """Write sums of vectors into new rows, whose version counters stay as they are. False, and nothing done, if the vectors
-    differ in shape, type or device, or if no kernel on this machine has the bits of ``combine``."""
-    vectors = [vector for each in sums for vector in each.vectors]
-    numbers, written = rows.numbers(vectors), rows.numbers(results)
-    wide = numbers is not None and rows.matrix.stride(0) >= _COLUMNS
-    if numbers is None or written is None or not wide or not _in_order(stacked=False):
-        mixed = mix_stacked(sums) if vectors[0].device.type != "cpu" or _in_order(stacked=True) else None
-        if mixed is not None:
-            torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
-        return mixed is not None
-    columns = rows.matrix.stride(0)  # with the padding between rows: widths are multiples of 16 then
-    most = max(1, REACH // columns)
-    firsts = np.cumsum([0, *(len(each.vectors) for each in sums)])
-    runs = [
-        _sparse(sums[start:stop], numbers[firsts[start] : firsts[stop]], select(written[start:stop]), most)
-        for start, stop in _runs(written, most)
-    ]
-    pool = rows.matrix.as_strided((rows.rows, columns), (columns, 1))
-    size = 4 * columns * (len(set(numbers.tolist())) + len(sums))
-    cached = min(size // CACHE_BYTES, columns // LEAST_COLUMNS)
-    units = columns // _COLUMNS
-    blocks = min(units, max(1, cached, min(workers.count, size // SHARE_BYTES)))
-    edges = [units * block // blocks * _COLUMNS for block in range(blocks)] + [columns]
+def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: Workers) -> str:
+    """Write sums of rows into other rows, whose version counters stay as they are. All rows are float32, contiguous, of one
+    length and on one device. Gives how it was done, for the record."""
+    if results[0].device.type != "cpu":
+        torch._foreach_copy_([row.data for row in results], list(_stacked(sums).unbind()))
+        return "together"
+    terms, length = sum(len(each.vectors) for each in sums), len(results[0])
+    loops = _loops(terms * (_NS_PER_CALL + length * _NS_PER_TERM))
+    if loops is None:
+        for each, row in zip(sums, results, strict=True):
+            each.write(row.data)
+        few = _worked < LOADING_NS
+        return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    terms_in_order = chain.from_iterable(each.vectors for each in sums)
+    vectors = np.fromiter(map(Tensor.data_ptr, terms_in_order), np.int64, terms)
+    written = np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))
+    starts, weights = _starts(sums).numpy(), _weights(sums).numpy()
+    streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
+    shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
+    units = -(-length // loops.WIDTH)
+    edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
 
-    def block(number: int) -> None:
-        for add in runs:
-            add(pool[:, edges[number] : edges[number + 1]])
+    def add(share: int) -> None:
+        columns = edges[share], edges[share + 1]
+        loops.add_rows(vectors, starts, weights, written, *columns, loops.FUSED, streamed)
 
-    workers.map(block, range(blocks))
-    return True
+    workers.map(add, range(shares))
+    return "together"
 
 
-def _runs(written: Int[np.ndarray, " sums"], most: int) -> list[tuple[int, int]]:
-    """Ranges of at most ``most`` sums whose rows are adjacent, or of any sums if such ranges were short."""
-    ends = [*(np.flatnonzero(np.diff(written) != 1) + 1).tolist(), len(written)]
-    if len(ends) * SHORT_RUN > len(written):
-        ends = [len(written)]
-    ranges = zip([0, *ends[:-1]], ends, strict=True)
-    return [(at, min(at + most, stop)) for start, stop in ranges for at in range(start, stop, most)]
-
-
-def _sparse(
-    sums: Sequence[Sum], numbers: Int[np.ndarray, " terms"], target: slice | Tensor, most: int
-) -> Callable[[Float[Tensor, "rows columns"]], None]:
-    """A function that writes the columns of sums of rows, which are given by number, into the target rows: without copies
-    where at most ``most`` rows lie between the first and the last."""
-    read, positions = np.unique(numbers, return_inverse=True)
-    first, stop = int(read[0]), int(read[-1]) + 1
-    near = stop - first <= most
-    source = slice(first, stop) if near else torch.from_numpy(read)  # else a copy
-    indices = torch.from_numpy((numbers - first if near else positions).astype(np.int32))
-    shape = len(sums), stop - first if near else len(read)
-    starts, weights = _starts(sums).int(), _weights(sums)
-
-    def add(columns: Float[Tensor, "rows columns"]) -> None:
-        matrix = torch.sparse_csr_tensor(starts, indices, weights, size=shape, check_invariants=False)
-        out = columns[target] if isinstance(target, slice) else columns.new_empty(len(sums), columns.shape[1])
-        torch.addmm(out, matrix, columns[source], beta=0, out=out)
-        if not isinstance(target, slice):
-            columns[target] = out
-
-    return add
-
-
-def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
-    """The sums of vectors on one device by few launches; None if the vectors differ in shape, type or device."""
-    vectors = [vector for each in sums for vector in each.vectors]
-    if len({(vector.shape, vector.dtype, vector.device) for vector in vectors}) > 1:
-        return None
-    distinct = {(vector.data_ptr(), *vector.stride()): vector for vector in vectors}
-    numbers = {place: number for number, place in enumerate(distinct)}
-    positions = torch.tensor([numbers[vector.data_ptr(), *vector.stride()] for vector in vectors])
-    device, dtype = vectors[0].device, vectors[0].dtype
+def _stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"]:
+    """The sums by few launches of a GPU's kernels."""
+    distinct = {id(vector): vector for each in sums for vector in each.vectors}
+    numbers = {key: number for number, key in enumerate(distinct)}
     table = torch.stack(list(distinct.values()))
-    starts, weights = _starts(sums)[:-1].to(device), _weights(sums).to(device, dtype)
-    return embedding_bag(positions.to(device), table, starts, mode="sum", per_sample_weights=weights)
+    positions = torch.tensor([numbers[id(vector)] for each in sums for vector in each.vectors])
+    starts, weights = _starts(sums)[:-1], _weights(sums)
+    positions, starts, weights = (each.to(table.device) for each in (positions, starts, weights))
+    return embedding_bag(positions, table, starts, mode="sum", per_sample_weights=weights)
 
 
 def _starts(sums: Sequence[Sum]) -> Int[Tensor, " starts"]:
@@ -322,31 +301,63 @@ def _starts(sums: Sequence[Sum]) -> Int[Tensor, " starts"]:
 
 
 def _weights(sums: Sequence[Sum]) -> Float[Tensor, " terms"]:
-    return torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
+    return torch.tensor(list(chain.from_iterable(each.weights for each in sums)), dtype=torch.float32)
+
+
+def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
+    """The values of each column in ascending order, NaN last; ``models`` may be overwritten."""
+    few = len(models) <= MOST_SORTED and models.device.type == "cpu" and models.dtype is torch.float32
+    loops = _loops(models.numel() * _NS_PER_SORTED) if few else None
+    if loops is None:
+        return models.sort(dim=0).values
+    loops.sort_columns(models.numpy())
+    return models
+
+
+# --- the compiled loops
+
+_allowed = False
+_worked = 0.0  # estimated nanoseconds of work that the loops would have done
+
+
+def allow_compiled_loops() -> None:
+    """From now on this process may load them."""
+    global _allowed
+    _allowed = True
+
+
+def _loops(nanoseconds: float) -> ModuleType | None:
+    """The compiled loops, if this process has had enough work for them; else None, and work of about so long is counted."""
+    global _worked
+    if not _allowed:
+        return None
+    if _worked < LOADING_NS:
+        _worked += nanoseconds
+        return None
+    return _loaded()
 
 
 @cache
-def _in_order(stacked: bool) -> bool:
-    """Whether :func:`mix_stacked`, or else :func:`_sparse`, adds in order here, to the bits of ``combine``."""
-    if not (stacked or torch._C.has_mkl):
-        return False
+def _loaded() -> ModuleType | None:
+    """None if their sums have other bits than torch's on this machine."""
+    from gossamer.learning import mixing_kernels
+
+    return mixing_kernels if _in_order(mixing_kernels) else None
+
+
+def _in_order(loops: ModuleType) -> bool:
+    """Whether sums have the bits of :func:`combine`: on a small case."""
     rng = np.random.default_rng(0)
-    counts = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
-    terms = [(rng.integers(0, 20, size=count), rng.normal(size=count)) for count in counts]
-    for columns in (*((16, 48) if stacked else ()), 64, 80, 128, 1040):
-        table = torch.from_numpy(rng.normal(size=(20 + len(terms), columns))).float()
-        sums = [Sum([table[number] for number in numbers], weights.tolist()) for numbers, weights in terms]
-        expected = torch.empty(len(sums), columns)
-        for out, each in zip(expected, sums, strict=True):
-            each.write(out)
-        if stacked:
-            found = mix_stacked(sums)
-        else:
-            with warnings.catch_warnings():
-                # torch warns once per process that its sparse matrices may still change.
-                warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-                _sparse(sums, np.concatenate([numbers for numbers, _ in terms]), slice(20, None), 1000)(table)
-            found = table[20:]
-        if found is None or not torch.equal(found, expected):
+    length = 2 * loops.WIDTH + loops.LANES + 3  # each form of the inner loop
+    table = torch.from_numpy(rng.normal(size=(20, length))).float()
+    for count in (1, 2, 3, 6, 33):
+        numbers, weights = rng.integers(0, 20, size=count), rng.normal(size=count)
+        found, expected = torch.empty(2, length).unbind()
+        total = Sum([table[number] for number in numbers], weights.tolist())
+        total.write(expected)
+        vectors = np.array([vector.data_ptr() for vector in total.vectors])
+        starts, written = _starts([total]).numpy(), np.array([found.data_ptr()])
+        loops.add_rows(vectors, starts, _weights([total]).numpy(), written, 0, length, loops.FUSED, None)
+        if not torch.equal(found, expected):
             return False
     return True

@@ -15,13 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.learning.mixing import Step, Sum, mix_rows
+from gossamer.learning.mixing import Step, Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
-LEAST_TERMS = 24  # with at least this many terms, owed sums are computed together; the bits are the same
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
 MOST_RESERVED = 32  # the most rows that are taken ahead of need
@@ -31,7 +30,7 @@ _Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Fu
 
 class Mixing:
     """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums that were computed together, and
-    one at a time, by reason."""
+    those that were computed one at a time, by reason."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
@@ -43,6 +42,7 @@ class Mixing:
         self._reserve: list[Tensor] = []
         self.forms: Counter[str] = Counter()
         self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
+        allow_compiled_loops()
 
     def submit(
         self, rank: int, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool
@@ -65,14 +65,7 @@ class Mixing:
             return
         with self._profile.part("mix"):
             sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
-            many = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
-            if many and mix_rows(self._rows, sums, self._workers, rows):
-                form = "together"
-            else:
-                form = f"one at a time: {'no kernel sums whole rows in order here' if many else 'few terms'}"
-                for owed, row in self._owed:
-                    # (A write through .data does not count as a modification of a snapshot.)
-                    owed.write(row.data)
+            form = mix_rows(sums, rows, self._workers)
             self.forms[form] += len(sums)
         self._owed = []
         self._unwritten.clear()
@@ -81,10 +74,13 @@ class Mixing:
     def _flush(self) -> None:
         requests, self._requests = sorted(self._requests, key=itemgetter(0)), []
         with self._profile.part("mix"):
-            by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
-            # One step of each node at a time, since its next one reads what this one commits.
-            for steps in zip_longest(*by_node):
-                self._run([step for step in steps if step is not None])
+            if len(requests) == 1:  # as in asynchronous algorithms
+                self._run(requests)
+            else:
+                by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
+                # One step of each node at a time, since its next one reads what this one commits.
+                for steps in zip_longest(*by_node):
+                    self._run([step for step in steps if step is not None])
         if len(self._owed) > MOST_OWED or any(read for _, _, _, read, _ in requests):
             self.settle()
 
@@ -104,6 +100,8 @@ class Mixing:
                     future.set_result(commit(row))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
                 future.set_exception(error)
+        if not steps:
+            return
         shared = self._rows.length >= LEAST_LENGTH
         attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _, _ in steps])
         for (_, commit, future), (found, failure) in zip(steps, attempts, strict=True):

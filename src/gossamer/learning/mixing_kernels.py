@@ -1,0 +1,197 @@
+"""Mixing in compiled loops, with the bits of torch's operations. Importing this module loads numba, which takes some tenths
+of a second, so :mod:`~gossamer.learning.mixing` imports it only for enough work.
+
+Loops are compiled at the first call with new types, and kept on disk: next to this file, or in the user's cache folder where
+the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release Python's lock.
+
+A flag is True or None, so that it has a type, and each combination is compiled separately. ``fused``: a product and a
+sum are rounded once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+COLUMNS = 512
+"""Width of a block: the pieces of a thousand rows that are read again and again stay in a core's cache."""
+LANES, REGISTERS = 16, 4
+WIDTH = LANES * REGISTERS
+_SMALL = torch.full((1,), 2.0**-12)
+FUSED = True if (-1 - 2 * _SMALL).add(1 + _SMALL, alpha=1 + 2.0**-12).item() != 0 else None
+"""Whether torch's kernels fuse here: they do if the processor can, and they may."""
+_FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    loop = inspect.unwrap(function)  # the tests wrap functions to check their arguments
+    try:
+        return njit(nogil=True, cache=True)(loop)
+    except RuntimeError:  # no folder can be written
+        return njit(nogil=True)(loop)
+
+
+def _strip(lanes: int, registers: int) -> Any:
+    """A function that computes ``lanes * registers`` adjacent columns of a weighted sum in registers. Of its arguments, the
+    first two are the addresses of arrays: where the terms' vectors begin, and their weights."""
+    vector = ir.VectorType(_FLOAT, lanes)
+    step = 4 * lanes
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors, weights, first, stop, offset, result, _, _ = arguments
+        fused, streamed = (flag is not types.none for flag in signature.args[-2:])
+
+        def fma(x: Any, weight: Any, total: Any) -> Any:
+            if not fused:
+                return builder.fadd(builder.fmul(x, weight), total)
+            kind = ir.FunctionType(vector, [vector] * 3)
+            name = f"llvm.fma.v{lanes}f32"
+            return builder.call(
+                cgutils.get_or_insert_function(builder.module, kind, name), [x, weight, total]
+            )
+
+        def pointer(base: Any, displacement: Any, kind: Any) -> Any:
+            return builder.inttoptr(builder.add(base, displacement), kind.as_pointer())
+
+        # A product added to -0 is the product, to the bit, so the first term needs no special case.
+        zero = ir.Constant(vector, [-0.0] * lanes)
+        totals = [cgutils.alloca_once_value(builder, zero) for _ in range(registers)]
+        for total in totals:
+            builder.store(zero, total)
+        with cgutils.for_range_slice(builder, first, stop, _INT64(1), _INT64) as (term, _):
+            begin = builder.load(pointer(vectors, builder.mul(term, _INT64(8)), _INT64))
+            weight = builder.load(pointer(weights, builder.mul(term, _INT64(4)), _FLOAT))
+            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), weight, ir.IntType(32)(0))
+            everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+            spread = builder.shuffle_vector(lane, lane, everywhere)
+            at = builder.add(begin, offset)
+            for number, total in enumerate(totals):
+                x = builder.load(pointer(at, _INT64(number * step), vector), align=4)
+                builder.store(fma(x, spread, builder.load(total)), total)
+        at = builder.add(result, offset)
+        for number, total in enumerate(totals):
+            where = pointer(at, _INT64(number * step), vector)
+            stored = builder.store(builder.load(total), where, align=step if streamed else 4)
+            if streamed:
+                stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    def strip(
+        typing: Any,
+        vectors: Any,
+        weights: Any,
+        first: Any,
+        stop: Any,
+        offset: Any,
+        result: Any,
+        fused: Any,
+        streamed: Any,
+    ) -> Any:
+        return types.none(*[types.int64] * 6, fused, streamed), lower
+
+    return intrinsic(strip)
+
+
+_wide, _narrow, _single = _strip(LANES, REGISTERS), _strip(LANES, 1), _strip(1, 1)
+
+
+def _fenced(typing: Any) -> Any:
+    """Make streamed values visible to other threads."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), lower
+
+
+_fence = intrinsic(_fenced)
+
+
+@_compiled
+def add_rows(
+    vectors: Any, starts: Any, weights: Any, results: Any, first: int, stop: int, fused: Any, streamed: Any
+) -> None:
+    """Write the columns from ``first`` to ``stop`` of weighted sums. Vectors are given by the address of their first value.
+
+    Args:
+        vectors: of all terms of all sums, int64 [terms].
+        starts: sum i has the terms from ``starts[i]`` to ``starts[i + 1]``, int64 [sums + 1].
+        weights: of the terms, float32 [terms].
+        results: where the sums are written, int64 [sums]; they overlap no vector that is read.
+        streamed: write past the cache, which pays for more values than it holds. Results are aligned to 64 bytes then, and
+            ``first`` is a multiple of 16.
+    """
+    terms, factors = vectors.ctypes.data, weights.ctypes.data
+    for left in range(first, stop, COLUMNS):
+        right = min(left + COLUMNS, stop)
+        for i in range(len(results)):
+            begin, end, result = starts[i], starts[i + 1], results[i]
+            column = left
+            while column + WIDTH <= right:
+                _wide(terms, factors, begin, end, 4 * column, result, fused, streamed)
+                column += WIDTH
+            while column + LANES <= right:
+                _narrow(terms, factors, begin, end, 4 * column, result, fused, streamed)
+                column += LANES
+            while column < right:
+                _single(terms, factors, begin, end, 4 * column, result, fused, None)
+                column += 1
+    if streamed is not None:
+        _fence()
+
+
+def _added(typing: Any, x: Any, weight: Any, total: Any, fused: Any) -> Any:
+    """``x * weight + total`` of float32."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, weight, total, _ = arguments
+        if signature.args[-1] is types.none:
+            return builder.fadd(builder.fmul(x, weight), total)
+        return builder.fma(x, weight, total)
+
+    return types.float32(types.float32, types.float32, types.float32, fused), lower
+
+
+_add = intrinsic(_added)
+
+
+@_compiled
+def add_at(vector: Any, where: Any, values: Any, own: Any, weight: Any, fused: Any) -> bool:
+    """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. False, and nothing
+    done, unless ``where`` [k] ascends strictly within the vector."""
+    before = -1
+    for index in where:
+        if index <= before:
+            return False
+        before = index
+    if before >= len(vector):
+        return False
+    for i in range(len(where)):
+        at = where[i]
+        value = values[i] if own is None else values[i] - own[at]
+        vector[at] = _add(value, weight, vector[at], fused)
+    return True
+
+
+@_compiled
+def sort_columns(rows: Any) -> None:
+    """Sort each column of a matrix [rows, columns] in place, NaN last."""
+    count, width = rows.shape
+    for left in range(0, width, COLUMNS):
+        right = min(left + COLUMNS, width)
+        for last in range(count - 1, 0, -1):
+            for i in range(last):
+                low, high = rows[i, left:right], rows[i + 1, left:right]
+                for column in range(right - left):
+                    x, y = low[column], high[column]
+                    swap = x > y or x != x
+                    low[column] = y if swap else x
+                    high[column] = x if swap else y
