@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import groups
+from gossamer.results.groups import groups
 from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions, write_pngs
 from gossamer.results.tidy import summary
 

@@ -13,9 +13,10 @@ import pytest
 from synthetic_run import synthetic, timed
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import Level, find_baseline, groups, time_to
+from gossamer.results.comparison import compare, time_to
 from gossamer.results.folder import RunFolder
-from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_report, write_time_to
+from gossamer.results.groups import find_baseline, groups
+from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_comparison, write_report
 from gossamer.results.run import Run
 
 pytest.importorskip("plotly")
@@ -361,16 +362,18 @@ def compared(out: Path) -> list[Run]:
 def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     runs = compared(tmp_path)
     both = groups(runs)
-    rows = time_to(both, [Level("test_accuracy", 0.5)], find_baseline("batch_size 16", both))
-    page = render(runs, both, rows, both[1].label)
+    page = render(
+        runs, both, compare(both, time_to([("test_accuracy", 0.5)]), find_baseline("batch_size 16", both))
+    )
     [table] = re.findall(r'<table class="times">(.*?)</table>', page, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
     assert cells == [
-        ["", "reached", "time / s", "times as fast", "sent", "at the end"],
-        ["batch_size 8", "2/2", "1 ± 0", "2 (2 to 2)", "200 ± 0 B", "85 ± 0 %"],
-        ["batch_size 16", "2/2", "2 ± 0", "1", "400 ± 0 B", "85 ± 0 %"],
+        ["", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"],
+        ["batch_size 8", "2/2", "1 ± 0 s", "-1 ± 0 s", "0.5 ± 0", "200 ± 0 B", "-200 ± 0 B", "0.5 ± 0"],
+        ["batch_size 16", "2/2", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
     ]
     assert "<h3>test accuracy ≥ 50 %, against batch_size 16</h3>" in page
+    assert page.index('id="comparison"') < page.index('id="controls"')
     data = data_of(page)
     assert data["together"]
     first, second = data["groups"]
@@ -381,20 +384,19 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     assert curve["half"] == pytest.approx([0, 0, 0])
     colours = [run["colour"] for run in data["runs"]]
     assert colours == [first["colour"]] * 2 + [second["colour"]] * 2
-    assert "Time to accuracy" not in render(runs)
+    assert 'id="comparison"' not in render(runs)
     alone = data_of(render(runs[:2]))
     assert (len(alone["groups"]), alone["together"]) == (1, False)
     assert data_of(render(runs[::2]))["groups"] == []
 
 
 def test_the_table_is_written_beside_the_page(tmp_path: Path) -> None:
-    runs = compared(tmp_path)
-    rows = time_to(groups(runs), [Level("test_accuracy", 0.5)])
-    path = write_time_to(rows, tmp_path / "page.html")
-    assert path == tmp_path / "page-time-to.csv"
-    assert pl.read_csv(path)["time_s"].to_list() == [1.0, 2.0]
-    with pytest.raises(BadInput, match="page-time-to.csv"):
-        write_time_to(rows, tmp_path / "none" / "page.html")
+    rows = compare(groups(compared(tmp_path)), time_to([("test_accuracy", 0.5)]))
+    path = write_comparison(rows, tmp_path / "page.html")
+    assert path == tmp_path / "page-comparison.csv"
+    assert pl.read_csv(path)["mean"].to_list() == [1.0, 2.0, 200.0, 400.0]
+    with pytest.raises(BadInput, match="page-comparison.csv"):
+        write_comparison(rows, tmp_path / "none" / "page.html")
 
 
 @browser

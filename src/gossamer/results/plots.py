@@ -17,9 +17,9 @@ from gossamer.config import Timeline
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
-from gossamer.results.comparison import Group, group_curve
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
+from gossamer.results.groups import Group, group_curve
 from gossamer.results.run import Run, labels
 from gossamer.results.tidy import AXES, all_metrics
 

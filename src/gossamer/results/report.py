@@ -18,8 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
-from gossamer.results.comparison import Group, group_curve, note, several, tables
-from gossamer.results.comparison import groups as group_runs
+from gossamer.results.comparison import Comparison
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
@@ -31,6 +30,8 @@ from gossamer.results.formatting import (
     seconds_text,
     value_text,
 )
+from gossamer.results.groups import Group, group_curve, several
+from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import (
     PALETTE,
     Window,
@@ -61,8 +62,7 @@ def write_report(
     png: Path | None = None,
     csv: Path | None = None,
     groups: Sequence[Group] | None = None,
-    time_to: pl.DataFrame | None = None,
-    baseline: str | None = None,
+    compared: Comparison | None = None,
     within: Window | None = None,
 ) -> Path:
     """Write one self-contained HTML page on one or several runs, which needs no network; gives its path.
@@ -73,7 +73,7 @@ def write_report(
         png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
         groups: of the runs; None groups those that differ only in their seed.
-        time_to, baseline: rows of :func:`gossamer.results.comparison.time_to`, and the title of the baseline.
+        compared: the groups, with which the page opens.
         within: the part of the run's timeline that is shown; None is all of it.
 
     Without runs, without plotly (or matplotlib, for ``png``), and where a file can't be written, it raises BadInput.
@@ -82,7 +82,7 @@ def write_report(
         raise BadInput("report: got no run; accepted: one or more")
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     groups = group_runs(runs) if groups is None else groups
-    text = render(runs, groups, time_to, baseline, within)
+    text = render(runs, groups, compared, within)
     with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -96,8 +96,7 @@ def write_report(
 def render(
     runs: Sequence[Run],
     groups: Sequence[Group] | None = None,
-    time_to: pl.DataFrame | None = None,
-    baseline: str | None = None,
+    compared: Comparison | None = None,
     within: Window | None = None,
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
@@ -132,8 +131,7 @@ def render(
             }
             for run, name, final in zip(runs, names, finals, strict=True)
         ],
-        times=[] if time_to is None else tables(time_to, baseline),
-        times_note=note(baseline),
+        compared=compared,
         style=_PAGE.joinpath("report.css").read_text(encoding="utf-8"),
         data=embed(page_data(runs, groups, within)),
         # Inside a script element, this is the only text that would end it.
@@ -163,11 +161,11 @@ def write_csvs(runs: Sequence[Run], place: Path) -> None:
         metrics.write_csv(path.with_name(f"{path.stem}-metrics.csv" if whole else "metrics.csv"))
 
 
-def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
-    """Write rows of :func:`gossamer.results.comparison.time_to` as a CSV file next to a page; gives its path."""
-    path = page.with_name(f"{page.stem}-time-to.csv")
+def write_comparison(compared: Comparison, page: Path) -> Path:
+    """Write the rows of a comparison as a CSV file next to a page; gives its path."""
+    path = page.with_name(f"{page.stem}-comparison.csv")
     with writing(str(path)):
-        rows.write_csv(path)
+        compared.rows.write_csv(path)
     return path
 
 

@@ -59,6 +59,13 @@ def all_metrics(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
+def judging(runs: Iterable[Run]) -> list[str]:
+    """The metrics by which runs are compared: those of all evaluation sets; without any, the main metric."""
+    known = all_metrics(runs)
+    prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
+    return [name for name in known if name.startswith(prefixes)] or known[:1]
+
+
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
     """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
     known = all_metrics(runs)
