@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -64,6 +64,25 @@ def judging(runs: Iterable[Run]) -> list[str]:
     known = all_metrics(runs)
     prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes)] or known[:1]
+
+
+def default_axis(runs: Sequence[Run]) -> Axis:
+    """The axis on which runs can be compared: time if nodes have their own pace, bytes if those of a round differ, or else
+    rounds."""
+    if any(map(_asynchronous, runs)):
+        return "time_s"
+    ends = [run.curves.select(pl.col("bytes", "round").max()).row(0) for run in runs]
+    a_round = [sent / rounds for sent, rounds in ends if sent and rounds]
+    return "bytes" if a_round and max(a_round) > 1.01 * min(a_round) else "round"
+
+
+def _asynchronous(run: Run) -> bool:
+    """Whether a run is recorded on a time grid, or its nodes' rounds or times at the last point differ by over a tenth."""
+    if (run.experiment.get("evaluation") or {}).get("every_s") is not None:
+        return True
+    rows = assigned(run).filter(pl.col("node") >= 0, ~pl.col("node").is_in(run.away))
+    last = rows.filter(pl.col("point") == pl.col("point").max())
+    return any((last[axis].min() or 0.0) < 0.9 * (last[axis].max() or 0.0) for axis in ("round", "time_s"))  # type: ignore[operator]
 
 
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
