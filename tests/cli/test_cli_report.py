@@ -18,11 +18,12 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
         json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
         for s in (1, 2)
     ]
-    code, out, _ = cli("report", *runs, "--out", "both.html", "--png", "png", "--csv", "csv")
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures", "--csv", "csv")
     assert code == 0
-    assert out.split() == ["both.html", "png", "csv"]
+    assert out.split()[-3:] == ["both.html", "figures", "csv"]
     assert (tmp_path / "both.html").stat().st_size < 200_000
-    assert list((tmp_path / "png").glob("*.png"))
+    assert list((tmp_path / "figures").glob("*.pdf"))
+    assert (tmp_path / "figures/captions.md").exists()
     assert list((tmp_path / "csv").glob("*.csv"))
 
 

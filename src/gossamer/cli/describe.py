@@ -151,14 +151,22 @@ def report(
     out: Annotated[
         Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    png: Annotated[Path | None, option("A folder for the charts, <metric>-vs-<axis>.png.")] = None,
+    figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
+    format_: Annotated[
+        str, option("Of figures: pdf, svg or png; with png an animation is a PNG.", "--format")
+    ] = "pdf",
+    width: Annotated[str, option("Of figures, e.g. 3.3in or 84mm.")] = "3.3in",
+    axis: Annotated[
+        list[str] | None,
+        option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
+    ] = None,
     csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
     baseline: Annotated[
         str | None, option("Compare in pairs of equal seeds with this cell or group.", metavar="NAME")
     ] = None,
     metrics: Annotated[
         str | None,
-        option("Compare by these metrics; default: those of evaluation sets.", metavar="NAME[,NAME...]"),
+        option("Compare and draw these metrics; default: of evaluation sets.", metavar="NAME[,NAME...]"),
     ] = None,
     time_to: Annotated[
         list[str] | None,
@@ -201,13 +209,14 @@ def report(
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
     from gossamer.results.animation import Animation
+    from gossamer.results.figures import parse_width, write_figures
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
     from gossamer.results.plots import choose, write_timeline
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
-    from gossamer.results.tidy import finite
+    from gossamer.results.tidy import default_axis, finite, judging
 
     if area is None and relative_to:
         raise BadInput("--relative-to: accepted together with --area")
@@ -229,10 +238,13 @@ def report(
     if timeline is not None:
         write_timeline(loaded, timeline, within)
     place = out or folder / "report.html"
-    page = write_report(loaded, place, png=png, csv=csv, groups=groups, compared=compared, within=within)
+    if figures is not None:
+        drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
+        write_figures(loaded, groups, figures, format=format_, width=parse_width(width), **drawn)
+    page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
     table = None if compared is None else write_comparison(compared, page)
-    moving = None if animation is None else animation.write(page)
-    written = {"report": page, "png": png, "csv": csv, "comparison": table, "animation": moving}
+    moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
+    written = {"report": page, "figures": figures, "csv": csv, "comparison": table, "animation": moving}
     written["timeline"] = timeline
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:

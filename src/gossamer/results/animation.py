@@ -62,9 +62,9 @@ class Animation:
             bar["format"] = lambda value, _: f"{100 * value:.3g}%"
         self.figure.colorbar(self.graphs[0].nodes, ax=list(panels), **bar)
 
-    def write(self, page: Path) -> Path:
-        """Write ``<page>-<metric>.gif`` next to a page; gives its path."""
-        path = page.with_name(f"{page.stem}-{self.metric.replace('_', '-')}.gif")
+    def write(self, page: Path, suffix: str = "gif") -> Path:
+        """Write ``<page>-<metric>.gif`` next to a page, or an animated PNG for the suffix ``png``; gives its path."""
+        path = page.with_name(f"{page.stem}-{self.metric.replace('_', '-')}.{suffix}")
         writer = matplotlib("animation").PillowWriter(fps=_FRAMES_PER_SECOND)
         with writing(str(path)), writer.saving(self.figure, path, dpi=100):
             for frame in range(max(len(graph.points) for graph in self.graphs)):

@@ -1,4 +1,4 @@
-"""Pictures: colours and titles of all plots, the layout of a graph, curves as PNG, and the timeline of a run."""
+"""Pictures: colours and titles of all plots, the layout of a graph, curves, and the timeline of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve
 from gossamer.results.run import Run, labels
-from gossamer.results.tidy import AXES, all_metrics
+from gossamer.results.tidy import all_metrics
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")
 """Colours with a contrast of at least 3:1 on white, chosen so that two of them differ for the colour-blind too (a distance of
@@ -118,7 +118,9 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
     one standard deviation, or of each group the mean over its runs in the band of its 95 % confidence interval. A metric
     that no run has recorded is bad input."""
     if groups is None:
-        bands = [run.curves.filter(pl.col("metric") == y).with_columns(spread="std") for run in runs]
+        bands = [
+            run.curves.filter(pl.col("metric") == y, "complete").with_columns(spread="std") for run in runs
+        ]
         names = labels(runs)
     else:
         bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
@@ -146,21 +148,6 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
     if len(names) > 1:
         axes.legend(frameon=False, fontsize="small")
     return figure
-
-
-def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None = None) -> list[Path]:
-    """Write every metric against every axis as ``<metric>-vs-<axis>.png``; gives the paths."""
-    written = []
-    with writing(f"--png {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in all_metrics(runs):
-            safe = re.sub(r"[^\w.-]", "-", name).replace("_", "-")
-            for x in AXES:
-                if any(run.curves.filter(pl.col("metric") == name)[x].count() for run in runs):
-                    path = folder / f"{safe}-vs-{x.removesuffix('_s')}.png"
-                    curve_figure(runs, name, x, groups).savefig(path)
-                    written.append(path)
-    return written
 
 
 def _figure(width: float, height: float) -> Any:

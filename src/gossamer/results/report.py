@@ -39,7 +39,6 @@ from gossamer.results.plots import (
     drawn_nodes,
     positions,
     timeline_data,
-    write_pngs,
 )
 from gossamer.results.run import Run, cell_names, differing, flat, labels
 
@@ -70,7 +69,6 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     *,
-    png: Path | None = None,
     csv: Path | None = None,
     groups: Sequence[Group] | None = None,
     compared: Comparison | None = None,
@@ -81,13 +79,12 @@ def write_report(
     Args:
         runs: in the order of their colours.
         out: the page; a folder stands for ``report.html`` in it.
-        png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
         groups: of the runs; None groups those that differ only in their seed.
         compared: the groups, with which the page opens.
         within: the part of the run's timeline that is shown; None is all of it.
 
-    Without runs, without matplotlib for ``png``, and where a file can't be written, it raises BadInput.
+    Without runs, and where a file can't be written, it raises BadInput.
     """
     if not runs:
         raise BadInput("report: got no run; accepted: one or more")
@@ -97,8 +94,6 @@ def write_report(
     with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    if png is not None:
-        write_pngs(runs, Path(png), groups if several(groups) else None)
     if csv is not None:
         write_csvs(runs, Path(csv))
     return path
