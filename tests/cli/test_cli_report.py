@@ -54,7 +54,7 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli(*asked)
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
+    assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
     _, there, never = [line for line in lines if line[0] == "d-psgd"]
     assert there == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
     assert never[:3] == ["d-psgd", "0/2", "> 0.04 s"]
@@ -170,7 +170,7 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
     asked = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
     out = cli("report", "runs/spread", *asked, "--out", "all.html")[1]
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["runs", "area", "difference", "ratio"] in lines
+    assert ["group", "runs", "area", "difference", "ratio"] in lines
     said = json.loads(cli("report", "runs/spread", *asked, "--json")[1])["table"]
     assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in said] == [
         (group, measure, 2, pairs)

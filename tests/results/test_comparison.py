@@ -122,7 +122,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
     [(title, head, lines)] = compared.tables()
     assert (title, head) == (
         "test accuracy ≥ 50 %, against base",
-        ["", "runs", "time", "difference", "ratio"],
+        ["group", "runs", "time", "difference", "ratio"],
     )
     assert lines[1] == ["fast", "3/3", "3.3 ± 3.8 s", "-2.7 ± 1.4 s", "0.56 ± 0.2"]
     assert lines[2] == ["never", "0/3", "> 1 s", "–", "–"]

@@ -100,7 +100,7 @@ def test_the_page_tells_what_became_of_the_messages(tmp_path: Path) -> None:
             row = {"node": node, "round": rounds, "time_s": 1.0, "messages_sent": 1000 * node}
             metrics.append(row | {f"messages_{fate}": count * node for fate, count in counters.items()})
     page = render([Run(run.path)])
-    cards = dict(re.findall(r"<dt>(.*?)</dt><dd>.*?</dd><small>(.*?)</small>", page))
+    cards = dict(re.findall(r'<dt>(.*?)</dt><dd>.*?</dd><dd class="small">(.*?)</dd>', page))
     fates = "56 % received (8 % gave way to newer ones, 0.4 % came too late), 20 % lost, 20 % taken back by the sender"
     assert cards["messages"] == f"sent; of 1,250 that were to be sent: {fates}"
     assert cards["rounds"] == "of the furthest node, 4 of the slowest"
@@ -112,7 +112,9 @@ def test_what_was_for_a_dead_peer_is_lost_though_it_was_never_sent(tmp_path: Pat
     with RunFolder.open(run.path).segment("metrics") as metrics:
         counters = {"messages_sent": 30, "messages_received": 30, "messages_lost": 70}
         metrics.append({"node": 0, "round": 7, "time_s": 1.0, **counters})
-    assert "<small>sent; of 100 that were to be sent: 30 % received, 70 % lost<" in render([Run(run.path)])
+    assert '<dd class="small">sent; of 100 that were to be sent: 30 % received, 70 % lost<' in render(
+        [Run(run.path)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_where_all_messages_were_sent_their_number_is_said_once(
     with RunFolder.open(run.path).segment("metrics") as metrics:
         counters = {"messages_sent": 30, "messages_received": received, "messages_lost": lost}
         metrics.append({"node": 0, "round": 7, "time_s": 1.0, **counters})
-    assert f"<dt>messages</dt><dd>30</dd><small>{said}</small>" in render([Run(run.path)])
+    assert f'<dt>messages</dt><dd>30</dd><dd class="small">{said}</dd>' in render([Run(run.path)])
 
 
 def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -> None:
@@ -409,7 +411,7 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     [table] = re.findall(r'<table class="times">(.*?)</table>', page, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
     assert cells == [
-        ["", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"],
+        ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"],
         ["batch_size 8", "2/2", "1 ± 0 s", "-1 ± 0 s", "0.5 ± 0", "200 ± 0 B", "-200 ± 0 B", "0.5 ± 0"],
         ["batch_size 16", "2/2", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
     ]

@@ -44,7 +44,7 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     ]
     title, head, slow, fast, *rest = out.splitlines()
     assert title.strip() == "at the end, against slow"
-    assert head.split() == ["runs", "test", "loss", "difference", "time", "sent"]
+    assert head.split() == ["group", "runs", "test", "loss", "difference", "time", "sent"]
     assert slow.split()[:2] == ["slow", "2/2"]
     assert fast.split()[3] == "±"
     by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()

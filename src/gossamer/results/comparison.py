@@ -232,7 +232,7 @@ class Comparison:
         by = {(row["measure"], row["group"]): row for row in self.rows.to_dicts()}
         found = []
         for title, same in groupby(self.measures, key=lambda measure: measure.table):
-            head, lines = ["", "runs"], {group: list[str]() for _, group in by}
+            head, lines = ["group", "runs"], {group: list[str]() for _, group in by}
             shown = list(same)
             for group, line in lines.items():
                 each = [by[measure.name, group] for measure in shown]

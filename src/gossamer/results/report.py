@@ -332,7 +332,7 @@ def _run_data(run: Run, within: Window | None, most: int, runs: int) -> dict[str
     return {
         "points": _axes(places),
         "quantiles": run.nodes > MOST_LINES,
-        "metrics": {name: _metric(run, name, places) for name in names},
+        "metrics": {name: _metric(run, name, places, table) for name in names},
         "nodes": {
             "ranks": nodes,
             "start": start,
@@ -357,7 +357,7 @@ def _run_data(run: Run, within: Window | None, most: int, runs: int) -> dict[str
     }
 
 
-def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
+def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
     """Statistics of a metric at all points of a run that are complete, since a mean over the nodes that are ahead is none of
     all; and the values of the average model, if it has any."""
     curve, at = run.curves.filter(pl.col("metric") == name, "complete"), places.select("point")
@@ -368,7 +368,7 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
     series: dict[str, Any] = {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
     if run.nodes > MOST_LINES and (values >= 0).any():
-        parts = tidy.assigned(run).filter(pl.col("node") >= 0).group_by("point")
+        parts = rows.filter(pl.col("node") >= 0).group_by("point")
         shares = {str(share): pl.col(name).quantile(share, "linear") for share in (0.05, 0.25, 0.75, 0.95)}
         spread = table.select("point", "mean").join(
             parts.agg(**shares), on="point", how="left", maintain_order="left"
