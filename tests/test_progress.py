@@ -50,6 +50,14 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
     }
 
 
+def test_an_instant_of_the_grid_that_is_also_the_end_has_one_line() -> None:
+    said, lines = tally({"time_s": 2}), []
+    for moment in ("tick 4", "end"):
+        said.add(row(0, 5, moment, test_accuracy=0.5))
+        lines.append(said.add(row(NETWORK, 5, moment, consensus_distance=0.25)))
+    assert [line is None for line in lines] == [False, True]
+
+
 @pytest.mark.parametrize(("moment", "rounds"), [("round", [5, 5]), ("tick 3", [7, 5]), ("end", [7, 5])])
 def test_a_line_summarizes_all_nodes_at_one_evaluation_point(moment: str, rounds: list[int]) -> None:
     said = tally({"rounds": 10})

@@ -160,7 +160,8 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
     if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
-        later = f"rounds={2 * stop.rounds}" if stop.rounds else f"time_s={2 * (stop.time_s or 0):g}"
+        name = next(each for each in ("rounds", "time_s", "bytes", "bytes_per_node") if getattr(stop, each))
+        later = f"{name}={2 * getattr(stop, name):g}"
         raise BadInput(
             f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
         )

@@ -86,7 +86,7 @@ class Display(Silent):
         self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
         self._bytes = dict.fromkeys(range(experiment.nodes), 0)
         self._values: dict[Any, dict[str, list[float]]] = {}
-        self._latest = ""
+        self._latest, self._at = "", (-1, -1.0)
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
@@ -110,7 +110,13 @@ class Display(Silent):
             self._bytes[row["node"]] = row["bytes_sent"]
             return None
         del self._values[evaluation]
-        self._latest, self.wall_s = spread(values), row["wall_s"]
+        before, self.wall_s = (self._at, self._latest), row["wall_s"]
+        self._at, self._latest = (row["round"], row["time_s"]), spread(values)
+        if before == (
+            self._at,
+            self._latest,
+        ):  # an instant of the grid at which all nodes also end a round, or the run
+            return None
         return (
             f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"

@@ -18,11 +18,12 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
         json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
         for s in (1, 2)
     ]
-    code, out, _ = cli("report", *runs, "--out", "both.html", "--png", "png", "--csv", "csv")
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures", "--csv", "csv")
     assert code == 0
-    assert out.split() == ["both.html", "png", "csv"]
-    assert (tmp_path / "both.html").stat().st_size > 1_000_000  # plotly is in it
-    assert list((tmp_path / "png").glob("*.png"))
+    assert out.split()[-3:] == ["both.html", "figures", "csv"]
+    assert (tmp_path / "both.html").stat().st_size < 200_000
+    assert list((tmp_path / "figures").glob("*.pdf"))
+    assert (tmp_path / "figures/captions.md").exists()
     assert list((tmp_path / "csv").glob("*.csv"))
 
 
@@ -53,18 +54,22 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli(*asked)
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["reached", "time / s", "times as fast", "sent", "at the end"] in lines
-    [there, never] = [line for line in lines if line[0] == "d-psgd"]
-    assert there[:4] == ["d-psgd", "2/2", "0 ± 0", "–"]  # at once: nothing can be said of how much faster
-    assert never[:4] == ["d-psgd", "0/2", "> 0.04", "–"]
-    assert out.splitlines()[-2:] == ["all.html", "all-time-to.csv"]
-    assert 'id="time-to"' in (tmp_path / "all.html").read_text()
+    assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
+    _, there, never = [line for line in lines if line[0] == "d-psgd"]
+    assert there == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
+    assert never[:3] == ["d-psgd", "0/2", "> 0.04 s"]
+    assert out.splitlines()[-2:] == ["all.html", "all-comparison.csv"]
+    assert 'id="comparison"' in (tmp_path / "all.html").read_text()
     said = json.loads(cli(*asked, "--json")[1])
-    assert said["time_to"] == "all-time-to.csv"
-    assert [(row["group"], row["level"], row["reached"]) for row in said["table"]] == [
-        *(("d-psgd", 1e6, 2), ("local", 1e6, 2), ("d-psgd", 0.0, 0), ("local", 0.0, 0)),
+    assert said["comparison"] == "all-comparison.csv"
+    times = [row for row in said["table"] if row["measure"].startswith("time_s")]
+    assert [(row["group"], row["measure"], row["known"]) for row in times] == [
+        ("d-psgd", "time_s to test_loss=1e+06", 2),
+        ("local", "time_s to test_loss=1e+06", 2),
+        ("d-psgd", "time_s to test_loss=0", 0),
+        ("local", "time_s to test_loss=0", 0),
     ]
-    assert pl.read_csv(tmp_path / "all-time-to.csv").to_dicts() == said["table"]
+    assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == said["table"]
     by_seed = json.loads(cli(*asked[:4], "--group-by", "seed", "--json")[1])["table"]
     assert [(row["group"], row["runs"]) for row in by_seed][:2] == [("seed 1", 2), ("seed 2", 2)]
 
@@ -85,25 +90,20 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
         def refuse(constant: str) -> None:
             raise AssertionError(constant)
 
-        [row] = json.loads(out, parse_constant=refuse)["table"]
-        assert (row["reached"], row["time_s"], row["final"]) == (1, 0.0, None)
+        final, time, _ = json.loads(out, parse_constant=refuse)["table"]
+        assert (final["mean"], time["known"], time["mean"]) == (None, 1, 0.0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--baseline", "x"), "--baseline: accepted together with --time-to"),
+        (("--baseline", "x"), "--baseline x: no group is called that; accepted: small"),
         (("--time-to", "test_loss"), "--time-to test_loss: accepted: METRIC=LEVEL"),
         (
             ("--time-to", "test_los=1"),
             "--time-to test_los: no run has recorded it (did you mean 'test_loss'?)",
         ),
-        (
-            ("--time-to", "test_loss=1", "--baseline", "x"),
-            "--baseline x: no group is called that; accepted: small",
-        ),
         (("--area", "test_los"), "--area test_los: no run has recorded it (did you mean 'test_loss'?)"),
-        (("--per", "graph"), "--per: accepted together with --area"),
         (("--timeline", "t.svg"), "no timeline was recorded"),
         (("--window", "1:2"), "no timeline was recorded"),
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
@@ -167,12 +167,16 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
         (group, hops, 2, nodes) for group in ("uniform", "degree") for hops, nodes in enumerate((1, 1, 3))
     ]
     assert all(row["area_half"] is not None for row in said)
-    compared = ("--area", "ood_accuracy", "--baseline", "uniform")
-    out = cli("report", "runs/spread", *compared, "--out", "all.html")[1]
+    asked = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
+    out = cli("report", "runs/spread", *asked, "--out", "all.html")[1]
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["cell", "runs", "area", "less uniform", "ratio"] in lines
-    said = json.loads(cli("report", "runs/spread", *compared, "--json")[1])["areas"]
-    assert [(row["cell"], row["runs"], row["pairs"]) for row in said] == [("uniform", 2, 0), ("degree", 2, 2)]
+    assert ["group", "runs", "area", "difference", "ratio"] in lines
+    said = json.loads(cli("report", "runs/spread", *asked, "--json")[1])["table"]
+    assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in said] == [
+        (group, measure, 2, pairs)
+        for measure in ("ood_accuracy", "area ood_accuracy")
+        for group, pairs in (("uniform", 0), ("degree", 2))
+    ]
 
 
 def test_an_animation_is_written_next_to_the_page(cli: Cli, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
             "is no folder; accepted: a folder with hub/",
         ),
         (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: an integer"),
-        (["--set", "stop={}"], "stop.rounds or stop.time_s"),
+        (["--set", "stop={}"], "stop.rounds, stop.time_s, stop.bytes"),
         (["--set", "rounds"], "--set rounds: accepted: a.b=value"),
         (["--set", "batch_size=0"], "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
         (["--engine", "cluster"], "engine.name: got 'cluster'; accepted: simulate, processes"),

@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"nodes": ...}, "nodes: missing"),
     ({"task": ...}, "task: missing"),
     ({"stop": ...}, "stop: missing"),
-    ({"stop": {}}, "stop: got {}; accepted: stop.rounds or stop.time_s"),
+    ({"stop": {}}, "stop: got {}; accepted: stop.rounds, stop.time_s, stop.bytes or stop.bytes_per_node"),
     ({"stop": {"target": {"metric": "x", "value": 1}}}, "stop: got "),
     (
         {"failures": {"heartbeat_s": 6}},

@@ -12,9 +12,8 @@ from gossamer.errors import BadInput
 from gossamer.results.animation import MOST_RUNS, Animation
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("plotly")
 image = pytest.importorskip("PIL.Image")
-RING = (0xD5, 0x5E, 0x00)
+RING = np.array([0xE1, 0x44, 0x1B])  # of the palette
 
 
 def frames(path: Path) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import Group, find_baseline
+from gossamer.results.groups import Group, find_baseline
 
 
 def cell(**labels: Any) -> Group:

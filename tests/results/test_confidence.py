@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.randomness import generator
-from gossamer.results.comparison import interval_text
+from gossamer.results.formatting import interval_text
 from gossamer.results.tidy import Interval, confidence, student_t
 
 TABLE = {
@@ -46,7 +46,7 @@ def test_an_interval_worked_by_hand() -> None:
     assert found is not None
     assert (found.mean, found.count) == (2.0, 3)
     assert found.half_width == pytest.approx(4.303 * 1.0 / math.sqrt(3), rel=1e-3)
-    assert interval_text(found.mean, found.half_width) == "2 ± 2.5"
+    assert interval_text(found.mean, found.half_width) == "2.0 ± 2.5"
 
 
 def test_one_value_has_a_mean_and_no_interval() -> None:

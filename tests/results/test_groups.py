@@ -9,8 +9,8 @@ import yaml
 from synthetic_run import timed
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import Group, group_curve, groups, several
 from gossamer.results.folder import RunFolder
+from gossamer.results.groups import Group, group_curve, groups, several
 from gossamer.results.run import Run, labels
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]

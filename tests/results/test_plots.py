@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import groups
-from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions, write_pngs
+from gossamer.results.figures import parse_width, write_figures
+from gossamer.results.groups import groups
+from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions
 from gossamer.results.tidy import summary
 
 
@@ -50,13 +52,47 @@ def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
     assert drawn_nodes(3, []) == [0, 1, 2]
 
 
-def test_pictures_are_written_for_every_metric_and_axis(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    run = synthetic(tmp_path, nodes=4, rounds=(0, 10))
-    paths = write_pngs([run], tmp_path / "png")
-    assert len(paths) == 4 * 4
-    assert tmp_path / "png" / "test-accuracy-vs-round.png" in paths
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+def test_figures_have_the_width_of_a_column_their_fonts_and_captions(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib.image")
+    runs = [
+        synthetic(tmp_path, nodes=4, rounds=(0, 10), seed=seed, experiment={"batch_size": size})
+        for size in (8, 16)
+        for seed in (1, 2)
+    ]
+    folder, asked = tmp_path / "figures", {"metrics": ["test_accuracy"], "axes": ["bytes", "round"]}
+    for kind in ("pdf", "svg", "png"):
+        paths = write_figures(runs, groups(runs), folder, format=kind, **asked)
+        assert [path.name for path in paths] == [f"test-accuracy-vs-{x}.{kind}" for x in ("bytes", "round")]
+    pdf = (folder / "test-accuracy-vs-bytes.pdf").read_bytes()
+    assert b"/FontFile2" in pdf  # TrueType
+    assert b"/Type3" not in pdf
+    assert re.findall(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf) == [b"237.6"]  # 3.3 inches of 72 points
+    assert matplotlib.imread(folder / "test-accuracy-vs-round.png").shape[1] == 990
+    assert "<text" not in (folder / "test-accuracy-vs-round.svg").read_text()  # but outlines
+    first, _ = (folder / "captions.md").read_text().split("\n\n")
+    assert first == (
+        "**test-accuracy-vs-bytes.png**: Test accuracy against the bytes that all nodes have sent, 4 nodes. Lines: mean"
+        " over runs, each the mean over its nodes (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval over the"
+        " runs (Student's t)."
+    )
+    alone = write_figures(runs[:1], groups(runs[:1]), folder, **asked)
+    assert len(alone) == 2
+    assert "Bands: ± one standard deviation over the nodes" in (folder / "captions.md").read_text()
+    for change, said in (
+        ({"metrics": ["tset"]}, "--metrics tset: no run has recorded it"),
+        ({"axes": ["epoch"]}, "--axis epoch: accepted: round, time_s"),
+        ({"format": "gif"}, "--format gif: accepted: pdf, svg, png"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            write_figures(runs, groups(runs), folder, **{**asked, **change})
+
+
+def test_widths_have_a_unit() -> None:
+    assert parse_width("3.3in") == 3.3
+    assert parse_width("84mm") == pytest.approx(3.307, abs=1e-3)
+    for wrong in ("3.3", "in", "0.1in", "-3in", "3 ft"):
+        with pytest.raises(BadInput, match=r"--width .*such as 3.3in"):
+            parse_width(wrong)
 
 
 def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:
@@ -74,7 +110,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     run = synthetic(tmp_path, nodes=1, rounds=(0,))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(BadInput, match=r"pip install 'gossamer\[report\]'"):
-        write_pngs([run], tmp_path / "png")
+        write_figures([run], groups([run]), tmp_path, metrics=["test_loss"], axes=["round"])
 
 
 def test_groups_are_drawn_as_one_curve_each(tmp_path: Path) -> None:

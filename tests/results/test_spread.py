@@ -10,7 +10,7 @@ import pytest
 
 import gossamer
 from gossamer import BadInput, Experiment, Run
-from gossamer.results import comparison
+from gossamer.results.groups import groups
 from gossamer.results.spread import by_hops, hops, spread, table
 
 
@@ -71,7 +71,7 @@ def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path
 
 def test_a_table_over_seeds(tmp_path: Path) -> None:
     runs = [played(tmp_path, seed) for seed in (1, 2)]
-    rows = spread(comparison.groups(runs), "ood_accuracy")
+    rows = spread(groups(runs), "ood_accuracy")
     areas = [by_hops(run, "ood_accuracy")[2].area for run in runs]
     row = rows.filter(hops=2).row(0, named=True)
     assert (row["runs"], row["area"]) == (2, pytest.approx(np.mean(areas)))
@@ -85,9 +85,9 @@ def test_a_table_over_seeds(tmp_path: Path) -> None:
 def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
     average = played(tmp_path, evaluation={"every_rounds": 2, "nodes": "average"})
     with pytest.raises(BadInput, match="--by-hops ood_accuracy: no node of the run .* has recorded it"):
-        spread(comparison.groups([average]), "ood_accuracy")
+        spread(groups([average]), "ood_accuracy")
     plain = played(tmp_path, poison=[])
     with pytest.raises(BadInput, match="--by-hops: the run .* has no poisoned nodes"):
-        spread(comparison.groups([plain]), "test_accuracy")
+        spread(groups([plain]), "test_accuracy")
     with pytest.raises(BadInput, match="--by-hops ood_accuracy: no run has recorded it"):
-        spread(comparison.groups([plain]), "ood_accuracy")
+        spread(groups([plain]), "ood_accuracy")

@@ -55,7 +55,8 @@ def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
         {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
         {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
     )
-    expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
+    # One instant has one place, also for a metric that some nodes lack.
+    expected = {"round": [0, 5], "time_s": [0, 1.5], "wall_s": [2, 5], "bytes": [0, 40]}
     for x, places in expected.items():
         table = summary(run, "test_loss")
         assert table[x].to_list() == places
@@ -95,6 +96,24 @@ def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -
     assert table["count"].to_list() == [2, 2, 2]
     assert table["time_s"].to_list() == pytest.approx([0.0, 5.005, 10.01])
     assert table["mean"].to_list() == [0.0, 5.0, 9.0]
+
+
+def test_on_a_grid_of_time_every_metric_is_over_all_nodes_at_one_place(tmp_path: Path) -> None:
+    """A fast node ends a round at an instant of the grid, and then all of its rounds before the last instant."""
+    written = [
+        {"node": 0, "round": 6, "time_s": 5.0, "moment": "round", "train_loss": 2.0, "staleness_s": 0.5},
+        {"node": 0, "round": 6, "time_s": 5.0, "moment": "tick 1"},
+        {"node": 1, "round": 2, "time_s": 5.0, "moment": "tick 1", "train_loss": 4.0, "staleness_s": 1.5},
+        {"node": -1, "round": 2, "time_s": 5.0, "moment": "tick 1", "consensus_distance": 0.0},
+        {"node": 0, "round": 6, "time_s": 10.0, "moment": "tick 2"},
+        {"node": 1, "round": 4, "time_s": 10.0, "moment": "tick 2", "train_loss": 1.0, "staleness_s": 1.0},
+        {"node": -1, "round": 4, "time_s": 10.0, "moment": "tick 2", "consensus_distance": 1.0},
+    ]
+    run = recorded(tmp_path, *written, experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}")
+    for name, means in {"train_loss": [3, 1.5], "staleness_s": [1, 1], "consensus_distance": [0, 1]}.items():
+        assert summary(run, name).select("round", "mean").rows() == [(4, means[0]), (5, means[1])], name
+    assert final_summary(run).metrics["train_loss"].best is not None
+    assert final_summary(run).metrics["consensus_distance"].best is None  # least where nothing was learned
 
 
 def test_without_a_record_of_an_axis_its_places_are_null(tmp_path: Path) -> None:

@@ -42,17 +42,20 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
         ["3/4", "fast, seed 1: done"],
         ["4/4", "fast, seed 2: done"],
     ]
-    head, slow, fast, *rest = out.splitlines()
-    assert head.split() == ["cell", "runs", "test", "loss", "time", "s", "MB", "sent"]
+    title, head, slow, fast, *rest = out.splitlines()
+    assert title.strip() == "at the end, against slow"
+    assert head.split() == ["group", "runs", "test", "loss", "difference", "time", "sent"]
     assert slow.split()[:2] == ["slow", "2/2"]
     assert fast.split()[3] == "±"
+    by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()
+    assert by_fast[0].strip() == "at the end, against fast"
     assert rest[-1] == "results  runs/tiny/results.csv"
     command = json.loads(next(tmp_path.glob("runs/tiny/*/*/environment.json")).read_text())["command"]
     assert command == ["gossamer", "sweep", "sweep.yaml", *HERE]
 
     code, out, err = cli("sweep", "sweep.yaml")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == head
+    assert out.splitlines()[1] == head
     code, out, err = cli("sweep", "sweep.yaml", "--quiet")
     assert (code, out, err) == (0, "", "")
     said = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
@@ -66,11 +69,12 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
     asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
     code, out, err = cli(*asked, "slow", "--json")
     assert (code, err) == (0, "")
-    assert [(row["group"], row["baseline"]) for row in json.loads(out)["table"]] == [
-        ("slow, batch_size=2", "slow, batch_size=2"),
-        ("slow, batch_size=4", "slow, batch_size=4"),
-        ("fast, batch_size=2", "slow, batch_size=2"),
-        ("fast, batch_size=4", "slow, batch_size=4"),
+    rows = [row for row in json.loads(out)["table"] if row["measure"] == "test_loss"]
+    assert [(row["group"], row["baseline"], row["pairs"]) for row in rows] == [
+        ("slow, batch_size=2", "slow at the same batch_size", 0),
+        ("slow, batch_size=4", "slow at the same batch_size", 0),
+        ("fast, batch_size=2", "slow at the same batch_size", 1),
+        ("fast, batch_size=4", "slow at the same batch_size", 1),
     ]
     assert ", against slow at the same batch_size" in cli(*asked, "slow")[1]
     code, _, err = cli(*asked, "slo")
@@ -100,7 +104,7 @@ def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Pat
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "cells": cells}))
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
     out = cli("report", "runs/tiny", "--time-to", "test_loss=1000000")[1]
-    assert re.search(rf"^{long} +1/1 +0 +", out, re.MULTILINE), out
+    assert re.search(rf"^{long} +1/1 +", out, re.MULTILINE), out
 
 
 def test_json_is_one_object(cli: Cli) -> None:

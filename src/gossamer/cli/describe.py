@@ -151,25 +151,40 @@ def report(
     out: Annotated[
         Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    png: Annotated[Path | None, option("A folder for the charts, <metric>-vs-<axis>.png.")] = None,
+    figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
+    format_: Annotated[
+        str, option("Of figures: pdf, svg or png; with png an animation is a PNG.", "--format")
+    ] = "pdf",
+    width: Annotated[str, option("Of figures, e.g. 3.3in or 84mm.")] = "3.3in",
+    axis: Annotated[
+        list[str] | None,
+        option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
+    ] = None,
     csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
+    baseline: Annotated[
+        str | None, option("Compare in pairs of equal seeds with this cell or group.", metavar="NAME")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        option("Compare and draw these metrics; default: of evaluation sets.", metavar="NAME[,NAME...]"),
+    ] = None,
     time_to: Annotated[
         list[str] | None,
-        option("Compare the times to these levels; a table.", metavar="METRIC=LEVEL[,LEVEL...]"),
+        option("Compare the time and bytes to these levels.", metavar="METRIC=LEVEL[,LEVEL...]"),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        option("Compare the metrics at this budget, also time_s=SECONDS.", metavar="bytes=N[,N...]"),
     ] = None,
     area: Annotated[
-        str | None,
-        option("Compare a sweep's cells by this metric's mean over the rounds; a table.", metavar="METRIC"),
-    ] = None,
-    per: Annotated[
-        list[str] | None,
-        option("With --area, a row for each value of this axis of the grid.", metavar="AXIS"),
+        str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
     ] = None,
     relative_to: Annotated[
         str | None, option("With --area, the percent difference to this metric's.", metavar="METRIC")
     ] = None,
-    baseline: Annotated[
-        str | None, option("The group that --time-to compares with, the cell for --area.", metavar="NAME")
+    per: Annotated[
+        list[str] | None,
+        option("A line for each cell and value of this axis, over the rest of the grid.", metavar="AXIS"),
     ] = None,
     by_hops: Annotated[
         str | None,
@@ -190,69 +205,63 @@ def report(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a report page of one or several runs: one HTML file that needs no network."""
+    """Write a report page of one or several runs, and compare them: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results import areas, comparison, spread
+    from gossamer.results import comparison, spread
     from gossamer.results.animation import Animation
+    from gossamer.results.figures import parse_width, write_figures
     from gossamer.results.formatting import print_table
+    from gossamer.results.groups import default_baseline, find_baseline
+    from gossamer.results.groups import groups as group_runs
     from gossamer.results.plots import choose, write_timeline
-    from gossamer.results.report import write_report, write_time_to
+    from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
-    from gossamer.results.tidy import finite
+    from gossamer.results.tidy import default_axis, finite, judging
 
-    if baseline is not None and not time_to and area is None:
-        raise BadInput("--baseline: accepted together with --time-to or --area")
-    if area is None and (per or relative_to):
-        raise BadInput(f"--{'per' if per else 'relative-to'}: accepted together with --area")
-    levels = comparison.parse_levels(time_to or ())
+    if area is None and relative_to:
+        raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
-    groups = comparison.groups(loaded, group_by or ())
+    groups = group_runs(loaded, group_by or ())
     loaded = [run for group in groups for run in group.runs]
-    against = comparison.find_baseline(baseline, groups) if baseline is not None and time_to else None
-    title = None if against is None else against.title
-    rows = comparison.time_to(groups, levels, against)
+    named = metrics.split(",") if metrics else []
+    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
+    default = default_baseline(groups)
+    against = default if baseline is None else find_baseline(baseline, groups)
+    compared = None
+    if len(groups) > 1 or metrics or time_to or budget or area:
+        compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    found = None if area is None else areas.areas(loaded, area, baseline, per or (), relative_to)
     animation = None if animate is None else Animation(loaded, animate)
     within = choose(loaded, window, nodes)
     # A page of several runs, or of a part of one, must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
     if timeline is not None:
         write_timeline(loaded, timeline, within)
-    page = write_report(
-        loaded,
-        out or folder / "report.html",
-        png=png,
-        csv=csv,
-        groups=groups,
-        time_to=rows,
-        baseline=title,
-        within=within,
-    )
-    table = None if rows.is_empty() else write_time_to(rows, page)
-    moving = None if animation is None else animation.write(page)
-    written = {"report": page, "png": png, "csv": csv, "time_to": table, "animation": moving}
+    place = out or folder / "report.html"
+    if figures is not None:
+        drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
+        write_figures(loaded, groups, figures, format=format_, width=parse_width(width), **drawn)
+    page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
+    table = None if compared is None else write_comparison(compared, page)
+    moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
+    written = {"report": page, "figures": figures, "csv": csv, "comparison": table, "animation": moving}
     written["timeline"] = timeline
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
-        if table is not None:
-            said["table"] = finite(rows).to_dicts()
+        if compared is not None:
+            said["table"] = finite(compared.rows).to_dicts()
         if distances is not None:
             said["by_hops"] = finite(distances).to_dicts()
-        if found is not None:
-            said["areas"] = finite(found).to_dicts()
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        shown = comparison.tables(rows, title)
+        shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
             shown.append(spread.table(distances, by_hops))
-        if area is not None and found is not None:
-            shown.append(areas.table(found, area, baseline, relative_to))
         for heading, head, lines in shown:
             print_table(head, lines, title=heading)
             print()
-        if table is not None:
-            print(comparison.note(title))
+        if compared is not None:
+            print(compared.note)
         typer.echo("\n".join(map(str, said.values())))
 
 

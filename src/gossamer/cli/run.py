@@ -132,6 +132,10 @@ def sweep(
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
     dry_run: Annotated[bool, option("List the cells without running them.", "--dry-run")] = False,
+    baseline: Annotated[
+        str | None,
+        option("Compare in pairs of equal seeds with this cell; default: the first.", metavar="NAME"),
+    ] = None,
     workers: Annotated[
         str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
     ] = None,
@@ -147,6 +151,7 @@ def sweep(
     chosen = loaded.chosen(only or ())
     from gossamer.sweep.display import as_data, print_plan, print_summary, watching_sweep
     from gossamer.sweep.execute import run_sweep
+    from gossamer.sweep.table import compared
 
     if dry_run:
         print_plan(loaded, chosen)
@@ -155,9 +160,9 @@ def sweep(
     with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
-        typer.echo(json.dumps(as_data(loaded, outcome)))
+        typer.echo(json.dumps(as_data(loaded, compared(loaded, baseline), outcome)))
     elif not quiet:
-        print_summary(loaded, loaded.results(), outcome)
+        print_summary(loaded, compared(loaded, baseline), outcome)
     if outcome.stopped:
         raise typer.Exit(INTERRUPTED)
     if outcome.failed or outcome.counts.left:

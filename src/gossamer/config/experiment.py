@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -81,19 +82,29 @@ class Target(Section):
 
 
 class Stop(Section):
-    """When a run ends: after a number of rounds of every node, a time of the engine's clock, or at a target; and, unless it
-    is to "continue", when a model is not finite."""
+    """When a run ends: after a number of rounds of every node, a time of the engine's clock, when all nodes together have
+    sent some bytes (or so many per node, on average), or at a target; and, unless it is to "continue", when a model is not
+    finite. Bytes are counted as nodes complete rounds."""
 
     rounds: Count | None = None
     time_s: float | None = Field(default=None, gt=0)
+    bytes: float | None = Field(default=None, gt=0)
+    bytes_per_node: float | None = Field(default=None, gt=0)
     target: Target | None = None
     diverged: Literal["end", "continue"] = "end"
 
     @model_validator(mode="after")
     def _ends(self) -> Stop:
-        if self.rounds is None and self.time_s is None:
-            raise ValueError("stop.rounds or stop.time_s, so that the run ends")
+        if {self.rounds, self.time_s, self.bytes, self.bytes_per_node} == {None}:
+            raise ValueError(
+                "stop.rounds, stop.time_s, stop.bytes or stop.bytes_per_node, so that the run ends"
+            )
         return self
+
+    def most_bytes(self, nodes: int) -> float:
+        """The bytes that all nodes together may send; infinite without a limit."""
+        per_node = math.inf if self.bytes_per_node is None else self.bytes_per_node * nodes
+        return min(math.inf if self.bytes is None else self.bytes, per_node)
 
 
 class WarmStart(Section):

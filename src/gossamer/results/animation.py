@@ -12,7 +12,7 @@ from jaxtyping import Float
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.plots import matplotlib
+from gossamer.results.plots import PALETTE, matplotlib
 from gossamer.results.report import page_data
 from gossamer.results.run import Run
 from gossamer.results.tidy import lower_is_better
@@ -54,7 +54,7 @@ class Animation:
         self.figure = matplotlib("figure").Figure(figsize=size, dpi=100, layout="constrained")
         panels = self.figure.subplots(1, len(runs), squeeze=False)[0]
         self.graphs = [
-            _Graph(axes, each, value, colours, data["ring"], each["label"] if len(runs) > 1 else "")
+            _Graph(axes, each, value, colours, PALETTE[1], each["label"] if len(runs) > 1 else "")
             for axes, each, value in zip(panels, shown, values, strict=True)
         ]
         bar = {"label": metric_title(metric), "shrink": 0.8, "pad": 0.01}
@@ -62,9 +62,9 @@ class Animation:
             bar["format"] = lambda value, _: f"{100 * value:.3g}%"
         self.figure.colorbar(self.graphs[0].nodes, ax=list(panels), **bar)
 
-    def write(self, page: Path) -> Path:
-        """Write ``<page>-<metric>.gif`` next to a page; gives its path."""
-        path = page.with_name(f"{page.stem}-{self.metric.replace('_', '-')}.gif")
+    def write(self, page: Path, suffix: str = "gif") -> Path:
+        """Write ``<page>-<metric>.gif`` next to a page, or an animated PNG for the suffix ``png``; gives its path."""
+        path = page.with_name(f"{page.stem}-{self.metric.replace('_', '-')}.{suffix}")
         writer = matplotlib("animation").PillowWriter(fps=_FRAMES_PER_SECOND)
         with writing(str(path)), writer.saving(self.figure, path, dpi=100):
             for frame in range(max(len(graph.points) for graph in self.graphs)):

@@ -1,4 +1,4 @@
-"""Comparison of runs: groups of seeds, the baseline of each, their curves, and how long they take to reach a level.
+"""Comparison of groups of runs by measures: metrics at the end or within a budget, the time and the bytes to a level, areas.
 
 A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
 Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
@@ -7,322 +7,336 @@ what all nodes have sent by then. Means over the runs of a group have 95 % confi
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.formatting import NOTHING, bytes_unit, is_share, metric_title
-from gossamer.results.run import Run, cell_names, differing, flat, part, tell_apart
-from gossamer.results.tidy import AXES, check_recorded, confidence, final, lower_is_better, student_t
-
-_NOT_THE_EXPERIMENT = (
-    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
-    *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
+from gossamer.results.formatting import (
+    NOTHING,
+    Table,
+    bytes_text,
+    bytes_unit,
+    interval_text,
+    is_share,
+    metric_title,
+    seconds_text,
 )
-"""Fields that only name the draw, the location of data, what else is kept, and how it is computed."""
+from gossamer.results.groups import Baseline, Group
+from gossamer.results.run import Run, part
+from gossamer.results.tidy import check_recorded, confidence, final, judging, lower_is_better
 
 COLUMNS: dict[str, Any] = {
-    "group": pl.String,
-    "metric": pl.String,
-    "level": pl.Float64,
-    "runs": pl.Int64,
-    "reached": pl.Int64,
-    **dict.fromkeys(("time_s", "time_s_half", "bytes", "bytes_half", "not_before_s"), pl.Float64),
+    **dict.fromkeys(("group", "measure"), pl.String),
+    **dict.fromkeys(("runs", "known"), pl.Int64),
+    **dict.fromkeys(("mean", "half", "not_before"), pl.Float64),
     "baseline": pl.String,
-    **dict.fromkeys(("speed", "speed_low", "speed_high", "final", "final_half"), pl.Float64),
+    "pairs": pl.Int64,
+    **dict.fromkeys(("difference", "difference_half", "ratio", "ratio_half"), pl.Float64),
 }
 
-Table = tuple[str, list[str], list[list[str]]]
-"""Title, head, rows."""
+
+class Measure(NamedTuple):
+    """A number of each run by which groups are compared.
+
+    Attributes:
+        name: in data, e.g. "time_s to test_accuracy=0.6".
+        table, column: the titles of the table that shows it, and of its column there.
+        unit: "share", "bytes", or the end of the column's texts.
+        of: the number; None where the run has none, such as a time to a level that it has not reached.
+        watched: until where such a run has been observed.
+        ratio, paired: whether the ratio and the difference to the baseline are shown.
+    """
+
+    name: str
+    table: str
+    column: str
+    unit: str
+    of: Callable[[Run], float | None]
+    watched: Callable[[Run], float | None] = lambda run: None
+    ratio: bool = False
+    paired: bool = True
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs of one experiment, by seed, with all that were repeated. ``label`` sets it apart from the other groups;
-    ``labels`` are the parts of the name of a sweep's cell."""
+def finals(metrics: Iterable[str]) -> list[Measure]:
+    """Metrics at the last complete evaluation."""
 
-    label: str
-    runs: tuple[Run, ...]
-    labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    def last(metric: str) -> Callable[[Run], float | None]:
+        return lambda run: None if (found := final(run, metric)) is None else found.mean
 
-    @cached_property
-    def samples(self) -> tuple[Run, ...]:
-        """The runs that statistics are over, by seed. Of an experiment that was repeated with the same seed it is the newest
-        run that is done, or else the newest: to count both would make the spread look too small."""
-        newest: dict[str, Run] = {}
-        for run in sorted(self.runs, key=lambda run: (run.status == "done", run.id)):
-            newest[_key([run.cell, run.experiment.get("seed"), _chosen(run)])] = run
-        return tuple(run for run in self.runs if run in newest.values())
+    return [Measure(name, "at the end", metric_title(name), _unit(name), last(name)) for name in metrics]
 
 
-def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Group runs that differ only in their seed, their name, and how they were computed; or by some fields of the
-    experiment (``algorithm.name``), where one that no run has is bad input. Runs of a sweep keep the names of its cells,
-    without what all have in common."""
-    known = list(dict.fromkeys(key for run in runs for key in flat(run.experiment)))
-    for name in by:
-        if not any(_within(key, [name]) for key in known):
-            raise BadInput(
-                f"--group-by {name}: no run has it{suggest(name, known)}; accepted: {listed(known)}"
-            )
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(_key([None if by else run.cell, _chosen(run, by)]), []).append(run)
-    first = [same[0] for same in alike.values()]
-    names = [] if by else cell_names(first)
-    if len(set(names)) < len(first):
-        names = tell_apart([_chosen(run, by) for run in first])
-        names = [
-            text if names.count(text) == 1 else f"{text} #{number}" for number, text in enumerate(names, 1)
-        ]
-    if names == [""]:
-        names = [" · ".join(dict.fromkeys(run.name for run in runs))]
+def totals() -> list[Measure]:
+    """The time of a run, and what its nodes have sent."""
+
+    def last(axis: str, run: Run) -> float | None:
+        return max(run.curves[axis].drop_nulls(), default=None)
+
     return [
-        Group(name, tuple(sorted(same, key=_seed)), {} if by else same[0].labels)
-        for name, same in zip(names, alike.values(), strict=True)
+        Measure("time_s", "at the end", "time", "s", partial(last, "time_s"), paired=False),
+        Measure("bytes", "at the end", "sent", "bytes", partial(last, "bytes"), paired=False),
     ]
 
 
-def several(among: Sequence[Group]) -> bool:
-    """Whether a curve per group says more than one per run: there are several groups, and some have several samples."""
-    return len(among) > 1 and any(len(group.samples) > 1 for group in among)
+def area(metric: str, relative_to: str | None = None) -> list[Measure]:
+    """The area under a metric's curve over rounds, divided by their number; and by how much it differs from that of another
+    metric of the same run, as a share."""
+
+    def mean(run: Run, name: str = metric) -> float | None:
+        return None if (found := final(run, name)) is None else found.area
+
+    def relative(run: Run) -> float | None:
+        own, other = mean(run), mean(run, relative_to or metric)
+        return own / other - 1 if own is not None and other else None
+
+    table = f"mean {metric_title(metric)} over the rounds"
+    found = [Measure(f"area {metric}", table, "area", _unit(metric), mean, ratio=True)]
+    if relative_to is not None:
+        name = f"area {metric} relative to {relative_to}"
+        found.append(Measure(name, table, f"relative to {relative_to}", "share", relative))
+    return found
 
 
-def group_curve(group: Group, y: str) -> pl.DataFrame:
-    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time grid,
-    or the end. Every run counts with its mean over the nodes.
-
-    Returns:
-        Columns ``point`` (0, 1, ...), the axes and ``mean`` (means over the runs), ``half`` (half the width of the 95 %
-        confidence interval over the runs; null for one run) and ``count`` (runs).
-    """
-    tables = [run.curves.filter(pl.col("metric") == y) for run in group.samples]
-    count = sum(not table.is_empty() for table in tables)
-    width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
-    rows = pl.concat(
-        table.filter("complete").select(
-            pl.lit((run.experiment.get("evaluation") or {}).get("every_s") is not None).alias("on_grid"),
-            *("instant", "mean"),
-            pl.col(AXES).cast(pl.Float64),
-        )
-        for run, table in zip(group.samples, tables, strict=True)
-    )
-    return (
-        rows.group_by("on_grid", "instant")
-        .agg(pl.col(AXES).mean(), pl.col("mean").mean(), half=pl.col("mean").std() * width, count=pl.len())
-        .filter(pl.col("count") == count)
-        .sort("instant")
-        .select(pl.int_range(pl.len()).alias("point"), *AXES, "mean", "half", "count")
-    )
+def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
+    """The time until the mean over the nodes has reached a level of a metric, and what all nodes have sent by then."""
+    found = []
+    for metric, level in levels:
+        text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
+        table = f"{metric_title(metric)} {'≤' if lower_is_better(metric) else '≥'} {text}"
+        for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes")):
+            reached, watched = partial(_reached, metric, level, axis), partial(_watched, metric, axis)
+            name = f"{axis} to {metric}={level:g}"
+            found.append(Measure(name, table, column, unit, reached, watched, ratio=True))
+    return found
 
 
-def _chosen(run: Run, by: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields by which a run is grouped."""
-    fields = flat(run.experiment).items()
-    return {
-        key: value
-        for key, value in fields
-        if (_within(key, by) if by else not _within(key, _NOT_THE_EXPERIMENT))
-    }
+def at_budget(budgets: Iterable[tuple[str, float]], metrics: Sequence[str]) -> list[Measure]:
+    """Metrics at the last complete evaluation within a budget on an axis: bytes that all nodes have sent, or seconds. A run
+    that has not used up its budget has none."""
+    found = []
+    for axis, most in budgets:
+        table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
+        for name in metrics:
+            value = partial(_within_budget, name, axis, most)
+            found.append(Measure(f"{name} at {axis}={most:g}", table, metric_title(name), _unit(name), value))
+    return found
 
 
-def _within(key: str, fields: Iterable[str]) -> bool:
-    return any(key == field or key.startswith(f"{field}.") for field in fields)
+def measures(
+    runs: Sequence[Run],
+    metrics: Sequence[str] = (),
+    levels: Sequence[str] = (),
+    budgets: Sequence[str] = (),
+    area_of: str | None = None,
+    relative_to: str | None = None,
+) -> list[Measure]:
+    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
+    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
+    run has recorded is bad input."""
+    to = assignments("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
+    within = assignments("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
+    of_area = {"--area": [area_of], "--relative-to": [relative_to]}
+    for option, names in (
+        {"--metrics": metrics, "--time-to": [metric for metric, _ in to]} | of_area
+    ).items():
+        for name in names:
+            if name is not None:
+                check_recorded(option, name, runs)
+    chosen = metrics or judging(runs)
+    areas = [] if area_of is None else area(area_of, relative_to)
+    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
 
 
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _seed(run: Run) -> tuple[bool, Any]:
-    seed = run.experiment.get("seed")
-    return (not isinstance(seed, int), seed if isinstance(seed, int) else 0)
-
-
-class Baseline(NamedTuple):
-    """The group that each group is compared with: by label; groups without one are left out."""
-
-    title: str
-    groups: Mapping[str, Group]
-
-
-def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
-    """The baseline with a name: the label of a group, with which all are compared; or what several groups of a sweep have
-    in common, an entry of ``cells`` or ``field=value`` of the grid, where each group is compared with the one of them that
-    is like it in everything else. A name of no group, or of more than one, is bad input."""
-    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
-    found = [group for group in among if group.label == name]
-    if not found and name in parts:
-        key = parts[name]
-        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
-        rest = {
-            group.label: _key({other: value for other, value in group.labels.items() if other != key})
-            for group in among
-        }
-        at = {rest[group.label]: group for group in found}
-        if len(at) == len(found):
-            others = [other for other in differing([g.labels for g in among if g.labels]) if other != key]
-            title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: at[point] for label, point in rest.items() if point in at})
-    if len(found) == 1:
-        return Baseline(name, {group.label: found[0] for group in among})
-    known = list(dict.fromkeys([*(group.label for group in among), *parts]))
-    raise BadInput(
-        f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
-        f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
-    )
-
-
-class Level(NamedTuple):
-    """A level of a metric, reached from above where lower is better, and otherwise from below."""
-
-    metric: str
-    value: float
-
-
-def parse_levels(texts: Iterable[str]) -> list[Level]:
-    """Levels as the command line gives them: ``METRIC=LEVEL[,LEVEL...]`` each; anything else is bad input."""
-    levels = []
+def assignments(
+    option: str, texts: Iterable[str], accepted: str, names: Sequence[str] = ()
+) -> list[tuple[str, float]]:
+    """Numbers for names, as the command line gives them: ``NAME=NUMBER[,NUMBER...]`` each; anything else is bad input."""
+    found = []
     for text in texts:
-        metric, _, values = text.partition("=")
+        name, _, values = text.partition("=")
         try:
             numbers = [float(value) for value in values.split(",")]
         except ValueError:
             numbers = [math.nan]
-        if not metric or not all(map(math.isfinite, numbers)):
-            raise BadInput(f"--time-to {text}: accepted: METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
-        levels += [Level(metric, number) for number in numbers]
-    return levels
-
-
-def time_to(
-    groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
-) -> pl.DataFrame:
-    """How long every group takes to reach every level, and how long its baseline takes. A metric that no run has recorded is
-    bad input.
-
-    Returns:
-        A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it), ``time_s``
-        and ``bytes`` until then (null unless all runs did: the mean over the others would flatter the group),
-        ``not_before_s`` (the shortest time for which a run is known not to have reached it), ``baseline``, ``speed`` (the
-        baseline's mean time divided by the group's), ``speed_low`` and ``speed_high`` (the extremes of that ratio for two
-        runs of one seed, where the seeds are the same) and ``final`` (at the last complete evaluation). ``*_half`` are half
-        the widths of confidence intervals.
-    """
-    rows: list[dict[str, Any]] = []
-    for level in levels:
-        check_recorded("--time-to", level.metric, (run for group in groups for run in group.runs))
-        reached = {group.label: [_reached(run, level) for run in group.samples] for group in groups}
-        others = {} if baseline is None else baseline.groups
-        rows += [_row(group, level, reached, others.get(group.label)) for group in groups]
-    return pl.DataFrame(rows, schema=COLUMNS)
-
-
-def _reached(run: Run, level: Level) -> tuple[float | None, float | None, float]:
-    """When a run reached a level and what was sent by then, if it did; and until when it was watched."""
-    mean = pl.col("mean")
-    good = mean <= level.value if lower_is_better(level.metric) else mean >= level.value
-    curve = run.curves.filter(pl.col("metric") == level.metric, "complete").drop_nulls("time_s")
-    curve = curve.sort("time_s", "point")
-    last_s: Any = curve["time_s"].max() or 0.0
-    first = curve.filter(good & mean.is_not_nan()).select("time_s", "bytes").head(1)
-    return *(first.rows() or [(None, None)])[0], last_s
-
-
-def _row(group: Group, level: Level, reached: Mapping[str, Any], other: Group | None) -> dict[str, Any]:
-    times_s, sent, last_s = zip(*reached[group.label], strict=True)
-    late = [last for time_s, last in zip(times_s, last_s, strict=True) if time_s is None]
-    row: dict[str, Any] = {
-        "group": group.label,
-        "metric": level.metric,
-        "level": level.value,
-        "runs": len(times_s),
-        "reached": len(times_s) - len(late),
-        "not_before_s": min(late, default=None),
-        "baseline": other and other.label,
-    }
-    finals = [each.mean for run in group.samples if (each := final(run, level.metric)) is not None]
-    for name, values in {"time_s": times_s, "bytes": sent, "final": finals}.items():
-        if None not in values and (found := confidence(values)) is not None:
-            row |= {name: found.mean, f"{name}_half": found.half_width}
-    others_s: list[Any] = [each[0] for each in reached[other.label]] if other else [None]
-    if late or None in others_s or not sum(times_s):
-        return row
-    row["speed"] = fmean(others_s) / fmean(times_s)
-    if len(times_s) > 1 and all(times_s) and other and _paired(group, other):
-        ratios = [theirs / own for own, theirs in zip(times_s, others_s, strict=True)]
-        row |= {"speed_low": min(ratios), "speed_high": max(ratios)}
-    return row
-
-
-def _paired(one: Group, other: Group) -> bool:
-    """Whether two groups have one sample each of the same seeds."""
-    seeds, others = ([run.experiment.get("seed") for run in each.samples] for each in (one, other))
-    return seeds == others and len(set(seeds)) == len(seeds)
-
-
-_NOTE = (
-    "Time: mean over the runs of the first evaluation point at which the mean over the nodes has reached the level (not"
-    " interpolated) ± half of the 95 % confidence interval (Student's t). Where a run has not reached it, no mean is"
-    " given, but the time until which it is known not to have. Of runs that were repeated with the same seed, the newest"
-    " that is done counts."
-)
-_SPEED = (
-    " Times as fast: the baseline's mean time divided by the group's, and the least and the largest ratio of two runs"
-    " of one seed."
-)
-
-
-def note(baseline: str | None) -> str:
-    """An explanation of the table."""
-    return _NOTE if baseline is None else _NOTE + _SPEED
-
-
-def tables(rows: pl.DataFrame, baseline: str | None = None) -> list[Table]:
-    """One table per level, as text, from rows of :func:`time_to`; ``baseline`` is what groups are compared with."""
-    found = []
-    for level, each in groupby(rows.to_dicts(), key=lambda row: Level(row["metric"], row["level"])):
-        title, head = level_text(level), ["", "reached", "time / s", "sent", "at the end"]
-        if baseline is not None:
-            title += f", against {baseline}"
-            head.insert(3, "times as fast")
-        found.append((title, head, [_line(row, baseline is not None) for row in each]))
+        if not name or (names and name not in names) or not all(map(math.isfinite, numbers)):
+            raise BadInput(f"{option} {text}: accepted: {accepted}")
+        found += [(name, number) for number in numbers]
     return found
 
 
-def level_text(level: Level) -> str:
-    """A level as text, e.g. "test accuracy ≥ 60 %"."""
-    value = f"{100 * level.value:.4g} %" if is_share(level.metric) else f"{level.value:.4g}"
-    return f"{metric_title(level.metric)} {'≤' if lower_is_better(level.metric) else '≥'} {value}"
+def _unit(metric: str) -> str:
+    return "share" if is_share(metric) else ""
 
 
-def _line(row: Mapping[str, Any], compared: bool) -> list[str]:
-    time = interval_text(row["time_s"], row["time_s_half"])
-    if row["time_s"] is None:
-        time = f"> {interval_text(row['not_before_s'] or 0, None)}"
-    sent = interval_text(row["bytes"], row["bytes_half"], *bytes_unit(row["bytes"] or 0))
-    form = ("%", 0.01) if is_share(row["metric"]) else ("", 1.0)
-    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent]
+def _complete(run: Run, metric: str) -> pl.DataFrame:
+    curve = run.curves.filter(pl.col("metric") == metric, "complete").drop_nulls("time_s")
+    return curve.sort("time_s", "point")
+
+
+def _reached(metric: str, level: float, axis: str, run: Run) -> float | None:
+    mean = pl.col("mean")
+    good = mean <= level if lower_is_better(metric) else mean >= level
+    return next(iter(_complete(run, metric).filter(good & mean.is_not_nan())[axis]), None)
+
+
+def _watched(metric: str, axis: str, run: Run) -> float | None:
+    return max(_complete(run, metric)[axis], default=0.0)
+
+
+def _within_budget(metric: str, axis: str, most: float, run: Run) -> float | None:
+    curve = _complete(run, metric).drop_nulls(axis)
+    used_up: Any = run.curves[axis].max()
+    within = curve.filter(pl.col(axis) <= most)["mean"]
+    return None if within.is_empty() or used_up < most else float(within[-1])
+
+
+_NOTE = (
+    "Means over runs ± half of the 95 % confidence interval (Student's t). Where a run has no number, no mean is given, but"
+    " how long it is known not to have reached the level (not interpolated). Of runs that were repeated with the same seed,"
+    " the newest that is done counts."
+)
+_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups, compared by some measures.
+
+    Attributes:
+        rows: one per measure and group: ``group``, ``measure``, ``runs``, ``known`` (the runs that have the number), ``mean``
+            (null unless all have: that of the others would flatter the group), ``not_before`` (the least number for
+            which a run is known not to have it), ``baseline``, and over ``pairs`` the mean ``difference`` and the
+            ``ratio`` of the two means (null unless all runs of the baseline have the number). ``*_half`` are half the
+            widths of 95 % confidence intervals (null for one run; of ratios by linearization).
+    """
+
+    rows: pl.DataFrame
+    measures: tuple[Measure, ...]
+    baseline: Baseline | None
+
+    @property
+    def note(self) -> str:
+        """An explanation of the tables."""
+        return _NOTE if self.baseline is None else _NOTE + _PAIRED
+
+    def tables(self) -> list[Table]:
+        """The rows as text: a table for each title of the measures, with a line per group."""
+        by = {(row["measure"], row["group"]): row for row in self.rows.to_dicts()}
+        found = []
+        for title, same in groupby(self.measures, key=lambda measure: measure.table):
+            head, lines = ["group", "runs"], {group: list[str]() for _, group in by}
+            shown = list(same)
+            for group, line in lines.items():
+                each = [by[measure.name, group] for measure in shown]
+                line += [group, f"{max(row['known'] for row in each)}/{each[0]['runs']}"]
+            for measure in shown:
+                compared = measure.paired and any(by[measure.name, group]["pairs"] for group in lines)
+                head += [
+                    measure.column,
+                    *["difference"] * compared,
+                    *["ratio"] * (compared and measure.ratio),
+                ]
+                for group, line in lines.items():
+                    line += _texts(by[measure.name, group], measure, compared)
+            against = f", against {self.baseline.title}" if self.baseline and "difference" in head else ""
+            found.append((title + against, head, list(lines.values())))
+        return found
+
+
+def compare(
+    groups: Sequence[Group],
+    measures: Sequence[Measure],
+    baseline: Baseline | None = None,
+    per: Sequence[str] = (),
+) -> Comparison:
+    """Compare groups by some measures, and in pairs with a baseline. The two runs of a pair have the same seed and the same
+    point of the grid (the graph and the data, say), so what these change does not blur the difference. ``per`` are axes of
+    the grid (or "cell"): a row is then one of their values, over all points of the others. An axis that no run has is bad
+    input."""
+    rows = []
+    for measure in measures:
+        values = {run: measure.of(run) for group in groups for run in group.samples}
+        for label, members in _merged(groups, per).items():
+            row = {"group": label, "measure": measure.name, "baseline": baseline and baseline.title}
+            rows.append(row | _figures(measure, members, values, baseline))
+    return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline)
+
+
+def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group]]:
+    """The groups of each row."""
+    known = list(dict.fromkeys(key for group in groups for key in group.labels))
+    for axis in per:
+        if axis not in known:
+            raise BadInput(
+                f"--per {axis}: no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
+            )
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        labels = [part(key, group.labels.get(key)) for key in dict.fromkeys((*per, "cell")) if key in known]
+        found.setdefault(", ".join(labels) if per else group.label, []).append(group)
+    return found
+
+
+def _figures(
+    measure: Measure, members: Sequence[Group], values: Mapping[Run, float | None], baseline: Baseline | None
+) -> dict[str, Any]:
+    # A run that several cells share counts once, and is paired with the mean of its partners.
+    own = {run.path: values[run] for group in members for run in group.samples}
+    known = [value for value in own.values() if value is not None]
+    planned = sum(group.planned for group in members)
+    row: dict[str, Any] = {"runs": max(planned, len(own)), "known": len(known), "pairs": 0}
+    if len(known) < len(own) or not own:
+        late = [measure.watched(run) for run, value in values.items() if run.path in own and value is None]
+        return row | {"not_before": min((each for each in late if each is not None), default=None)}
+    interval = _interval("mean", known)
+    row |= {"mean": interval["mean"], "half": interval["mean_half"]}
+    partners: dict[Path, list[float]] = {}
+    for group in members:
+        other = None if baseline is None else baseline.groups.get(group.label)
+        if other is None or other is group:
+            continue
+        for run in group.samples:
+            for each in other.samples:
+                if each.experiment.get("seed") == run.experiment.get("seed"):
+                    if (theirs := values[each]) is None:
+                        return row
+                    partners.setdefault(run.path, []).append(theirs)
+    pairs = [(own[path] or 0.0, fmean(theirs)) for path, theirs in partners.items()]
+    if not pairs:
+        return row
+    row |= {"pairs": len(pairs)} | _interval("difference", [mine - theirs for mine, theirs in pairs])
+    if mean := fmean(theirs for _, theirs in pairs):
+        ratio = fmean(mine for mine, _ in pairs) / mean
+        residuals = _interval("ratio", [(mine - ratio * theirs) / mean for mine, theirs in pairs])
+        row |= residuals | {"ratio": ratio}
+    return row
+
+
+def _interval(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    found = confidence(values)
+    return {} if found is None else {name: found.mean, f"{name}_half": found.half_width}
+
+
+def _texts(row: Mapping[str, Any], measure: Measure, compared: bool) -> list[str]:
+    most = row["mean"] if row["mean"] is not None else row["not_before"] or 0.0
+    forms = {"share": ("%", 0.01), "bytes": bytes_unit(most)}
+    unit, scale = forms.get(measure.unit, (measure.unit, 1.0))
+    late = (
+        NOTHING if row["not_before"] is None else f"> {interval_text(row['not_before'], None, unit, scale)}"
+    )
+    texts = [late if row["mean"] is None else interval_text(row["mean"], row["half"], unit, scale)]
     if compared:
-        span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
-        speed = NOTHING if row["speed"] is None else f"{row['speed']:.3g}{span}"
-        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else speed)
-    return [*cells, interval_text(row["final"], row["final_half"], *form)]
-
-
-def interval_text(mean: float | None, half: float | None, unit: str = "", scale: float = 1.0) -> str:
-    """A mean and half of its interval's width, divided by a scale, with their unit."""
-    if mean is None:
-        return NOTHING
-    digits = [(mean, ".4g")] + ([] if half is None else [(half, ".2g")])
-    # (The outer format leaves out a power of ten, such as that of 5.3e+02.)
-    text = " ± ".join(f"{float(f'{value / scale:{form}}'):g}" for value, form in digits)
-    return f"{text} {unit}".rstrip()
+        points = "points" if unit == "%" else unit
+        difference = interval_text(row["difference"], row["difference_half"], points, scale)
+        texts.append(f"+{difference}" if (row["difference"] or 0) > 0 else difference)
+    if compared and measure.ratio:
+        texts.append(interval_text(row["ratio"], row["ratio_half"]))
+    return texts

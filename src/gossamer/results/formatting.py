@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 _ANY_WIDTH = 100_000
 _SMALL = 0.001
+_ANY_DIGITS = 12
+
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head, rows."""
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
@@ -67,6 +72,23 @@ def bytes_text(value: int | float | None) -> str:
         return NOTHING
     unit, size = bytes_unit(value)
     return f"{value / size:,.3g} {unit}"
+
+
+def interval_text(mean: float | None, half: float | None, unit: str = "", scale: float = 1.0) -> str:
+    """A mean and half of its interval's width, divided by a scale, with their unit. The interval has two digits, and the mean
+    as many as these allow."""
+    if mean is None:
+        return NOTHING
+    mean, half = mean / scale, None if half is None else half / scale
+    text = (
+        f"{float(f'{mean:.4g}'):g}"  # (the outer format leaves out a power of ten, such as that of 5.3e+02)
+    )
+    if half is not None:
+        digits = 1 - math.floor(math.log10(half)) if half > 0 and math.isfinite(half) else _ANY_DIGITS
+        if digits < _ANY_DIGITS and abs(mean) * 10**digits < 1e6:
+            text = f"{mean:.{max(digits, 0)}f}"
+        text += f" ± {float(f'{half:.2g}'):g}"
+    return f"{text} {unit}".rstrip()
 
 
 def faults_text(messages: Mapping[str, int]) -> str:

@@ -18,8 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
-from gossamer.results.comparison import Group, group_curve, note, several, tables
-from gossamer.results.comparison import groups as group_runs
+from gossamer.results.comparison import Comparison
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
@@ -31,6 +30,8 @@ from gossamer.results.formatting import (
     seconds_text,
     value_text,
 )
+from gossamer.results.groups import Group, group_curve, several
+from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import (
     PALETTE,
     Window,
@@ -38,16 +39,26 @@ from gossamer.results.plots import (
     drawn_nodes,
     positions,
     timeline_data,
-    write_pngs,
 )
-from gossamer.results.run import Run, cell_names, labels
+from gossamer.results.run import Run, cell_names, differing, flat, labels
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
 _MOST_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
+MOST_LINES = 20
+"""The number of nodes above which their spread is shown by quantiles, and not by a line each."""
 MOST_NODE_POINTS = 200
 MOST_EDGES_DRAWN = 3000
+MOST_VALUES = 60_000
+"""The largest number of values of curves, of single nodes, and of ends of edges on a page, which then has less than 1 MB."""
+
+STD_BAND = "± one standard deviation over the nodes"
+QUANTILE_BAND = "the middle 50 % and 90 % of the nodes"
+
+_OWN = ("name", "seed")
+_OWN_PREFIXES = tuple(f"environment.{each}" for each in ("command", "start", "resumed", "run"))
+"""What every run has of its own."""
 
 Numbers = list[int | float | None]
 Graphs = dict[int, list[list[int]]]
@@ -58,11 +69,9 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     *,
-    png: Path | None = None,
     csv: Path | None = None,
     groups: Sequence[Group] | None = None,
-    time_to: pl.DataFrame | None = None,
-    baseline: str | None = None,
+    compared: Comparison | None = None,
     within: Window | None = None,
 ) -> Path:
     """Write one self-contained HTML page on one or several runs, which needs no network; gives its path.
@@ -70,24 +79,21 @@ def write_report(
     Args:
         runs: in the order of their colours.
         out: the page; a folder stands for ``report.html`` in it.
-        png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
         groups: of the runs; None groups those that differ only in their seed.
-        time_to, baseline: rows of :func:`gossamer.results.comparison.time_to`, and the title of the baseline.
+        compared: the groups, with which the page opens.
         within: the part of the run's timeline that is shown; None is all of it.
 
-    Without runs, without plotly (or matplotlib, for ``png``), and where a file can't be written, it raises BadInput.
+    Without runs, and where a file can't be written, it raises BadInput.
     """
     if not runs:
         raise BadInput("report: got no run; accepted: one or more")
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     groups = group_runs(runs) if groups is None else groups
-    text = render(runs, groups, time_to, baseline, within)
+    text = render(runs, groups, compared, within)
     with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    if png is not None:
-        write_pngs(runs, Path(png), groups if several(groups) else None)
     if csv is not None:
         write_csvs(runs, Path(csv))
     return path
@@ -96,15 +102,10 @@ def write_report(
 def render(
     runs: Sequence[Run],
     groups: Sequence[Group] | None = None,
-    time_to: pl.DataFrame | None = None,
-    baseline: str | None = None,
+    compared: Comparison | None = None,
     within: Window | None = None,
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise BadInput("the report needs plotly: pip install 'gossamer[report]'") from error
     pages = Environment(
         loader=PackageLoader("gossamer.results", "page"), autoescape=True, undefined=StrictUndefined
     )
@@ -132,12 +133,11 @@ def render(
             }
             for run, name, final in zip(runs, names, finals, strict=True)
         ],
-        times=[] if time_to is None else tables(time_to, baseline),
-        times_note=note(baseline),
+        compared=compared,
+        band=QUANTILE_BAND if any(run.nodes > MOST_LINES for run in runs) else STD_BAND,
+        differing=_differing(group_runs(runs) if groups is None else groups),
         style=_PAGE.joinpath("report.css").read_text(encoding="utf-8"),
         data=embed(page_data(runs, groups, within)),
-        # Inside a script element, this is the only text that would end it.
-        plotly=str(get_plotlyjs()).replace("</script", "<\\/script"),
         script=_PAGE.joinpath("report.js").read_text(encoding="utf-8"),
     )
 
@@ -163,11 +163,11 @@ def write_csvs(runs: Sequence[Run], place: Path) -> None:
         metrics.write_csv(path.with_name(f"{path.stem}-metrics.csv" if whole else "metrics.csv"))
 
 
-def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
-    """Write rows of :func:`gossamer.results.comparison.time_to` as a CSV file next to a page; gives its path."""
-    path = page.with_name(f"{page.stem}-time-to.csv")
+def write_comparison(compared: Comparison, page: Path) -> Path:
+    """Write the rows of a comparison as a CSV file next to a page; gives its path."""
+    path = page.with_name(f"{page.stem}-comparison.csv")
     with writing(str(path)):
-        rows.write_csv(path)
+        compared.rows.write_csv(path)
     return path
 
 
@@ -180,6 +180,20 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
         if len(found) == 1 and (name := found.pop()):
             shared[key] = name
     return shared
+
+
+def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """The fields of experiments and environments that are not the same in all groups; None for one."""
+    if len(groups) < 2:
+        return None
+    settings = []
+    for group in groups:
+        run = group.runs[0]
+        fields = flat(run.experiment) | {f"environment.{k}": v for k, v in flat(run.environment).items()}
+        settings.append({key: value for key, value in fields.items() if key not in _OWN})
+    keys = [key for key in differing(settings) if not key.startswith(_OWN_PREFIXES)]
+    rows = [[key, *(str(each.get(key, NOTHING)) for each in settings)] for key in keys]
+    return {"labels": [group.label for group in groups], "rows": rows} if rows else None
 
 
 def _comings(run: Run) -> list[str]:
@@ -196,10 +210,10 @@ def _cards(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
     if main is not None and (value := final.metrics.get(main)) is not None:
         spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
         if final.rounds is not None and value.round < final.rounds and run.status != "done":
-            spread += f" in round {value.round:.4g}, the last complete evaluation"
+            spread += f" in round {value.round:.0f}, the last complete evaluation"
         shown[f"final {metric_title(main)}"] = value_text(main, value.mean), spread
         if (best := value.best) is not None:
-            text = value_text(main, best.mean), f"mean, in round {best.round:.4g}"
+            text = value_text(main, best.mean), f"mean, in round {best.round:.0f}"
             shown[f"best {metric_title(main)}"] = text
     shown |= _figures(run, final)
     if (shares := run.link_shares) is not None:
@@ -230,7 +244,7 @@ def _final_and_best(name: str, final: tidy.FinalSummary) -> tuple[str, str]:
         return NOTHING, NOTHING
     last = f"{value_text(name, value.mean)}, std {value_text(name, value.std)}"
     best = value.best
-    return last, NOTHING if best is None else f"{value_text(name, best.mean)} (round {best.round:.4g})"
+    return last, NOTHING if best is None else f"{value_text(name, best.mean)} (round {best.round:.0f})"
 
 
 def _events(run: Run) -> list[tuple[str, ...]]:
@@ -264,10 +278,13 @@ def page_data(
     # The seeds of one experiment have a colour each, those of several experiments the colour of their group.
     together = several(groups)
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
-    colours = {run: PALETTE[index % len(PALETTE)] for index, same in enumerate(alike) for run in same}
+    colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
+    names = tidy.all_metrics(runs)
+    points = max(MOST_VALUES // (len(runs) * max(len(names), 1) * 10), 2)
     shown = groups if any(len(group.samples) > 1 for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
+        "axis": tidy.default_axis(runs),
         "axes": [{"name": name, "title": axis_title(name, runs)} for name in tidy.AXES],
         "metrics": [
             {
@@ -275,25 +292,26 @@ def page_data(
                 "title": metric_title(name),
                 "share": is_share(name),
                 "low": tidy.lower_is_better(name),
+                "system": name in tidy.ASYNCHRONY,
             }
-            for name in tidy.all_metrics(runs)
+            for name in names
         ],
         "runs": [
-            {"label": label, "colour": colours[run], **_run_data(run, within)}
+            {"label": label, "colour": colours[run], **_run_data(run, within, points, len(runs))}
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
-            {"label": group.label, "colour": PALETTE[index % len(PALETTE)], **_group_data(group)}
+            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group, points)}
             for index, group in enumerate(shown)
         ],
         "together": together,
-        "ring": PALETTE[1],  # around nodes with poisoned data
     }
 
 
-def _group_data(group: Group) -> dict[str, Any]:
+def _group_data(group: Group, most: int) -> dict[str, Any]:
     """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
     tables = {name: group_curve(group, name) for name in tidy.all_metrics(group.runs)}
+    tables = {name: table[_spread(table.height, most)] for name, table in tables.items()}
     metrics = {
         name: {"points": _axes(table), **{key: _numbers(table[key]) for key in ("mean", "half", "count")}}
         for name, table in tables.items()
@@ -301,26 +319,36 @@ def _group_data(group: Group) -> dict[str, Any]:
     return {"runs": len(group.samples), "metrics": metrics}
 
 
-def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
+def _run_data(run: Run, within: Window | None, most: int, runs: int) -> dict[str, Any]:
     places, table, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
+    places = places[_spread(places.height, most)]
     graphs: Graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
     start = min(run.poisoned, default=0)
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
-    at = _spread(places.height, MOST_NODE_POINTS)
+    most_at = MOST_VALUES // (runs * max(len(nodes), 1) * (len(names) + len(tidy.AXES)))
+    at = _spread(places.height, min(max(most_at, 2), MOST_NODE_POINTS))
+    shown = places["point"].gather(at).to_list()
     return {
         "points": _axes(places),
-        "metrics": {name: _metric(run, name, places) for name in names},
+        "quantiles": run.nodes > MOST_LINES,
+        "metrics": {name: _metric(run, name, places, table) for name in names},
         "nodes": {
             "ranks": nodes,
             "start": start,
             "at": at,
-            "places": {name: _per_node(table, name, nodes, at) for name in tidy.AXES if name != "bytes"},
+            "places": {
+                name: _per_node(table, name, nodes, shown, 7) for name in tidy.AXES if name != "bytes"
+            },
             "values": {
-                name: values for name in names if (values := _per_node(table, name, nodes, at)) is not None
+                name: values
+                for name in names
+                if (values := _per_node(table, name, nodes, shown, 4)) is not None
             },
         },
-        "topology": _topology(run, graphs, nodes, places["round"].gather(at).to_list()) if graphs else None,
+        "topology": _topology(run, graphs, nodes, places["round"].gather(at).to_list(), runs)
+        if graphs
+        else None,
         "labels": run.setup.get("labels"),
         "classes": run.setup.get("classes"),
         "samples": run.setup.get("samples"),
@@ -329,15 +357,23 @@ def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
     }
 
 
-def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
-    """Statistics of a metric at all points of a run, and the values of the average model, if it has any."""
-    curve, at = run.curves.filter(pl.col("metric") == name), places.select("point")
+def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
+    """Statistics of a metric at all points of a run that are complete, since a mean over the nodes that are ahead is none of
+    all; and the values of the average model, if it has any."""
+    curve, at = run.curves.filter(pl.col("metric") == name, "complete"), places.select("point")
     # Values that are equal to all digits have no spread: the rounding of floats would be drawn as one.
     equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
     curve = curve.with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
     table = at.join(curve, on="point", how="left", maintain_order="left")
-    series: dict[str, Any] = {column: _numbers(table[column]) for column in tidy.STATISTICS}
+    series: dict[str, Any] = {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
+    if run.nodes > MOST_LINES and (values >= 0).any():
+        parts = rows.filter(pl.col("node") >= 0).group_by("point")
+        shares = {str(share): pl.col(name).quantile(share, "linear") for share in (0.05, 0.25, 0.75, 0.95)}
+        spread = table.select("point", "mean").join(
+            parts.agg(**shares), on="point", how="left", maintain_order="left"
+        )
+        series["quantiles"] = [_numbers(spread[share], 5) for share in shares]
     if (values < 0).any() and (values >= 0).any():
         average = tidy.summary(run, name, network=True)
         series["average"] = _numbers(at.join(average, on="point", how="left", maintain_order="left")["mean"])
@@ -345,15 +381,17 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
 
 
 def _per_node(
-    table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
+    table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int], digits: int
 ) -> list[Numbers] | None:
     """A column of single nodes: [nodes drawn][points]; None where no drawn node has a value."""
-    known = dict(zip(table.select("node", "point").rows(), _numbers(table[name]), strict=True))
+    known = dict(zip(table.select("node", "point").rows(), _numbers(table[name], digits), strict=True))
     grid = [[known.get((node, point)) for point in at] for node in nodes]
     return grid if any(value is not None for line in grid for value in line) else None
 
 
-def _topology(run: Run, graphs: Graphs, nodes: Sequence[int], rounds: Sequence[float]) -> dict[str, Any]:
+def _topology(
+    run: Run, graphs: Graphs, nodes: Sequence[int], rounds: Sequence[float], runs: int
+) -> dict[str, Any]:
     starts, edges = list(graphs), list(graphs.values())
     # The page needs only the graphs that hold at a point of the slider.
     held = [max(bisect_right(starts, round_) - 1, 0) for round_ in rounds or [0]]
@@ -362,13 +400,16 @@ def _topology(run: Run, graphs: Graphs, nodes: Sequence[int], rounds: Sequence[f
     drawn = []
     for number in used:
         inner = [(index[i], index[j]) for i, j in edges[number] if i in index and j in index]
-        drawn.append([end for k in _spread(len(inner), MOST_EDGES_DRAWN) for end in inner[k]])
+        most = min(MOST_EDGES_DRAWN, max(MOST_VALUES // (2 * runs * len(used)), 100))
+        drawn.append([end for k in _spread(len(inner), most) for end in inner[k]])
     changing = len(graphs) > 1
     seed = run.experiment.get("seed", 0)
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
-        "positions": positions(nodes, edges[0], seed=seed, changing=changing),
+        "positions": [
+            (round(x, 3), round(y, 3)) for x, y in positions(nodes, edges[0], seed=seed, changing=changing)
+        ],
         "graphs": drawn,
         "edges": [len(edges[number]) for number in used],
         "degrees": None if changing else _degrees(edges[0], nodes),
@@ -391,6 +432,11 @@ def _axes(table: pl.DataFrame) -> dict[str, Numbers | None]:
     return {name: _numbers(table[name]) if table[name].count() else None for name in tidy.AXES}
 
 
-def _numbers(column: pl.Series) -> Numbers:
-    """Values as JSON takes them; 7 digits are more than a page can show."""
-    return [None if v is None or not math.isfinite(v) else float(f"{v:.7g}") for v in column]
+def _numbers(column: pl.Series, digits: int = 7) -> Numbers:
+    """Values as JSON takes them."""
+    return [None if v is None or not math.isfinite(v) else _short(f"{v:.{digits}g}") for v in column]
+
+
+def _short(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value

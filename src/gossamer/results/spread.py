@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import Group, Table, interval_text
-from gossamer.results.formatting import NOTHING, is_share, metric_title
+from gossamer.results.formatting import NOTHING, Table, interval_text, is_share, metric_title
+from gossamer.results.groups import Group
 from gossamer.results.run import Run
 from gossamer.results.tidy import check_recorded, confidence, mean_over_rounds
 

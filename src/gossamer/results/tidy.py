@@ -4,15 +4,16 @@ An evaluation point is one recorded evaluation of the network, with at most one 
 (``evaluation.every_s``) or else a round, which every node reaches at its own time; and at last the end of a run that
 ended before its rounds were done. On a time grid the rows of rounds belong to no point.
 
-A point has a place on each axis: ``round``, ``time_s`` and ``wall_s`` are means over the nodes that have the metric;
-``bytes`` is what the whole network has sent by then, with the last known value of nodes that have no row at the point.
+A point has one place on each axis, for all metrics: ``round``, ``time_s`` and ``wall_s`` are means over the nodes with a row;
+``bytes`` is what the whole network has sent by then, with the last known value of nodes that have no row at the point. On a
+time grid, a node's training loss is the last one that it has recorded, so that the mean is over all nodes.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -58,6 +59,32 @@ def all_metrics(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
+def judging(runs: Iterable[Run]) -> list[str]:
+    """The metrics by which runs are compared: those of all evaluation sets; without any, the main metric."""
+    known = all_metrics(runs)
+    prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
+    return [name for name in known if name.startswith(prefixes)] or known[:1]
+
+
+def default_axis(runs: Sequence[Run]) -> Axis:
+    """The axis on which runs can be compared: time if nodes have their own pace, bytes if those of a round differ, or else
+    rounds."""
+    if any(map(_asynchronous, runs)):
+        return "time_s"
+    ends = [run.curves.select(pl.col("bytes", "round").max()).row(0) for run in runs]
+    a_round = [sent / rounds for sent, rounds in ends if sent and rounds]
+    return "bytes" if a_round and max(a_round) > 1.01 * min(a_round) else "round"
+
+
+def _asynchronous(run: Run) -> bool:
+    """Whether a run is recorded on a time grid, or its nodes' rounds or times at the last point differ by over a tenth."""
+    if (run.experiment.get("evaluation") or {}).get("every_s") is not None:
+        return True
+    rows = assigned(run).filter(pl.col("node") >= 0, ~pl.col("node").is_in(run.away))
+    last = rows.filter(pl.col("point") == pl.col("point").max())
+    return any((last[axis].min() or 0.0) < 0.9 * (last[axis].max() or 0.0) for axis in ("round", "time_s"))  # type: ignore[operator]
+
+
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
     """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
     known = all_metrics(runs)
@@ -96,8 +123,14 @@ def assigned(run: Run) -> pl.DataFrame:
         instant = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
     else:  # rounded, so that grids share their common instants
         instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * every_s).round(9)
+    metrics = run.metrics.sort("time_s", maintain_order=True)
+    same_time = [name for name in ASYNCHRONY if name in metrics.columns]
+    # A node that ends a round at an instant of the grid has two rows, of which the second covers no time.
+    metrics = metrics.with_columns(pl.col(same_time).forward_fill().over("node", "time_s"))
+    if every_s is not None and "train_loss" in metrics.columns:
+        metrics = metrics.with_columns(pl.col("train_loss").forward_fill().over("node"))
     rows = (
-        run.metrics.with_row_index("row")
+        metrics.with_row_index("row")
         .with_columns(moment.fill_null("round").str.split(MOMENTS))
         .explode("moment")
         .with_columns(instant=pl.when(moment == "end").then(math.inf).otherwise(instant))
@@ -108,10 +141,8 @@ def assigned(run: Run) -> pl.DataFrame:
     # A run may end at an instant of the grid, or all nodes with a round: then that is the end.
     if len(same) == len(ends) and same["instant"].n_unique() == 1:
         rows = others
-    rows = (
-        rows.sort("time_s", maintain_order=True)
-        .unique(["node", "instant"], keep="last", maintain_order=True)
-        .with_columns(point=pl.col("instant").rank("dense").cast(pl.Int64) - 1)
+    rows = rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
+        point=pl.col("instant").rank("dense").cast(pl.Int64) - 1
     )
     sent, known = pl.col("bytes_sent").forward_fill(), pl.col("known").cum_sum() > 0
     total = (
@@ -145,7 +176,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         left: a run that goes on without them has an end all the same.
     """
     names = metric_names(run) if metrics is None else list(metrics)
-    index = ["node", "point", "instant", *AXES]
+    index = ["node", "point", "instant"]
     table = assigned(run).with_columns(pl.col(names).cast(pl.Float64))
     rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
@@ -159,8 +190,6 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         .group_by("metric", "point", maintain_order=True)
         .agg(
             pl.col("instant").first(),
-            pl.col("round", "time_s", "wall_s").filter(has).mean(),
-            pl.col("bytes").first(),
             mean=value.mean(),
             std=value.std(ddof=0),
             min=value.min(),
@@ -170,7 +199,8 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         )
         .filter(pl.col("count") > 0)
         .with_columns(complete=pl.col("members") == pl.col("members").max().over("metric"))
-        .drop("members")
+        .join(points(run), on="point")
+        .select("metric", "point", "instant", *AXES, *STATISTICS, "complete")
         .sort("metric", "point")
     )
 
@@ -200,8 +230,8 @@ class Best:
 
 @dataclass(frozen=True)
 class Final:
-    """A metric over the nodes at the last complete evaluation, and the best of the complete ones; for
-    :data:`ASYNCHRONY`, over the whole run and without a best.
+    """A metric over the nodes at the last complete evaluation, and the best of the complete ones, if it says how well the
+    models do (metrics of evaluation sets, and the training loss); for :data:`ASYNCHRONY`, over the whole run.
 
     ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
     run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
@@ -268,7 +298,8 @@ def final(run: Run, name: str) -> Final | None:
     if table.is_empty():
         return None
     last = table.row(-1, named=True)
-    good = table.filter(pl.col("mean").is_finite())
+    judges = (*(f"{each}_" for each in evaluation_sets(run.metrics.columns)), "train_loss")
+    good = table.filter(pl.lit(name.startswith(judges)), pl.col("mean").is_finite())
     good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
     best = None if good.is_empty() else Best(good["mean"][0], good["round"][0])
     area = mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())

@@ -25,7 +25,7 @@ _MOST_NAMED = 16  # ranks that are named of those that wait for the same
 class Outcome:
     """What an engine hands back."""
 
-    reason: str  # "rounds", "time", "target", "diverged", "stopped" (by the user) or "failed"
+    reason: str  # "rounds", "time", "bytes", "target", "diverged", "stopped" (by the user) or "failed"
     time_s: float  # the engine's clock at the end, seconds
     wall_s: float  # real seconds
     parameters: Float[Tensor, "nodes params"] | None  # of every node; None after a failure

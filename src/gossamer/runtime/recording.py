@@ -100,9 +100,9 @@ def is_due(setup: Setup, rounds: int) -> bool:
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     """Whether all present nodes are recorded once more as a run ends in order, for this reason and after these rounds of each
-    present node: if it ended by time, by target or because a model was not finite, or because protocols returned before all
-    evaluated nodes had completed their rounds."""
-    if reason not in ("rounds", "time", "target", "diverged"):
+    present node: if it ended by time, bytes or target or because a model was not finite, or because protocols returned before
+    all evaluated nodes had completed their rounds."""
+    if reason not in ("rounds", "time", "bytes", "target", "diverged"):
         return False
     return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
 

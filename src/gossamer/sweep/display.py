@@ -9,16 +9,14 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-import polars as pl
-
-from gossamer.results.comparison import interval_text
-from gossamer.results.formatting import NOTHING, print_table
+from gossamer.results.comparison import Comparison
+from gossamer.results.formatting import print_table
 from gossamer.results.run import load_run
-from gossamer.results.tidy import confidence, evaluation_sets, finite
+from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import ENDED_BADLY, State, label_columns, metric_columns, states, summary
+from gossamer.sweep.table import ENDED_BADLY, State, metric_columns, states, summary
 
 
 @contextmanager
@@ -106,21 +104,13 @@ def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
     print(f"{done}; if the others take as long: {hours:.2g} h, one at a time")
 
 
-def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:
-    """Print each cell's means with their confidence intervals, the failures with their causes, and the folder."""
-    labels, names = label_columns(table), metric_columns(table)
-    sets = tuple(f"{each}_" for each in evaluation_sets(names))
-    metrics = [name for name in names if name.startswith(sets)] or names
-    rows = []
-    for cell, group in table.group_by(labels, maintain_order=True):
-        done = group.filter(group["status"] == "done").with_columns(sent=pl.col("bytes_sent") / 1e6)
-        found = [confidence(done[name].drop_nulls().to_list()) for name in (*metrics, "time_s", "sent")]
-        figures = [interval_text(each.mean, each.half_width) if each else NOTHING for each in found]
-        rows.append([*map(str, cell), f"{len(done)}/{len(group)}", *figures])
-    head = [*labels, "runs", *(name.replace("_", " ") for name in metrics), "time s", "MB sent"]
-    print_table(head, rows, labels=len(labels))
+def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> None:
+    """Print each cell's means and differences with their confidence intervals, the failures with their causes, and the
+    folder."""
+    for title, head, rows in cells.tables():
+        print_table(head, rows, title=title)
     if len(sweep.seeds) > 1:
-        print("mean ± half of the 95 % confidence interval over the seeds (Student's t)")
+        print(cells.note)
     for planned, state in outcome.failed:
         print(f"{state.status.upper()}  {planned.title}: {state.cause}")
     if outcome.failed:
@@ -130,7 +120,7 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
     print(f"results  {sweep.folder / 'results.csv'}")
 
 
-def as_data(sweep: Sweep, outcome: SweepOutcome) -> dict[str, Any]:
+def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str, Any]:
     """The results of a sweep for scripts; numbers that are not finite are null."""
     table = finite(sweep.results())
     return {
@@ -147,5 +137,6 @@ def as_data(sweep: Sweep, outcome: SweepOutcome) -> dict[str, Any]:
             for planned, state in outcome.failed
         ],
         "results": table.to_dicts(),
+        "comparison": finite(cells.rows).to_dicts(),
         "summary": {name: summary(table, name).to_dicts() for name in metric_columns(table)},
     }

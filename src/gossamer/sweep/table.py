@@ -11,9 +11,11 @@ from typing import Any, Literal
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.results import comparison
 from gossamer.results.folder import atomic, read_status, write_json, write_table
+from gossamer.results.groups import Group, default_baseline, find_baseline
 from gossamer.results.run import Run
-from gossamer.results.tidy import FinalSummary, confidence, final_summary
+from gossamer.results.tidy import FinalSummary, confidence, final_summary, judging
 from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
@@ -173,6 +175,30 @@ def by_cell(table: pl.DataFrame) -> pl.DataFrame:
             pl.Series(f"{name}_half", [each and each.half_width for each in found], pl.Float64),
         ]
     return cells.drop(names).with_columns(columns)
+
+
+def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison:
+    """The cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline: the name of a cell, or
+    what several cells have in common; None is the first entry of ``cells``, or the first value of an axis. Runs that are
+    not done or can't be read do not count."""
+    at, runs = states(sweep), dict[str, list[Run]]()
+    for each in sweep.planned:
+        state, found = at[each.run], runs.setdefault(each.cell.name, [])
+        if state.status == "done" and state.folder is not None:
+            run = Run(state.folder, each.cell.name, each.cell.labels)
+            try:
+                run.curves  # noqa: B018  # reads it
+                found.append(run)
+            except BadInput as error:
+                log.error("%s", error)
+    cells = {each.cell.name: each for each in sweep.planned}
+    groups = [
+        Group(each.short, tuple(runs[name]), each.cell.labels, len(sweep.seeds))
+        for name, each in cells.items()
+    ]
+    against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
+    metrics = judging(run for found in runs.values() for run in found)
+    return comparison.compare(groups, [*comparison.finals(metrics), *comparison.totals()], against)
 
 
 def _numbers(table: pl.DataFrame) -> list[str]:

@@ -72,3 +72,16 @@ def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
     run = play(tmp_path, observer)
     assert run.experiment["engine"]["trainer"] == "sequential"
     assert any("no comparison: ArithmeticError" in text for text in observer.said)
+
+
+@pytest.mark.parametrize("limit", [{"bytes": 60_000}, {"bytes_per_node": 10_000, "bytes": 1e9}])
+def test_a_run_ends_when_its_nodes_have_sent_the_bytes_they_may(
+    tmp_path: Path, limit: dict[str, Any]
+) -> None:
+    run = play(tmp_path, stop=limit)
+    sent = run.metrics.filter(node=0)["bytes_sent"].to_list()
+    a_round = sent[1] - sent[0]  # of each of six nodes
+    total = run.metrics.filter(run.metrics["node"] >= 0).group_by("node").last()["bytes_sent"].sum()
+    assert run.status == "done"
+    assert 60_000 <= total < 60_000 + 6 * a_round
+    assert "end" in run.metrics["moment"].to_list()[-1]

@@ -1,27 +1,29 @@
 "use strict";
-// Draws the page from the JSON in #data. All that can be changed is in `state`, which the address's fragment can set:
+// Draws the page from the JSON in #data, as SVG. All that can be changed is in `state`, which the address's fragment can set:
 // #x=bytes&lines=0&band=1&log=1&together=1&run=0&colour=test_accuracy&own=1&point=3&hide=1,2
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const MOST_LINES = 100;
   const FRAME_MS = 250;
+  const REACH = 40; // pixels from which the pointer finds a point
   const TOGGLES = ["band", "lines", "log", "together", "own"];
   const axes = data.axes.filter((axis) => data.runs.some((run) => run.points[axis.name]));
   const metricOf = Object.fromEntries(data.metrics.map((metric) => [metric.name, metric]));
+  const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 
   const state = {
-    x: axes.length ? axes[0].name : "round",
+    x: axes.some((axis) => axis.name === data.axis) ? data.axis : axes.length ? axes[0].name : "round",
     band: true,
-    lines: data.runs.length === 1,
+    lines: data.runs.length === 1 && !data.runs[0].quantiles,
     log: false,
     together: data.together, // one line a group of runs, not one a run
     hidden: new Set(), // places in the legend: of runs, or of groups
     run: 0,
     colour: null,
-    own: false, // the colour scale spans one moment instead of the whole run
+    own: false, // the colour scale spans one evaluation instead of the whole run
     point: Infinity, // the last one
+    zoom: null, // a part of the horizontal axis of all curves
   };
   let timer = null;
 
@@ -35,20 +37,10 @@
     if (given.has("hide")) state.hidden = new Set(given.get("hide").split(",").filter(Boolean).map(Number));
   }
 
-  // ---- words and colours
-
-  function css(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  }
+  // ---- words and numbers
 
   function safe(text) {
-    // plotly reads some HTML in its texts
-    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  }
-
-  function faded(colour, opacity) {
-    const part = (start) => parseInt(colour.slice(start, start + 2), 16);
-    return `rgba(${part(1)},${part(3)},${part(5)},${opacity})`;
+    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/"/g, "&quot;");
   }
 
   function format(metric, value) {
@@ -58,145 +50,183 @@
 
   function place(axis, value) {
     if (value === null || value === undefined) return "–";
-    const units = ["B", "kB", "MB", "GB", "TB", "PB"];
-    if (axis === "bytes") {
-      const power = Math.min(units.length - 1, value < 1 ? 0 : Math.floor(Math.log10(value) / 3));
-      return `${Number((value / 1000 ** power).toPrecision(3))} ${units[power]}`;
-    }
+    if (axis === "bytes") return bytes(value);
     return axis === "round" ? `round ${Number(value.toFixed(1))}` : `${Number(value.toPrecision(4))} s`;
   }
 
-  function layout(extra) {
-    const axis = { gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, automargin: true, ticks: "" };
-    return {
-      margin: { l: 56, r: 12, t: 30, b: 44 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: css("--ink") },
-      hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--ink") }, align: "left" },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
-      showlegend: false,
-      hovermode: "closest",
-      ...extra,
-      xaxis: { ...axis, ...extra.xaxis },
-      yaxis: { ...axis, ...extra.yaxis },
-    };
+  function bytes(value) {
+    const power = Math.min(5, value < 1 ? 0 : Math.floor(Math.log10(value) / 3));
+    return `${Number((value / 1000 ** power).toPrecision(3))} ${["B", "kB", "MB", "GB", "TB", "PB"][power]}`;
   }
 
-  const config = {
-    responsive: true,
-    displaylogo: false,
-    // Named one by one, since plotly's own choice has buttons that hand the data to its maker's site.
-    modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]],
-    toImageButtonOptions: { format: "svg" },
-  };
+  const plain = (value) => String(Number(value.toPrecision(6)));
+  const colourOf = (one) => `var(--c${one.colour})`;
+  const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+  const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+  // ---- charts
+
+  /** Round numbers from low to high, some `count` of them; powers of ten on a logarithmic axis. */
+  function ticks(low, high, count, log) {
+    if (log) {
+      const powers = [];
+      for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.log10(high) + 1e-9; e++) powers.push(10 ** e);
+      if (powers.length > 1) return powers.filter((_, i) => i % Math.ceil(powers.length / count) === 0);
+    }
+    const rough = (high - low) / count || 1;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((each) => each * power >= rough * 0.999);
+    const found = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
+    return found;
+  }
+
+  /**
+   * Draws axes and what is in them. An axis has `low`, `high`, `title`, and may have `log`, `format` and `ticks` ([value, text]
+   * each). `inside(px, py)` gives the marks; `points` ({x, y, text}) are what the pointer finds.
+   */
+  function chart(id, label, xAxis, yAxis, inside, points) {
+    const panel = byId(id);
+    const [width, height] = [panel.clientWidth || 480, panel.clientHeight || 300];
+    const box = { left: yAxis.wide || 58, right: width - 14, top: 10, bottom: height - 42 };
+    const along = (axis, from, to) => {
+      const at = axis.log ? Math.log10 : (value) => value;
+      const span = at(axis.high) - at(axis.low) || 1;
+      return (value) => Number((from + (to - from) * (at(value) - at(axis.low)) / span).toFixed(1));
+    };
+    const [px, py] = [along(xAxis, box.left, box.right), along(yAxis, box.bottom, box.top)];
+    const marked = (axis, count) => axis.ticks ||
+      ticks(axis.low, axis.high, count, axis.log).map((value) => [value, (axis.format || plain)(value)]);
+    const grid = marked(yAxis, Math.max(3, height / 60)).map(([value, text]) =>
+      `<path class="grid" d="M${box.left} ${py(value)}H${box.right}"/>` +
+      `<text class="ytick" x="${box.left - 7}" y="${py(value) + 4}" text-anchor="end">${safe(text)}</text>`);
+    const below = marked(xAxis, Math.max(2, width / 90)).map(([value, text]) =>
+      `<text class="xtick" x="${px(value)}" y="${box.bottom + 17}" text-anchor="middle">${safe(text)}</text>`);
+    panel.innerHTML = `<svg role="img" aria-label="${safe(label)}" width="${width}" height="${height}">` +
+      `<clipPath id="${id}-clip"><rect x="${box.left}" y="${box.top - 4}" width="${Math.max(0, box.right - box.left + 4)}" ` +
+      `height="${Math.max(0, box.bottom - box.top + 8)}"/></clipPath>${grid.join("")}${below.join("")}` +
+      `<path class="base" d="M${box.left} ${box.bottom}H${box.right}"/>` +
+      `<text class="xtitle" x="${(box.left + box.right) / 2}" y="${height - 6}" text-anchor="middle">${safe(xAxis.title)}</text>` +
+      (yAxis.title ? `<text class="ytitle" transform="translate(13 ${(box.top + box.bottom) / 2}) rotate(-90)" ` +
+        `text-anchor="middle">${safe(yAxis.title)}</text>` : "") +
+      `<g clip-path="url(#${id}-clip)">${inside(px, py, box)}</g><circle class="found" r="5" visibility="hidden"/></svg>`;
+    panel.found = points.map((point) => ({ ...point, x: px(point.x), y: py(point.y) }));
+    panel.toValue = (at) => xAxis.low + (xAxis.high - xAxis.low) * (at - box.left) / (box.right - box.left);
+  }
+
+  /** A path through points; null breaks it. */
+  function path(points) {
+    let pen = "M";
+    return points.map((point) => {
+      if (point === null) { pen = "M"; return ""; }
+      const step = `${pen}${point[0]} ${point[1]}`;
+      pen = "L";
+      return step;
+    }).join("");
+  }
+
+  function band(upper, lower, colour, opacity) {
+    return `<path class="band" d="${path([...upper, ...lower.reverse()])}Z" fill="${colour}" fill-opacity="${opacity}"/>`;
+  }
+
+  function line(points, colour, kind = "line") {
+    const alone = points.length === 1 ? `<circle class="point" cx="${points[0][0]}" cy="${points[0][1]}" r="4.5" fill="${colour}"/>` : "";
+    return `<path class="${kind}" d="${path(points)}" stroke="${colour}"/>${alone}`;
+  }
+
+  /** Shows what the pointer is nearest to. */
+  function pointAt(event) {
+    const panel = event.currentTarget;
+    const corner = panel.getBoundingClientRect();
+    const [x, y] = [event.clientX - corner.left, event.clientY - corner.top];
+    let [nearest, distance] = [null, REACH];
+    for (const point of panel.found || []) {
+      const away = Math.hypot(point.x - x, point.y - y);
+      if (away < distance) [nearest, distance] = [point, away];
+    }
+    const dot = panel.querySelector(".found");
+    byId("tip").hidden = !nearest;
+    if (dot) dot.setAttribute("visibility", nearest ? "visible" : "hidden");
+    if (!nearest) return;
+    if (dot) { dot.setAttribute("cx", nearest.x); dot.setAttribute("cy", nearest.y); }
+    byId("tip").innerHTML = nearest.text;
+    const left = Math.min(event.pageX + 14, document.documentElement.clientWidth - byId("tip").offsetWidth - 8);
+    byId("tip").style.left = `${Math.max(8, left)}px`;
+    byId("tip").style.top = `${event.pageY + 14}px`;
+  }
+
+  function listen(panel, zooms) {
+    panel.addEventListener("pointermove", pointAt);
+    panel.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
+    if (!zooms) return;
+    let from = null;
+    const at = (event) => event.clientX - panel.getBoundingClientRect().left;
+    panel.addEventListener("pointerdown", (event) => { from = event.pointerType === "mouse" ? at(event) : null; });
+    panel.addEventListener("pointerup", (event) => {
+      if (from === null || Math.abs(at(event) - from) < 8) return;
+      state.zoom = [from, at(event)].map(panel.toValue).sort((a, b) => a - b);
+      draw();
+    });
+    panel.addEventListener("dblclick", () => { state.zoom = null; draw(); });
+  }
 
   // ---- curves
 
-  /** Traces of one metric of one run: single nodes, spread, average model, mean. */
-  function curves(run, metric) {
-    const series = run.metrics[metric.name];
-    const xs = run.points[state.x];
-    if (!series || !xs) return [];
-    const log = state.log && metric.low;
+  /** The points of a series that can be drawn, in the order of the horizontal axis. */
+  function kept(xs, series, log) {
     const shown = (value) => value !== null && (!log || value > 0);
-    // Points are not in the order of every axis: nodes of different pace end, in the mean, in a round long past.
-    const placed = xs.map((_, i) => i).filter((i) => xs[i] !== null).sort((a, b) => xs[a] - xs[b]);
-    const kept = placed.filter((i) => shown(series.mean[i]));
-    const pick = (column) => kept.map((i) => column[i]);
-    const lone = kept.length === 1;
-    const traces = [];
-    if (state.lines) traces.push(...nodeLines(run, metric));
-    if (state.band && !lone) {
-      const upper = kept.map((i) => series.mean[i] + series.std[i]);
-      const lower = kept.map((i) => series.mean[i] - series.std[i]);
-      const floor = log ? lower.map((v, i) => (v > 0 ? v : Math.max(series.min[kept[i]], series.mean[kept[i]] / 100))) : lower;
-      traces.push({
-        x: [...pick(xs), ...pick(xs).reverse()], y: [...upper, ...floor.reverse()], fill: "toself", mode: "lines",
-        fillcolor: faded(run.colour, 0.16), line: { width: 0 }, hoverinfo: "skip",
-      });
+    return xs.map((_, i) => i).filter((i) => xs[i] !== null && shown(series.mean[i])).sort((a, b) => xs[a] - xs[b]);
+  }
+
+  /** What is drawn of one metric of one run: single nodes, spread, average model, mean. */
+  function curves(run, metric, log) {
+    const [series, xs] = [run.metrics[metric.name], run.points[state.x]];
+    if (!series || !xs) return null;
+    const at = kept(xs, series, log);
+    const bands = [];
+    if (state.band && series.quantiles) {
+      for (const [low, high] of [[0, 3], [1, 2]]) bands.push([at.map((i) => series.quantiles[low][i]), at.map((i) => series.quantiles[high][i])]);
+    } else if (state.band) {
+      bands.push([at.map((i) => series.mean[i] - series.std[i]), at.map((i) => series.mean[i] + series.std[i])]);
     }
-    if (series.average) {
-      traces.push({
-        x: placed.map((i) => xs[i]), y: placed.map((i) => series.average[i]), mode: lone ? "markers" : "lines", connectgaps: true,
-        line: { color: run.colour, width: 1.6, dash: "dash" }, marker: { color: run.colour, symbol: "diamond-open", size: 9 },
-        text: placed.map((i) =>
-          `${safe(run.label)}<br>average model: ${format(metric, series.average[i])}<br>${place(state.x, xs[i])}`),
-        hovertemplate: "%{text}<extra></extra>",
-      });
-    }
-    traces.push({
-      x: pick(xs), y: pick(series.mean), mode: lone ? "markers" : "lines",
-      line: { color: run.colour, width: 2.4 }, marker: { color: run.colour, size: 9 },
-      error_y: lone && state.band ? { type: "data", array: pick(series.std), color: run.colour, thickness: 1.4 } : undefined,
-      text: kept.map((i) => {
+    const average = xs.map((_, i) => i).filter((i) => xs[i] !== null && series.average && series.average[i] !== null).sort((a, b) => xs[a] - xs[b]);
+    return {
+      one: run, x: at.map((i) => xs[i]), y: at.map((i) => series.mean[i]), bands, nodes: state.lines ? nodeLines(run, metric) : [],
+      average: average.map((i) => [xs[i], series.average[i]]),
+      text: at.map((i) => {
         const spread = series.count[i] > 1
           ? ` ± ${format(metric, series.std[i])}<br>from ${format(metric, series.min[i])} to ` +
             `${format(metric, series.max[i])} over ${series.count[i]} nodes` : "";
         return `<b>${safe(run.label)}</b><br>${format(metric, series.mean[i])}${spread}<br>${place(state.x, xs[i])}`;
       }),
-      hovertemplate: "%{text}<extra></extra>",
-    });
-    return traces;
+    };
   }
 
-  /** Traces of one metric of a group of runs: confidence interval and mean. */
-  function groupCurves(group, metric) {
+  /** The same of a group of runs: confidence interval and mean. */
+  function groupCurves(group, metric, log) {
     const series = group.metrics[metric.name];
     const xs = series && series.points[state.x];
-    if (!xs) return [];
-    const log = state.log && metric.low;
-    const kept = xs.map((_, i) => i)
-      .filter((i) => xs[i] !== null && series.mean[i] !== null && (!log || series.mean[i] > 0)).sort((a, b) => xs[a] - xs[b]);
-    const x = kept.map((i) => xs[i]);
-    const mean = kept.map((i) => series.mean[i]);
-    const half = kept.map((i) => series.half[i] || 0);
-    const traces = [];
-    if (state.band && group.runs > 1) {
-      const lower = mean.map((v, i) => (log ? Math.max(v - half[i], v / 100) : v - half[i]));
-      traces.push({
-        x: [...x, ...[...x].reverse()], y: [...mean.map((v, i) => v + half[i]), ...lower.reverse()], fill: "toself", mode: "lines",
-        fillcolor: faded(group.colour, 0.16), line: { width: 0 }, hoverinfo: "skip",
-      });
-    }
-    traces.push({
-      x, y: mean, mode: kept.length === 1 ? "markers" : "lines",
-      line: { color: group.colour, width: 2.4 }, marker: { color: group.colour, size: 9 },
-      text: kept.map((i, k) => {
+    if (!xs) return null;
+    const at = kept(xs, series, log);
+    const half = at.map((i) => series.half[i] || 0);
+    const y = at.map((i) => series.mean[i]);
+    return {
+      one: group, x: at.map((i) => xs[i]), y, nodes: [], average: [],
+      bands: state.band && group.runs > 1 ? [[y.map((v, k) => v - half[k]), y.map((v, k) => v + half[k])]] : [],
+      text: at.map((i, k) => {
         const spread = series.half[i] === null ? "" : ` ± ${format(metric, half[k])}`;
-        return `<b>${safe(group.label)}</b><br>${format(metric, mean[k])}${spread} over ${series.count[i]} ` +
-          `run${series.count[i] > 1 ? "s" : ""}<br>${place(state.x, x[k])}`;
+        return `<b>${safe(group.label)}</b><br>${format(metric, y[k])}${spread} over ${series.count[i]} ` +
+          `run${series.count[i] > 1 ? "s" : ""}<br>${place(state.x, xs[i])}`;
       }),
-      hovertemplate: "%{text}<extra></extra>",
-    });
-    return traces;
+    };
   }
 
-  /** All single nodes as one trace with gaps, which is many times faster than a trace a node. */
   function nodeLines(run, metric) {
     const values = run.nodes.values[metric.name];
     if (!values || run.nodes.ranks.length < 2) return [];
-    const stride = Math.ceil(values.length / MOST_LINES);
-    const own = run.nodes.places[state.x];
-    const shared = run.points[state.x];
-    const trace = {
-      x: [], y: [], text: [], mode: run.nodes.at.length === 1 ? "markers" : "lines", connectgaps: false,
-      line: { color: faded(run.colour, 0.3), width: 0.8 },
-      marker: { color: faded(run.colour, 0.4), size: 5 }, hovertemplate: "%{text}<extra></extra>",
-    };
-    for (let node = 0; node < values.length; node += stride) {
-      run.nodes.at.forEach((point, k) => {
-        const x = own ? own[node][k] : shared[point];
-        if (values[node][k] === null || x === null) return;
-        trace.x.push(x);
-        trace.y.push(values[node][k]);
-        trace.text.push(`node ${run.nodes.ranks[node]}: ${format(metric, values[node][k])}<br>${place(state.x, x)}`);
-      });
-      trace.x.push(null);
-      trace.y.push(null);
-      trace.text.push("");
-    }
-    return [trace];
+    const [own, shared] = [run.nodes.places[state.x], run.points[state.x]];
+    return values.map((line, node) => run.nodes.at
+      .map((point, k) => [own ? own[node][k] : shared[point], line[k]]).filter(([x, y]) => x !== null && y !== null));
   }
 
   /** What the legend names: runs, or groups of them. */
@@ -204,41 +234,51 @@
     return state.together ? data.groups : data.runs;
   }
 
-  function drawn() {
-    return named().filter((_, index) => !state.hidden.has(index));
-  }
-
-  /** The x axis from 0 to a little beyond the last point, so that lines end before the edge and the last tick shows. */
-  function range() {
-    const xs = state.together
-      ? drawn().flatMap((group) => Object.values(group.metrics).flatMap((series) => series.points[state.x] || []))
-      : drawn().flatMap((run) => [...(run.points[state.x] || []), ...(run.nodes.places[state.x] || []).flat()]);
-    const last = xs.reduce((a, b) => Math.max(a, b), 0);
-    return last > 0 ? { range: [0, 1.03 * last] } : { rangemode: "tozero" };
-  }
-
   function drawCurves() {
     const title = data.axes.find((axis) => axis.name === state.x).title;
-    return data.metrics.map((metric, index) => {
-      const traces = drawn().flatMap((one) => (state.together ? groupCurves(one, metric) : curves(one, metric)));
-      const log = state.log && metric.low;
-      return Plotly.react(byId(`curve-${index}`), traces, layout({
-        xaxis: {
-          title: { text: title, standoff: 8 }, ...range(),
-          ...(state.x === "bytes" ? { tickformat: "~s", ticksuffix: "B" } : {}),
-        },
-        yaxis: {
-          type: log ? "log" : "linear", tickformat: metric.share ? ".2~%" : log ? "~g" : "", exponentformat: "power",
-          ...(log ? { dtick: undefined, nticks: 6 } : {}),
-          ...(metric.share ? { rangemode: "nonnegative" } : {}), // a share that is always 0 too
-        },
-      }), { ...config, toImageButtonOptions: { format: "svg", filename: `${metric.name}-${state.x}` } });
-    });
+    const shown = named().filter((_, index) => !state.hidden.has(index));
+    const all = data.metrics.map((metric) => shown.map((one) =>
+      (state.together ? groupCurves : curves)(one, metric, state.log && metric.low)).filter(Boolean));
+    // From 0 to a little beyond the last point, so that lines end before the edge.
+    const last = most(all.flat().flatMap((each) => [...each.x, ...each.nodes.flat().map(([x]) => x)]));
+    const [low, high] = state.zoom || [0, last > 0 ? 1.03 * last : 1];
+    const xAxis = { title, low, high, format: state.x === "bytes" ? bytes : plain };
+    data.metrics.forEach((metric, index) => drawMetric(metric, index, all[index], xAxis));
+    return data.metrics.length;
   }
 
-  // ---- the network at a moment
+  function drawMetric(metric, index, found, xAxis) {
+    const log = state.log && metric.low;
+    const inside = (x) => x >= xAxis.low && x <= xAxis.high;
+    const values = found.flatMap((each) => [
+      ...each.y, ...each.bands.flat(2), ...each.nodes.flat().concat(each.average).filter(([x]) => inside(x)).map(([, y]) => y),
+    ]).filter((value) => value !== null && (!log || value > 0));
+    let [low, high] = [values.length ? least(values) : 0, values.length ? most(values) : 1];
+    if (log) {
+      low = Math.max(low, least(found.flatMap((each) => each.y)) / 100);
+      [low, high] = high > low ? [low, high] : [low / 2, low * 2];
+    } else {
+      const room = 0.05 * (high - low || Math.abs(high) || 1);
+      low = metric.system ? 0 : metric.share && low >= 0 ? Math.max(0, low - room) : low - room;
+      high += room;
+    }
+    const yAxis = { low, high, log, format: metric.share ? (value) => `${plain(100 * value)}%` : plain };
+    const floor = (value) => (log ? Math.max(value, low) : value);
+    const points = found.flatMap((each) => each.x.map((x, k) => ({ x, y: each.y[k], text: each.text[k] }))).filter((point) => inside(point.x));
+    chart(`curve-${index}`, `${metric.title} against ${xAxis.title}`, xAxis, yAxis, (px, py) => found.map((each) => {
+      const colour = colourOf(each.one);
+      const at = (ys) => each.x.map((x, k) => [px(x), py(floor(ys[k]))]);
+      const nodes = each.nodes.length ? `<path class="node" stroke="${colour}" d="${each.nodes.map((points) =>
+        path(points.filter(([, y]) => !log || y > 0).map(([x, y]) => [px(x), py(y)]))).join("")}"/>` : "";
+      return nodes + each.bands.map(([lower, upper]) => band(at(upper), at(lower), colour, 0.2)).join("") +
+        (each.average.length ? line(each.average.map(([x, y]) => [px(x), py(floor(y))]), colour, "average") : "") +
+        line(at(each.y), colour);
+    }).join(""), points);
+  }
 
-  function moment(run) {
+  // ---- the network at one evaluation
+
+  function current(run) {
     return Math.max(0, Math.min(Math.floor(state.point), run.nodes.at.length - 1)) || 0;
   }
 
@@ -247,87 +287,77 @@
     return names.includes(state.colour) ? state.colour : names[0];
   }
 
+  function viridis(share) {
+    const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1);
+    const k = Math.min(Math.floor(at), VIRIDIS.length - 2);
+    const part = (hex, start) => parseInt(hex.slice(start, start + 2), 16);
+    const mixed = [1, 3, 5].map((start) => Math.round(part(VIRIDIS[k], start) * (k + 1 - at) + part(VIRIDIS[k + 1], start) * (at - k)));
+    return `rgb(${mixed.join(", ")})`;
+  }
+
   function drawTopology() {
     const run = data.runs[state.run];
     const graph = run.topology;
-    if (!graph) return [];
-    const k = moment(run);
+    if (!graph) return 0;
+    const k = current(run);
     const name = colourMetric(run);
     const metric = metricOf[name];
     const values = name ? run.nodes.values[name].map((line) => line[k]) : graph.positions.map(() => null);
     const all = (name ? (state.own ? values : run.nodes.values[name].flat()) : []).filter((value) => value !== null);
-    const low = all.reduce((a, b) => Math.min(a, b), Infinity);
-    const high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+    const [low, high] = [least(all), most(all)];
     const edges = graph.graphs[graph.held[k] || 0];
-    const size = Math.max(6, Math.min(20, 130 / Math.sqrt(graph.positions.length)));
-    const lines = { x: [], y: [] };
+    const panel = byId("topology");
+    const [width, height] = [panel.clientWidth || 480, panel.clientHeight || 420];
+    const reach = Math.min(width, height - 40) / 2 - 16;
+    const at = graph.positions.map(([x, y]) => [width / 2 + reach * x, (height - 40) / 2 - reach * y].map((value) => Number(value.toFixed(1))));
+    const radius = Math.max(3, Math.min(10, 65 / Math.sqrt(at.length)));
+    let drawn = "";
     for (let e = 0; e < edges.length; e += 2) {
-      const [a, b] = [graph.positions[edges[e]], graph.positions[edges[e + 1]]];
-      lines.x.push(a[0], b[0], null);
-      lines.y.push(a[1], b[1], null);
+      const [[ax, ay], [bx, by]] = [at[edges[e]], at[edges[e + 1]]];
+      drawn += `M${ax} ${ay}L${bx} ${by}`;
+      const far = Math.hypot(bx - ax, by - ay);
+      if (graph.directed && edges.length <= 1500 && far > 3 * radius) {
+        const [ux, uy] = [(bx - ax) / far, (by - ay) / far];
+        const [tx, ty] = [bx - ux * radius, by - uy * radius];
+        for (const side of [1, -1]) drawn += `M${(tx - 6 * ux + side * 3 * uy).toFixed(1)} ${(ty - 6 * uy - side * 3 * ux).toFixed(1)}L${tx.toFixed(1)} ${ty.toFixed(1)}`;
+      }
     }
-    const arrows = graph.directed && edges.length <= 1500;
-    const traces = [{
-      ...lines, mode: arrows ? "lines+markers" : "lines", hoverinfo: "skip",
-      line: { color: css("--soft"), width: edges.length > 1200 ? 0.4 : 0.9 }, opacity: edges.length > 1200 ? 0.4 : 0.65,
-      marker: {
-        symbol: "arrow", angleref: "previous", standoff: size / 2, color: css("--soft"),
-        size: arrows ? lines.x.map((_, i) => (i % 3 === 1 ? 8 : 0)) : 0,
-      },
-    }];
-    const hover = graph.positions.map((_, i) => {
-      const rank = run.nodes.ranks[i];
-      const degree = graph.degrees ? `<br>${graph.degrees[i]} neighbours` : "";
-      const samples = run.samples ? `<br>${run.samples[rank]} training samples` : "";
-      const source = run.poisoned.includes(rank) ? ", poisoned" : "";
-      return `<b>node ${rank}</b>${source}${name ? `<br>${metric.title}: ${format(metric, values[i])}` : ""}${degree}${samples}`;
+    const share = (value) => (high > low ? (metric.low ? high - value : value - low) / (high - low) : 0);
+    const nodes = at.map(([x, y], i) => {
+      const fill = name ? (values[i] === null ? "var(--panel)" : viridis(share(values[i]))) : colourOf(run);
+      const ring = run.poisoned.includes(run.nodes.ranks[i]) ? `<circle class="ring" cx="${x}" cy="${y}" r="${radius + 3}"/>` : "";
+      return `<circle class="node-mark" cx="${x}" cy="${y}" r="${radius}" fill="${fill}"/>${ring}`;
     });
-    const nodes = (keep, marker) => {
-      const kept = graph.positions.map((_, i) => i).filter(keep);
-      return {
-        x: kept.map((i) => graph.positions[i][0]), y: kept.map((i) => graph.positions[i][1]), mode: "markers",
-        text: kept.map((i) => hover[i]), hovertemplate: "%{text}<extra></extra>",
-        marker: { size, opacity: 1, line: { color: css("--panel"), width: 1.5 }, ...marker },
-      };
-    };
-    if (name) {
-      traces.push(nodes((i) => values[i] !== null, {
-        color: values.filter((value) => value !== null),
-        colorscale: "Viridis", cmin: low, cmax: high > low ? high : low + 1e-9, reversescale: metric.low,
-        colorbar: {
-          title: { text: metric.title, side: "right" }, thickness: 12, outlinewidth: 0, len: 0.9,
-          tickformat: metric.share ? ".2~%" : "",
-        },
-      }));
-      traces.push(nodes((i) => values[i] === null, { color: css("--panel"), line: { color: css("--soft"), width: 1.5 } }));
-    } else {
-      traces.push(nodes(() => true, { color: run.colour }));
-    }
-    const poisoned = graph.positions.map((_, i) => run.poisoned.includes(run.nodes.ranks[i]));
-    if (poisoned.includes(true)) {
-      const ring = { color: data.ring, symbol: "circle-open", size: size + 6, line: { width: 2.5 } };
-      traces.push({ ...nodes((i) => poisoned[i], ring), hovertemplate: null, hoverinfo: "skip" });
-    }
-    const bare = { visible: false, range: [-1.12, 1.12], fixedrange: true };
-    const plot = Plotly.react(byId("topology"), traces, layout({
-      margin: { l: 4, r: 4, t: 4, b: 4 }, xaxis: bare, yaxis: { ...bare, scaleanchor: "x" },
-    }), { ...config, displayModeBar: false });
-    const drawn = graph.positions.length;
+    const stops = VIRIDIS.map((colour, i) => `<stop offset="${i / (VIRIDIS.length - 1)}" stop-color="${colour}"/>`).join("");
+    const ends = name && all.length ? [format(metric, metric.low ? high : low), format(metric, metric.low ? low : high)] : null;
+    const bar = ends ? `<linearGradient id="scale">${stops}</linearGradient>` +
+      `<rect x="${width / 2 - 90}" y="${height - 18}" width="180" height="9" fill="url(#scale)"/>` +
+      `<text x="${width / 2 - 97}" y="${height - 9}" text-anchor="end">${ends[0]}</text><text x="${width / 2 + 97}" y="${height - 9}">${ends[1]}</text>` +
+      `<text x="${width / 2}" y="${height - 24}" text-anchor="middle">${safe(metric.title)}</text>` : "";
+    panel.innerHTML = `<svg role="img" aria-label="graph of the nodes" width="${width}" height="${height}">` +
+      `<path class="edges" d="${drawn}" stroke-width="${edges.length > 1200 ? 0.4 : 0.9}"/>${nodes.join("")}${bar}</svg>`;
+    panel.found = at.map(([x, y], i) => {
+      const rank = run.nodes.ranks[i];
+      const source = run.poisoned.includes(rank) ? ", poisoned" : "";
+      const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
+      const degree = graph.degrees ? `<br>${graph.degrees[i]} neighbours` : "";
+      return { x, y, text: `<b>node ${rank}</b>${source}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
+    });
+    const count = graph.edges[graph.held[k] || 0];
     byId("topology-note").textContent = [
-      drawn < graph.nodes ? `${drawn} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
-      `${graph.edges[graph.held[k] || 0]} ${graph.directed ? "directed " : ""}edges` +
-        (drawn === graph.nodes && edges.length / 2 < graph.edges[graph.held[k] || 0] ? `, ${edges.length / 2} of them drawn` : ""),
+      at.length < graph.nodes ? `${at.length} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
+      `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && edges.length / 2 < count ? `, ${edges.length / 2} of them drawn` : ""),
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
-      poisoned.includes(true) ? "ringed: poisoned training data" : "",
+      run.poisoned.length ? "ringed: poisoned training data" : "",
       values.includes(null) && name ? "hollow: no value at this point" : "",
     ].filter(Boolean).join(" · ");
-    return [plot];
+    return 1;
   }
 
-  function drawMoment() {
+  function drawPoint() {
     const run = data.runs[state.run];
     const count = run.nodes.at.length;
-    const k = moment(run);
+    const k = current(run);
     byId("slider-panel").hidden = count < 2;
     byId("slider").max = Math.max(0, count - 1);
     byId("slider").value = k;
@@ -342,68 +372,71 @@
   function drawLabels() {
     const run = data.runs[state.run];
     const counts = run.labels;
-    if (byId("labels-panel").hidden) return [];
-    const nodeAxis = { title: { text: "node", standoff: 6 }, showgrid: false };
-    if (!counts || !counts.length) {
-      byId("labels-title").textContent = "Training samples of each node";
+    if (byId("labels-panel").hidden) return 0;
+    const known = Boolean(counts && counts.length);
+    const nodes = known ? counts.length : run.samples.length;
+    const xAxis = { title: "node", low: -0.5, high: nodes - 0.5, ticks: ticks(0, nodes - 1, 6).filter(Number.isInteger).map((rank) => [rank, String(rank)]) };
+    byId("labels-title").textContent = known ? "Labels of each node" : "Training samples of each node";
+    if (!known) {
       byId("labels-note").textContent = "";
-      const bars = { type: "bar", y: run.samples, marker: { color: run.colour }, hovertemplate: "node %{x}: %{y} samples<extra></extra>" };
-      return [Plotly.react(byId("labels"), [bars], layout({ xaxis: nodeAxis, yaxis: { title: { text: "samples" } } }), config)];
+      const points = run.samples.map((value, rank) => ({ x: rank, y: value, text: `node ${rank}: ${value} samples` }));
+      chart("labels", "training samples of each node", xAxis, { title: "samples", low: 0, high: 1.05 * most(run.samples) || 1 }, (px, py) =>
+        `<path class="line" stroke="${colourOf(run)}" style="stroke-width: ${Math.max(1, 0.7 * (px(1) - px(0)))}" d="${
+          run.samples.map((value, rank) => `M${px(rank)} ${py(0)}V${py(value)}`).join("")}"/>`, points);
+      return 1;
     }
     const classes = counts[0].map((_, c) => (run.classes && run.classes[c] !== undefined ? String(run.classes[c]) : String(c)));
     const totals = counts.map((row) => row.reduce((a, b) => a + b, 0));
+    const highest = most(counts.flat()) || 1;
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const trace = {
-      type: "heatmap", z: classes.map((_, c) => counts.map((row) => row[c])), y: classes.map((_, c) => c), xgap: counts.length > 120 ? 0 : 1,
-      ygap: 1, hoverongaps: false,
-      colorscale: [[0, dark ? "#232b34" : "#f3f6f9"], [0.5, dark ? "#2b77a8" : "#7fb6dc"], [1, dark ? "#a9dcff" : "#00446b"]],
-      text: classes.map((label, c) => counts.map((row, node) =>
-        `<b>node ${node}</b>, class ${safe(label)}<br>${row[c]} of ${totals[node]} samples` +
-        (totals[node] ? ` (${(100 * row[c] / totals[node]).toFixed(0)} %)` : ""))),
-      hovertemplate: "%{text}<extra></extra>",
-      colorbar: { title: { text: "samples", side: "right" }, thickness: 12, outlinewidth: 0, len: 0.9 },
-    };
-    byId("labels-title").textContent = "Labels of each node";
+    const [from, to] = dark ? [[35, 43, 52], [169, 220, 255]] : [[243, 246, 249], [0, 68, 107]];
+    const canvas = Object.assign(document.createElement("canvas"), { width: nodes, height: classes.length });
+    const picture = canvas.getContext("2d");
+    counts.forEach((row, node) => row.forEach((count, c) => {
+      picture.fillStyle = `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * count / highest)).join()})`;
+      picture.fillRect(node, c, 1, 1);
+    }));
+    const few = classes.length <= 20 ? classes.map((label, c) => [c, label]) : ticks(0, classes.length - 1, 8).map((c) => [c, classes[c]]);
+    const yAxis = { low: classes.length - 0.5, high: -0.5, ticks: few, wide: 24 + 6.5 * Math.min(14, most(few.map(([, label]) => label.length))) };
+    const points = counts.flatMap((row, node) => row.map((count, c) => ({
+      x: node, y: c, text: `<b>node ${node}</b>, class ${safe(classes[c])}<br>${count} of ${totals[node]} samples`,
+    })));
+    chart("labels", "training samples of each class and node", xAxis, yAxis, (px, py, box) =>
+      `<image href="${canvas.toDataURL()}" x="${box.left}" y="${box.top}" width="${box.right - box.left}" ` +
+      `height="${box.bottom - box.top}" preserveAspectRatio="none" style="image-rendering: pixelated"/>`, points);
     const sorted = [...totals].sort((a, b) => a - b);
     byId("labels-note").textContent =
-      `Training samples of each class. Samples of a node: ${sorted[0]} at least, ${sorted[Math.floor(sorted.length / 2)]} in ` +
-      `the median, ${sorted[sorted.length - 1]} at most.`;
-    return [Plotly.react(byId("labels"), [trace], layout({
-      xaxis: nodeAxis,
-      yaxis: {
-        title: { text: "class", standoff: 6 }, showgrid: false, autorange: "reversed",
-        ...(classes.length <= 40 && { tickvals: classes.map((_, c) => c), ticktext: classes.map(safe) }),
-      },
-    }), config)];
+      `Training samples of each class, at most ${highest} of one. Samples of a node: ${sorted[0]} at least, ` +
+      `${sorted[Math.floor(sorted.length / 2)]} in the median, ${sorted[sorted.length - 1]} at most.`;
+    return 1;
   }
 
   /** A lane a node: what it computed above what it sent; it waited where there is nothing. */
   function drawTimeline() {
     const timeline = data.runs[state.run].timeline;
-    if (!timeline) return [];
+    if (!timeline) return 0;
     const lane = Object.fromEntries(timeline.nodes.map((node, index) => [node, index]));
-    const traces = Object.entries(timeline.kinds).map(([kind, rows]) => ({
-      type: "bar", orientation: "h", width: 0.36, base: rows.start, x: rows.end.map((end, i) => end - rows.start[i]),
-      y: rows.node.map((node) => lane[node] + (kind === "send" ? 0.19 : -0.19)),
-      marker: { color: timeline.colours[kind], line: { color: css("--panel"), width: rows.node.length < timeline.edged ? 0.6 : 0 } },
-      text: rows.node.map((node, i) => `<b>node ${node}</b>: ${kind}` +
-        (rows.to ? ` to node ${rows.to[i]}, ${place("bytes", rows.bytes[i])}` : "") +
-        `<br>${place("time_s", rows.start[i])} to ${place("time_s", rows.end[i])}`),
-      textposition: "none", hovertemplate: "%{text}<extra></extra>",
-    }));
-    byId("timeline-key").replaceChildren(...Object.keys(timeline.kinds).map((kind) =>
-      element("span", {}, key(timeline.colours[kind]), kind)));
+    const kinds = Object.entries(timeline.kinds);
+    byId("timeline").style.height = `${Math.max(180, 60 + 30 * timeline.nodes.length)}px`;
+    const points = kinds.flatMap(([kind, rows]) => rows.node.map((node, i) => ({
+      x: (rows.start[i] + rows.end[i]) / 2, y: lane[node] + (kind === "send" ? 0.19 : -0.19),
+      text: `<b>node ${node}</b>: ${kind}` + (rows.to ? ` to node ${rows.to[i]}, ${bytes(rows.bytes[i])}` : "") +
+        `<br>${place("time_s", rows.start[i])} to ${place("time_s", rows.end[i])}`,
+    })));
+    chart("timeline", "timeline of the nodes", {
+      title: data.axes.find((axis) => axis.name === "time_s").title, low: timeline.from, high: timeline.to,
+    }, { title: "node", low: timeline.nodes.length - 0.5, high: -0.5, ticks: timeline.nodes.map((node, index) => [index, String(node)]) },
+    (px, py) => kinds.map(([kind, rows]) => {
+      const edge = rows.node.length < timeline.edged ? ` stroke="var(--panel)" stroke-width="0.6"` : "";
+      return `<path class="interval" fill="var(--c${timeline.colours[kind]})"${edge} d="${rows.node.map((node, i) => {
+        const top = lane[node] + (kind === "send" ? 0.01 : -0.37);
+        return `M${px(rows.start[i])} ${py(top)}H${px(rows.end[i])}V${py(top + 0.36)}H${px(rows.start[i])}Z`;
+      }).join("")}"/>`;
+    }).join(""), points);
+    byId("timeline-key").replaceChildren(...kinds.map(([kind]) => element("span", {}, key(timeline.colours[kind]), kind)));
     byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither." +
       (timeline.cut ? ` Only the first part is drawn, to ${place("time_s", timeline.to)}.` : "");
-    byId("timeline").style.height = `${Math.max(180, 90 + 30 * timeline.nodes.length)}px`;
-    return [Plotly.react(byId("timeline"), traces, layout({
-      barmode: "overlay",
-      xaxis: { title: { text: data.axes.find((axis) => axis.name === "time_s").title, standoff: 8 }, range: [timeline.from, timeline.to] },
-      yaxis: {
-        title: { text: "node", standoff: 6 }, showgrid: false, range: [timeline.nodes.length - 0.5, -0.5],
-        tickvals: timeline.nodes.map((_, index) => index), ticktext: timeline.nodes.map(String),
-      },
-    }), { ...config, toImageButtonOptions: { format: "svg", filename: "timeline" } })];
+    return 1;
   }
 
   // ---- controls
@@ -416,7 +449,7 @@
 
   function key(colour) {
     const square = element("i", { className: "key" });
-    square.style.background = colour;
+    square.style.background = `var(--c${colour})`;
     return square;
   }
 
@@ -425,7 +458,7 @@
     for (const axis of axes) {
       const button = element("button", { type: "button", textContent: words[axis.name] });
       button.dataset.x = axis.name;
-      button.addEventListener("click", () => { state.x = axis.name; draw(); });
+      button.addEventListener("click", () => { state.x = axis.name; state.zoom = null; draw(); });
       byId("axis").append(button);
     }
     for (const name of TOGGLES) {
@@ -441,30 +474,35 @@
       byId("run-choice").hidden = false;
     }
     document.querySelectorAll(".key[data-run]").forEach((square) => {
-      square.style.background = data.runs[Number(square.dataset.run)].colour;
+      square.style.background = colourOf(data.runs[Number(square.dataset.run)]);
     });
     data.metrics.forEach((metric, index) => {
-      byId("curves").append(element("figure", { className: "panel" },
-        element("figcaption", {}, element("h3", { textContent: metric.title })),
-        element("div", { id: `curve-${index}`, className: "plot" })));
+      const panel = element("div", { id: `curve-${index}`, className: "plot" });
+      byId(metric.system ? "system-curves" : "curves").append(element("figure", { className: "panel" },
+        element("figcaption", {}, element("h3", { textContent: metric.title })), panel));
+      listen(panel, true);
     });
+    for (const id of ["topology", "labels", "timeline"]) listen(byId(id), false);
+    byId("system").hidden = !data.metrics.some((metric) => metric.system);
+    byId("system").addEventListener("toggle", draw);
     byId("dashed").hidden = !data.runs.some((run) => Object.values(run.metrics).some((series) => series.average));
     byId("controls").hidden = data.metrics.length === 0;
     byId("run").addEventListener("change", (event) => { state.run = Number(event.target.value); draw(); });
-    byId("colour").addEventListener("change", (event) => { state.colour = event.target.value; drawMoment(); });
-    byId("slider").addEventListener("input", (event) => { stop(); state.point = Number(event.target.value); drawMoment(); });
+    byId("colour").addEventListener("change", (event) => { state.colour = event.target.value; drawPoint(); });
+    byId("slider").addEventListener("input", (event) => { stop(); state.point = Number(event.target.value); drawPoint(); });
     byId("play").addEventListener("click", () => (timer ? stop() : play()));
     window.addEventListener("hashchange", () => { readFragment(); draw(); });
+    window.addEventListener("resize", draw);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   }
 
   function play() {
     const last = data.runs[state.run].nodes.at.length - 1;
-    if (moment(data.runs[state.run]) >= last) state.point = -1;
+    if (current(data.runs[state.run]) >= last) state.point = -1;
     byId("play").textContent = "❚❚";
     timer = setInterval(() => {
       state.point = Math.min(state.point + 1, last);
-      drawMoment();
+      drawPoint();
       if (state.point >= last) stop();
     }, FRAME_MS);
   }
@@ -511,8 +549,8 @@
 
   function draw() {
     showState();
-    const plots = [...(data.metrics.length ? drawCurves() : []), ...drawMoment(), ...drawLabels(), ...drawTimeline()];
-    return Promise.all(plots).then(() => { document.body.dataset.drawn = String(plots.length); });
+    const drawn = (data.metrics.length ? drawCurves() : 0) + drawPoint() + drawLabels() + drawTimeline();
+    document.body.dataset.drawn = String(drawn);
   }
 
   readFragment();

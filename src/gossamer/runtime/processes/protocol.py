@@ -39,10 +39,11 @@ class Ready(Message):
 
 
 class Progress(Message):
-    """The node has completed this many rounds, by this second of its clock."""
+    """The node has completed this many rounds and sent this many bytes, by this second of its clock."""
 
     round: int
     time_s: float
+    bytes_sent: int = 0
 
 
 class Row(Message):

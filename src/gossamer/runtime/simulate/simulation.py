@@ -137,6 +137,7 @@ class Simulation:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
+        self._most_bytes, self._sent = experiment.stop.most_bytes(experiment.nodes), dict[int, int]()
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
@@ -363,6 +364,10 @@ class Simulation:
         self._save(node)
         if self._faults is not None:
             self._faults.round_ended(rank)
+        if self._most_bytes < math.inf:
+            self._sent[rank] = self._context.links.traffic(rank).bytes_sent
+            if sum(self._sent.values()) >= self._most_bytes:
+                self._tasks.finish("bytes")
 
     def _save(self, node: NodeRuntime) -> None:
         if self._faults is not None:

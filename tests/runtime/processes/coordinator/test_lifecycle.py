@@ -195,6 +195,14 @@ def test_an_end_in_order_comes_with_the_next_look(reason: str) -> None:
     assert scene.pass_time(0.5) == [End(reason)]
 
 
+def test_a_run_ends_when_its_nodes_have_sent_their_bytes() -> None:
+    scene = Scene(stop={"bytes_per_node": 100}).begin()
+    scene.take(0, Progress(1, 0.0, 150))
+    assert scene.pass_time(0.5) == []
+    scene.take(1, Progress(1, 0.0, 50))
+    assert scene.pass_time(0.5) == [End("bytes")]
+
+
 def test_a_node_that_dies_is_lost_to_the_others() -> None:
     scene = Scene(3).begin()
     scene.take(1, Progress(7, 0.0))

@@ -41,7 +41,7 @@ STEP_S = 1.0
 
 
 class Over(Exception):
-    """The run is to end in order: "rounds", "time", "target", "diverged" or "stopped"."""
+    """The run is to end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
 
 class Actions(Protocol):
@@ -118,7 +118,8 @@ class Lifecycle:
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
         self._actions = actions
-        self._stop_s = experiment.stop.time_s
+        self._stop_s, self._most_bytes = experiment.stop.time_s, experiment.stop.most_bytes(experiment.nodes)
+        self._sent = dict.fromkeys(range(experiment.nodes), 0)
         self._size, self._rounds = experiment.nodes, rounds
         self._waits = experiment.algorithm.gathers
         self._lost_peer = experiment.gather.lost_peer
@@ -224,7 +225,7 @@ class Lifecycle:
         self._look_at_the_end()
 
     def end(self, reason: str) -> None:
-        """The run is to end in order: "time", "target", "diverged" or "stopped"."""
+        """The run is to end in order: "time", "bytes", "target", "diverged" or "stopped"."""
         self._due = self._due or reason
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
@@ -259,8 +260,11 @@ class Lifecycle:
                 node.ready = True
                 if self._began is not None:
                     self._arrives(node, restarted=True)
-            case protocol.Progress(round=round, time_s=time_s):
+            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent):
                 node.round = max(node.round, round)
+                self._sent[node.rank] = sent
+                if sum(self._sent.values()) >= self._most_bytes:
+                    self.end("bytes")
                 if self._stop_s is not None and time_s >= self._stop_s:
                     self.end("time")
             case protocol.Row(row=row):

@@ -281,7 +281,8 @@ class NodeProcess:
         now = time.monotonic()
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
-            self._tell(protocol.Progress(self._node.round, self._clock.now()))
+            sent = self._transport.traffic.bytes_sent
+            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent))
 
     async def _say_alive(self) -> None:
         """Tell the coordinator that the last evaluation, which may take long, goes on."""
