@@ -20,15 +20,19 @@ from gossamer.learning.parameters import Layout, SharedConstants, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import Text, TextTrigger, TinyMem
-from gossamer.tasks.language import LanguageModel, Lora, token_accuracy, token_loss
+from gossamer.tasks import GPT2, CausalLM, Text, TextTrigger, TinyMem
+from gossamer.tasks.language import Lora, token_accuracy, token_loss
 from gossamer.tasks.tiny_mem import TOKENS
 
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
 
-SMALL = {"layers": 2, "width": 16, "heads": 2}
+SMALL = {"name": "gpt2", "layers": 2, "width": 16, "heads": 2}
 TINY = {"name": "tiny-mem", "samples": 30, "test_samples": 12, "length": 4, "context": 28, "model": SMALL}
+
+
+def small(**changes: Any) -> GPT2:
+    return GPT2(layers=2, width=16, heads=2, **changes)
 
 
 def tiny(**changes: Any) -> TinyMem:
@@ -93,7 +97,7 @@ def test_padding_is_counted_if_asked_for() -> None:
 
 
 def test_the_published_gpt2_has_its_published_size() -> None:
-    model = LanguageModel().factory(14, 150, None)()
+    model = GPT2().factory(None, shape=(150,), classes=14)()
     assert Layout.of(model).size == sum(each.numel() for each in model.parameters()) == 814_336
     names = [field.name for field in Layout.of(model).parameters]
     assert "model.lm_head.weight" not in names  # tied to the embedding
@@ -118,7 +122,7 @@ def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples()
 
 def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
     source = tiny(count_padding=True)
-    task, model = source.load(None, 1), LanguageModel(**SMALL).factory(14, 28, None)()
+    task, model = source.load(None, 1), small().factory(None, shape=(28,), classes=14)()
     inputs, targets = (half[:9] for half in task.train)
     whole = torch.cat([inputs, targets[:, -1:]], dim=1).long()
     expected = model.model(input_ids=whole, labels=whole).loss  # type: ignore[union-attr,operator]
@@ -126,7 +130,7 @@ def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
 
 
 def test_a_token_sees_only_those_before_it() -> None:
-    model = LanguageModel(**SMALL).factory(14, 28, None)().eval()
+    model = small().factory(None, shape=(28,), classes=14)().eval()
     tokens = torch.randint(0, 14, (2, 20))
     changed = tokens.clone()
     changed[:, 12:] = 13
@@ -212,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # by peft itself
 @pytest.mark.parametrize("lora", [None, Lora(r=3, alpha=9.0, targets=("c_attn", "c_fc"))])
 def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder: Path, lora: Any) -> None:
-    make = LanguageModel(name="causal-lm", path=folder, lora=lora).factory(14, 32, None)
+    make = CausalLM(path=folder, lora=lora).factory(None, shape=(32,), classes=14)
     one, other = make().eval(), make().eval()
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
     tokens = torch.randint(0, 14, (3, 10))
@@ -270,7 +274,7 @@ def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> N
 
 
 def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
-    make = SharedConstants(LanguageModel(**SMALL, lora=Lora()).factory(14, 28, None), 3)
+    make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
     one, other = make(), make()
     for name, weight in one.named_parameters():
         assert (weight is other.get_parameter(name)) == ("lora" not in name)
@@ -280,9 +284,9 @@ def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"name": "causal-lm"}, "one of path and hub_id with the model 'causal-lm'"),
-        ({"name": "gpt2", "hub_id": "a/b"}, "and none with 'gpt2'"),
-        ({"width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
+        ({"name": "causal-lm"}, "task.model: .*one of path and hub_id"),
+        ({"name": "gpt2", "hub_id": "a/b"}, "task.model.hub_id: unknown field"),
+        ({**SMALL, "width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
         ({"name": "causal-lm", "path": "nowhere"}, "task.model.path: .*nowhere is no folder"),
         ({**SMALL, "lora": {"targets": ["no_such_layer"]}}, r"task\.model: raised \w+Error: .*no_such_layer"),
     ],
@@ -321,7 +325,7 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
         file.write(text)
     known = sorted(set(text))
     for name in ("a.txt", "b.txt.gz"):
-        task = Text(path=tmp_path / name, context=10, model=LanguageModel(**SMALL)).load(None, 1)
+        task = Text(path=tmp_path / name, context=10, model=small()).load(None, 1)
         assert (len(task.train[0]), len(task.test[0])) == (10, 1)
         written = [
             "".join(known[token] for token in row)
@@ -339,7 +343,7 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
 
 def test_a_text_is_tokenized_by_the_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    model = LanguageModel(name="causal-lm", path=folder)
+    model = CausalLM(path=folder)
     task = Text(path=tmp_path / "a.txt", context=4, train_fraction=0.5, model=model).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
     assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known

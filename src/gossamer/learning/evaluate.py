@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import GossamerError, cause, is_own
@@ -27,6 +27,7 @@ from gossamer.learning.parameters import (
     Layout,
     bare_module,
     channels_last,
+    forward,
     named_buffers,
     named_parameters,
     one_value,
@@ -182,7 +183,7 @@ class Evaluator:
         ) -> tuple[Tensor, ...]:
             with ForMany() if many else nullcontext():
                 with _naming("task.model", inputs=x):
-                    outputs = functional_call(module, (leaves, buffers), (x,))
+                    outputs = forward(module, {**leaves, **buffers}, x)
                 return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
 
         means_of: Any = vmap(means_of_one, in_dims=(0, 0, None, None)) if many else means_of_one

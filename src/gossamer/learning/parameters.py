@@ -200,7 +200,7 @@ def gradient_function(
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **buffers}
         with ForMany() if nodes else nullcontext():
-            outputs: Tensor = functional_call(module, tensors, (x,))
+            outputs = forward(module, tensors, x)
             loss = one_value("task.loss", task.loss(outputs, y), "a tensor of one value")
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
@@ -225,6 +225,14 @@ def gradient_function(
         return losses.detach(), after, torch.cat([gradient.reshape(-1) for gradient in found])
 
     return gradients
+
+
+def forward(module: nn.Module, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """A module's outputs for some inputs, with other tensors in place of its own. Modules of transformers return them as
+    ``logits``, along with other things."""
+    outputs = functional_call(module, dict(tensors), (inputs,))
+    scores: Tensor = getattr(outputs, "logits", outputs)
+    return scores
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:

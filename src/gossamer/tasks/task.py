@@ -7,14 +7,15 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.config.registry import Component, FunctionComponent
+from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause, shown
 
@@ -210,6 +211,31 @@ class TaskSource(Component):
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task. ``data_root`` is a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None; the
         experiment's seed is the key of all draws. A BadInput refuses data that is missing, damaged, or does not fit."""
+
+
+class ModelSource(Component):
+    """Base of the components of kind ``model`` that read files or need a package; other models are modules and functions."""
+
+    @abstractmethod
+    def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
+        """A function that creates a fresh module for a task of these facts (``shape`` of an input, ``classes``, ...). A
+        BadInput refuses what can't be read or does not fit."""
+
+
+ModelField = Annotated[Component, ComponentField("model", "task.model")]
+"""The type of a task's field ``model``."""
+
+
+def model_factory(
+    component: Component, data_root: Path | None = None, **facts: Any
+) -> Callable[[], nn.Module]:
+    """A function that creates fresh modules of a component of kind ``model``, for a task of these facts."""
+    if isinstance(component, ModelSource):
+        return component.factory(data_root, **facts)
+    if not isinstance(component, FunctionComponent):
+        accepted = "a ModelSource, an nn.Module class, or a function that creates a module"
+        raise BadInput(f"task.model: {component.name_of()!r} is no model; accepted: {accepted}")
+    return partial(component.call, **facts)
 
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:

@@ -11,8 +11,8 @@ from pydantic import Field, PositiveInt
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.tasks.language import METRICS, LanguageModel, token_loss
-from gossamer.tasks.task import Task, TaskSource
+from gossamer.tasks.language import METRICS, Source, token_loss, tokenized
+from gossamer.tasks.task import ModelField, Task, TaskSource, model_factory
 
 
 @register("task", "text")
@@ -27,7 +27,7 @@ class Text(TaskSource):
     path: FilePath
     context: PositiveInt = 64  # tokens in a sample
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9  # share of the samples that is for training
-    model: LanguageModel = LanguageModel()
+    model: ModelField = Field(default="gpt2", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
@@ -38,7 +38,8 @@ class Text(TaskSource):
                 text = file.read()
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise BadInput(f"task.path: {self.path}: {error}; accepted: text in UTF-8 (.gz or not)") from None
-        tokens, different = self.model.tokenized(text, data_root)
+        own = self.model if isinstance(self.model, Source) else None
+        tokens, different = tokenized(text, own, data_root, "task.model")
         samples = (len(tokens) - 1) // self.context
         if samples < 2:
             least = 2 * self.context + 1
@@ -46,7 +47,7 @@ class Text(TaskSource):
         inputs, targets = (tokens[at : at + samples * self.context].view(samples, -1) for at in (0, 1))
         kept = min(max(round(self.train_fraction * samples), 1), samples - 1)
         return Task(
-            model=self.model.factory(different, self.context, data_root),
+            model=model_factory(self.model, data_root, shape=(self.context,), classes=different),
             train=(inputs[:kept], targets[:kept]),
             test=(inputs[kept:], targets[kept:]),
             loss=token_loss,
