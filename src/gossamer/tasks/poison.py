@@ -376,6 +376,10 @@ def poisoned(
     a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
         return task, parts, []
+    if not isinstance(task.train[0], Tensor):
+        raise BadInput(
+            "poison: the task's inputs are several tensors; accepted: a task with one tensor of inputs"
+        )
     inputs, targets = (tensor.clone() for tensor in task.train)
     tests, parts, reached = dict(task.tests), list(parts), []
     changed = np.zeros(len(targets), bool)  # by any poison so far

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
+Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,23 @@ class ExpMean(FunctionOfMean):
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-Pair = tuple[Tensor, Tensor]  # (inputs, targets), whose first axis is the sample
+Inputs = Tensor | dict[str, Tensor]  # of samples; a dict has the model's arguments by name
+Pair = tuple[Any, Tensor]  # (inputs, targets), whose first axis is the sample; the inputs are Inputs
+
+
+def for_each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
+    """Inputs through a function, tensor by tensor."""
+    if isinstance(inputs, dict):
+        return {name: function(tensor) for name, tensor in inputs.items()}
+    return function(inputs)
+
+
+def shapes(inputs: Any) -> Any:
+    """The shape of one sample's inputs, or of each of them by name."""
+    if isinstance(inputs, dict):
+        return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+    return tuple(inputs.shape[1:])
+
 
 _TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
@@ -62,7 +80,8 @@ class Task:
     Args:
         model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
             which the engine seeds).
-        train: (inputs, targets), tensors whose first axis is the sample.
+        train: (inputs, targets), tensors whose first axis is the sample. Inputs may be a dict of tensors, which the
+            model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
         metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; recorded as
@@ -73,6 +92,8 @@ class Task:
             these.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
+        augment: (inputs of a batch, NumPy generator) -> inputs of the same shapes, for training alone. The generator is keyed
+            by seed, node and step, so that every engine draws the same.
 
     Raises:
         BadInput: for anything of the wrong type or shape."""
@@ -84,6 +105,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
+    augment: Augment | None = None
 
     def __init__(
         self,
@@ -96,12 +118,14 @@ class Task:
         classes: Sequence[str] | None = None,
         *,
         tests: Mapping[str, Pair] | None = None,
+        augment: Augment | None = None,
     ) -> None:
         sets = tests or {}
         if test is not None and isinstance(sets, Mapping):
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        for name, value in {**values, "groups": groups, "classes": classes}.items():
+        values |= {"groups": groups, "classes": classes, "augment": augment}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -113,7 +137,7 @@ class Task:
     @property
     def samples(self) -> int:
         """Number of training samples."""
-        return len(self.train[0])
+        return len(self.train[1])
 
     def labels(self) -> Tensor | None:
         """The training targets as class numbers [samples], or None where the targets are not classes."""
@@ -136,6 +160,10 @@ class Task:
                 )
         _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
         measures = {"loss": self.loss, **{f"metrics.{name}": given for name, given in self.metrics.items()}}
+        augment = self.augment
+        _require(
+            augment is None or callable(augment), "augment", augment, "a function of (inputs, generator)"
+        )
         for name, given in measures.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
             accepted = "a function of (outputs, targets)"
@@ -159,10 +187,12 @@ class Task:
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
-        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in pair)
-        _require(fits, name, pair, "two tensors of samples, (inputs, targets)")
-        inputs, targets = pair
-        if not (count := len(inputs)) == len(targets) > 0:
+        named = fits and isinstance(pair[0], dict) and pair[0]
+        tensors = [*pair[0].values(), pair[1]] if named else pair
+        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in tensors)
+        _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
+        *inputs, targets = tensors
+        if {count := len(inputs[0])} != {len(each) for each in tensors} or count == 0:
             problem = f"{count} inputs, {len(targets)} targets; accepted: as many, at least one"
             raise BadInput(f"task.{name}: {problem}")
         if self.classes is None:
