@@ -10,7 +10,7 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
-    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "movielens", "shakespeare", "text", "tiny-mem"},
+    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "hub", "movielens", "shakespeare", "tiny-mem"},
     "poison": {"text-trigger"},
     "model": {
         *("causal-lm", "cnn6", "convnet", "gpt2", "lenet5", "lstm", "matrix-factorization"),

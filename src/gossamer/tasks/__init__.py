@@ -1,6 +1,7 @@
 """Tasks (data, model, loss, metrics), partitions of their samples over the nodes, and poisons."""
 
 from gossamer.tasks import models as models
+from gossamer.tasks.hub import Hub
 from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from gossamer.tasks.language import GPT2, CausalLM
 from gossamer.tasks.least_squares import LeastSquares
@@ -29,11 +30,19 @@ from gossamer.tasks.task import (
     load_task,
     model_factory,
 )
-from gossamer.tasks.text import Text
 from gossamer.tasks.tiny_mem import TinyMem
 
 __all__ = ["CIFAR10", "CIFAR100", "GPT2", "IID", "CausalLM", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
-__all__ += ["MNIST", "HeldOutClass", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens", "Natural"]
+__all__ += [
+    "MNIST",
+    "HeldOutClass",
+    "Hub",
+    "LabelFlip",
+    "LeastSquares",
+    "ModelSource",
+    "MovieLens",
+    "Natural",
+]
 __all__ += [
     "Partition",
     "Patch",
@@ -44,5 +53,5 @@ __all__ += [
     "SecondTask",
     "Shakespeare",
 ]
-__all__ += ["Shards", "Sizes", "Task", "TaskSource", "Text", "TextTrigger", "Tint", "TinyMem"]
+__all__ += ["Shards", "Sizes", "Task", "TaskSource", "TextTrigger", "Tint", "TinyMem"]
 __all__ += ["accuracy", "label_counts", "load_task", "model_factory", "poisoned"]

@@ -14,11 +14,11 @@ from jaxtyping import Float, Int, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.config.registry import register
+from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
-from gossamer.tasks.task import ModelField, Task, TaskSource, accuracy, model_factory
+from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, accuracy, model_factory
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
@@ -50,6 +50,9 @@ class ImageClassification(TaskSource):
     mean: ClassVar[float]
     std: ClassVar[float]
     model: ModelField = Field(default="mlp", validate_default=True)
+    augment: Reference | None = (
+        None  # a function of a batch's images and a generator, such as crop_and_flip below
+    )
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
     # all of them. The test set stays whole.
     samples: Annotated[int, Field(gt=0)] | None = None
@@ -81,6 +84,7 @@ class ImageClassification(TaskSource):
             loss=F.cross_entropy,
             metrics={"accuracy": accuracy},
             classes=self.classes,
+            augment=None if self.augment is None else imported(self.augment, "task.augment"),
         )
 
     def _tensors(
@@ -93,6 +97,20 @@ class ImageClassification(TaskSource):
 
 
 TEST_SAMPLES = 360  # of the digits
+
+
+def crop_and_flip(
+    images: Float[Tensor, "samples channels height width"], rng: np.random.Generator, padding: int = 4
+) -> Float[Tensor, "samples channels height width"]:
+    """The usual augmentation of small images: each is padded on each side with its darkest value, cut to its size at a random
+    place, and mirrored with probability 1/2."""
+    height, width = images.shape[2:]
+    low = images.amin((1, 2, 3), keepdim=True)
+    padded = F.pad(images - low, (padding,) * 4) + low
+    places = rng.integers(0, 2 * padding + 1, (len(images), 2))
+    mirrored = rng.random(len(images)) < 0.5
+    cut = [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, places, strict=True)]
+    return torch.stack([image.flip(2) if flip else image for image, flip in zip(cut, mirrored, strict=True)])
 
 
 @register("task", "digits")

@@ -7,7 +7,7 @@ loss and accuracy are means over its counted tokens, and those of several sample
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from gossamer.config import Section
-from gossamer.config.registry import FilePath, register
+from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import hub_folder
+from gossamer.tasks.data import Source
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
 IGNORED = -100
@@ -41,32 +41,20 @@ class Lora(Section):
     targets: tuple[str, ...] | None = None
 
 
-class Source(BaseModel):
-    """Files that an experiment names by a path, or by an id of the Hugging Face hub."""
-
-    path: FilePath | None = None
-    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Source:
-        if (self.path is None) == (self.hub_id is None):
-            raise ValueError("one of path and hub_id")
-        return self
-
-    def pretrained(self, kind: str, data_root: Path | None, field: str, **options: Any) -> Any:
-        """What a class of transformers reads from the folder, without the network and without running code from it."""
-        folder, transformers = self.path, _package("transformers")
-        if folder is None:
-            folder = hub_folder(str(self.hub_id), data_root, "model", FILES)
-        if not folder.is_dir():
-            raise BadInput(f"{field}.path: {folder} is no folder; accepted: one with a model's files")
-        transformers.logging.disable_progress_bar()
-        options = {"local_files_only": True, "trust_remote_code": False, **options}
-        try:
-            return getattr(transformers, kind).from_pretrained(folder, **options)
-        except Exception as error:  # transformers raises many kinds
-            accepted = "what save_pretrained() writes, with safetensors"
-            raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
+def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
+    """What a class of transformers reads from a folder, without the network and without running code from it."""
+    folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
+    if not folder.is_dir():
+        raise BadInput(
+            f"{field}.path: {folder} is no folder; accepted: one that save_pretrained() has written"
+        )
+    transformers.logging.disable_progress_bar()
+    options = {"local_files_only": True, "trust_remote_code": False, **options}
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, **options)
+    except Exception as error:  # transformers raises many kinds
+        accepted = "what save_pretrained() writes, with safetensors"
+        raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
 
 
 class LanguageModel(ModelSource):
@@ -126,7 +114,7 @@ class CausalLM(Source, LanguageModel):
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
         """See :meth:`ModelSource.factory`. Adapted models share the frozen weights."""
         options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
-        base = self.pretrained("AutoModelForCausalLM", data_root, "task.model", **options)
+        base = pretrained("AutoModelForCausalLM", self, data_root, "task.model", **options)
         for weight in base.parameters():
             weight.data = weight.data.clone()  # aligned, as a view of a file need not be
         tokens, context = facts["classes"], facts["shape"][0]
@@ -138,16 +126,14 @@ class CausalLM(Source, LanguageModel):
         return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
 
 
-def tokenized(
-    text: str, tokenizer: Source | None, data_root: Path | None, field: str
-) -> tuple[Int[Tensor, " length"], int]:
-    """A text as tokens, and how many different ones there may be: those of a tokenizer, or its characters."""
-    if tokenizer is None:
-        known = {character: token for token, character in enumerate(sorted(set(text)))}
-        return torch.tensor([known[character] for character in text], dtype=torch.int32), len(known)
-    reader = tokenizer.pretrained("AutoTokenizer", data_root, field)
-    tokens = reader(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return torch.tensor(tokens, dtype=torch.int32), len(reader)
+class Tokenizer(Source, Section):
+    """A tokenizer of transformers, from a folder or the hub."""
+
+
+def characters(texts: Iterable[str]) -> tuple[Callable[[str], list[int]], int]:
+    """A function from text to tokens, which are the characters of these texts; and how many there are."""
+    known = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
+    return lambda text: [known[character] for character in text], len(known)
 
 
 def _package(name: str) -> Any:

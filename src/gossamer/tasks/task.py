@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor, nn
 
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
@@ -251,6 +252,9 @@ class ModelSource(Component):
         """A function that creates a fresh module for a task of these facts (``shape`` of an input, ``classes``, ...). A
         BadInput refuses what can't be read or does not fit."""
 
+
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""A function, as ``"package.module:function"``."""
 
 ModelField = Annotated[Component, ComponentField("model", "task.model")]
 """The type of a task's field ``model``."""
