@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PydanticUserError,
     ValidationError,
     create_model,
+    field_validator,
 )
 from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_python
 
@@ -61,7 +62,7 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 class Component(BaseModel):
     """Base of everything that an experiment names. Its fields are its parameters; it is frozen. A field ``name`` is bad
-    input."""
+    input. In a file, a relative path (a field of type ``Path``) is relative to the file's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
@@ -72,6 +73,12 @@ class Component(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         if "name" in cls.model_fields:
             raise BadInput(f"{cls.__name__}.name: the name of the component; accepted: another field name")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _resolve_paths(cls, value: Any, info: Any) -> Any:
+        annotation = cls.model_fields[info.field_name].annotation
+        return _resolved(value, info) if Path in (annotation, *get_args(annotation)) else value
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -236,7 +243,11 @@ def _from_function(kind: str, function: Callable[..., Any], name: str, said: str
             fields[parameter.name] = (Optional[hints.get(parameter.name, Any)], None)  # noqa: UP045
         elif parameter.default is parameter.empty or _is_plain(parameter.default):
             default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (hints.get(parameter.name, Any), default)
+            is_path = isinstance(default, Path)  # it is relative to the file like others
+            fields[parameter.name] = (
+                hints.get(parameter.name, Any),
+                Field(default, validate_default=is_path),
+            )
     cls = create_model(getattr(function, "__name__", name), __base__=base, __doc__=doc, **fields)
     cls.function, cls.registered_name = staticmethod(function), name
     cls._offered = offered & fields.keys()
@@ -310,12 +321,11 @@ class FromFolder(str):
 
 
 def _resolved(value: Any, info: Any) -> Any:
-    if isinstance(value, FromFolder):
-        return value.folder / value
-    if isinstance(value, str) and not isinstance(value, FromCommandLine):
-        return Path((info.context or {}).get("folder") or ".") / value
-    return value
+    if not isinstance(value, str | Path):
+        return value
+    folder = value.folder if isinstance(value, FromFolder) else Path((info.context or {}).get("folder") or "")
+    return (Path(value) if isinstance(value, FromCommandLine) else folder / Path(value)).resolve()
 
 
-FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_resolved)]
+FilePath = Annotated[Path, BeforeValidator(_resolved)]
 """A path; a relative one is resolved from the folder of the file that holds it, else from the working directory."""

@@ -236,7 +236,8 @@ def class_count(task: Task) -> int:
 
 
 class TaskSource(Component):
-    """Base of the components of kind ``task``; a new one defines :meth:`load`."""
+    """Base of the components of kind ``task``; a new one defines :meth:`load`. A function that returns a :class:`Task` will do
+    too: parameters called ``data_root`` and ``seed`` get the values that :meth:`load` gets, unless the file sets them."""
 
     @abstractmethod
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -277,7 +278,10 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
     try:
-        task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
+        if isinstance(component, TaskSource):
+            task = component.load(data_root, seed)
+        else:
+            task = component.call(data_root=data_root, seed=seed)
     except BadInput:
         raise
     except Exception as error:
