@@ -104,11 +104,15 @@ class Evaluator:
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
         return alone
 
-    def columns(self, model: Model) -> Found:
-        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set."""
-        return {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
+    def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> Found:
+        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the node's
+        own test samples, if it has any (indices [n] in the training data)."""
+        found = {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
+        return found | self._personal(model, personal)
 
-    def columns_each(self, models: Sequence[Model]) -> list[Found | Exception]:
+    def columns_each(
+        self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
+    ) -> list[Found | Exception]:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
         tested = zip(*(self.test_each(models, on) for on in self.sets), strict=True)
         found: list[Found | Exception] = []
@@ -116,7 +120,20 @@ class Evaluator:
             error = next((one for one in each if isinstance(one, Exception)), None)
             named: Any = zip(self.sets, each, strict=True)
             found.append(error or {f"{on}_{name}": value for on, of in named for name, value in of.items()})
-        return found
+
+        def with_own(number: int) -> Found | Exception:
+            columns = found[number]
+            try:
+                own = self._personal(models[number], personal[number])
+                return columns if isinstance(columns, Exception) else columns | own
+            except Exception as error:  # noqa: BLE001 - the user's own, of any kind
+                return error
+
+        return self.workers.map(with_own, range(len(models))) if any(map(len, personal)) else found
+
+    def _personal(self, model: Model, samples: Sequence[int] | Int[np.ndarray, " n"]) -> Found:
+        own = self.train(model, np.asarray(samples)) if len(samples) else {}
+        return {f"personal_{name}": value for name, value in own.items()}
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """Loss and metrics over some training samples, given by their indices [n]."""

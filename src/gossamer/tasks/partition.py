@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
+from gossamer.randomness import generator
 from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
@@ -24,6 +25,9 @@ Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training sampl
 
 class Partition(Component):
     """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
+
+    # Of each node's samples, how many are drawn for a test set of its own, which it does not train on; None is none.
+    personal_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @abstractmethod
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
@@ -50,6 +54,23 @@ class Partition(Component):
             said = "partition %s: %d of %d training samples are left out"
             log.warning(said, self.name_of(), left, task.samples)
         return parts
+
+    def held_out(self, parts: Parts, seed: int) -> tuple[Parts, Parts]:
+        """The training samples that each node keeps, and the samples of its own test set: at least one of both, ascending. A
+        BadInput refuses a node with a single sample. (A node without any has neither.)"""
+        if self.personal_fraction is None:
+            return parts, [part[:0] for part in parts]
+        kept, personal = [], []
+        for rank, part in enumerate(parts):
+            if len(part) == 1:
+                raise BadInput(
+                    f"partition.personal_fraction: node {rank} has one sample; accepted: two or more"
+                )
+            count = min(max(round(self.personal_fraction * len(part)), 1), max(len(part) - 1, 0))
+            order = generator(seed, "personal-test-set", rank).permutation(part)
+            kept.append(np.sort(order[count:]))
+            personal.append(np.sort(order[:count]))
+        return kept, personal
 
     def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
         labels = task.labels()

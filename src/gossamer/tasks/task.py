@@ -70,7 +70,7 @@ def shapes(inputs: Any) -> Any:
     return tuple(inputs.shape[1:])
 
 
-_TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
+_TAKEN = "train|personal|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
 
 
@@ -236,8 +236,8 @@ def class_count(task: Task) -> int:
 
 
 class TaskSource(Component):
-    """Base of the components of kind ``task``; a new one defines :meth:`load`. A function that returns a :class:`Task` will do
-    too: parameters called ``data_root`` and ``seed`` get the values that :meth:`load` gets, unless the file sets them."""
+    """Base of the components of kind ``task``; a new one defines :meth:`load`. A function that returns a :class:`Task` will
+    do too: parameters called ``data_root`` and ``seed`` get the values that :meth:`load` gets, unless the file sets them."""
 
     @abstractmethod
     def load(self, data_root: Path | None, seed: int) -> Task:
