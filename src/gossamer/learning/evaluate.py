@@ -105,8 +105,8 @@ class Evaluator:
         return alone
 
     def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> Found:
-        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the node's
-        own test samples, if it has any (indices [n] in the training data)."""
+        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the
+        node's own test samples, if it has any (indices [n] in the training data)."""
         found = {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
         return found | self._personal(model, personal)
 

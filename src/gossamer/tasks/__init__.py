@@ -6,7 +6,7 @@ from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from gossamer.tasks.language import GPT2, CausalLM
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
-from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
+from gossamer.tasks.partition import IID, Dirichlet, Flower, Natural, Partition, Shards, Sizes, label_counts
 from gossamer.tasks.poison import (
     HeldOutClass,
     LabelFlip,
@@ -32,7 +32,18 @@ from gossamer.tasks.task import (
 )
 from gossamer.tasks.tiny_mem import TinyMem
 
-__all__ = ["CIFAR10", "CIFAR100", "GPT2", "IID", "CausalLM", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "GPT2",
+    "IID",
+    "CausalLM",
+    "Digits",
+    "Dirichlet",
+    "ExpMean",
+    "FashionMNIST",
+    "Flower",
+]
 __all__ += [
     "MNIST",
     "HeldOutClass",
