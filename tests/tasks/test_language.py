@@ -20,8 +20,8 @@ from gossamer.learning.parameters import Layout, SharedConstants, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import GPT2, CausalLM, Hub, TextTrigger, TinyMem
-from gossamer.tasks.language import Lora, token_accuracy, token_loss
+from gossamer.tasks import Hub, TextTrigger, TinyMem
+from gossamer.tasks.language import GPT2, CausalLM, Lora, token_accuracy, token_loss
 from gossamer.tasks.tiny_mem import TOKENS
 
 transformers: Any = pytest.importorskip("transformers")

@@ -243,11 +243,8 @@ def _from_function(kind: str, function: Callable[..., Any], name: str, said: str
             fields[parameter.name] = (Optional[hints.get(parameter.name, Any)], None)  # noqa: UP045
         elif parameter.default is parameter.empty or _is_plain(parameter.default):
             default = ... if parameter.default is parameter.empty else parameter.default
-            is_path = isinstance(default, Path)  # it is relative to the file like others
-            fields[parameter.name] = (
-                hints.get(parameter.name, Any),
-                Field(default, validate_default=is_path),
-            )
+            given = Field(default, validate_default=isinstance(default, Path))  # which makes it absolute
+            fields[parameter.name] = (hints.get(parameter.name, Any), given)
     cls = create_model(getattr(function, "__name__", name), __base__=base, __doc__=doc, **fields)
     cls.function, cls.registered_name = staticmethod(function), name
     cls._offered = offered & fields.keys()
@@ -262,10 +259,9 @@ def _configured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of parameters, as far as they can be evaluated."""
+    called = function.__init__ if inspect.isclass(function) else function
     try:
-        return inspect.get_annotations(
-            function.__init__ if inspect.isclass(function) else function, eval_str=True
-        )
+        return inspect.get_annotations(called, eval_str=True)
     except (AttributeError, NameError, TypeError):  # names that exist for type checkers only
         return {}
 

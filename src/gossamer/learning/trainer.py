@@ -108,12 +108,6 @@ class Trainer(ABC):
             return (batch,)
         inputs = for_each(lambda tensor: tensor[batch], self.task.train[0])
         augmented = packed(self.task.augment(inputs, generator(seed, "augment", SHARED, number)))
-        for before, after in zip(packed(inputs), augmented, strict=True):
-            if (after.shape, after.dtype) != (before.shape, before.dtype):
-                found = f"{after.dtype} of shape {tuple(after.shape)}"
-                raise ValueError(
-                    f"task.augment: gives {found}; accepted: {before.dtype} of {tuple(before.shape)}"
-                )
         return (batch, *(tensor.to(self.rows.device) for tensor in augmented))
 
     def _steps(self, job: TrainJob) -> list[tuple[Tensor, ...]]:

@@ -3,7 +3,6 @@
 from gossamer.tasks import models as models
 from gossamer.tasks.hub import Hub
 from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
-from gossamer.tasks.language import GPT2, CausalLM
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Flower, Natural, Partition, Shards, Sizes, label_counts
@@ -32,37 +31,8 @@ from gossamer.tasks.task import (
 )
 from gossamer.tasks.tiny_mem import TinyMem
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "GPT2",
-    "IID",
-    "CausalLM",
-    "Digits",
-    "Dirichlet",
-    "ExpMean",
-    "FashionMNIST",
-    "Flower",
-]
-__all__ += [
-    "MNIST",
-    "HeldOutClass",
-    "Hub",
-    "LabelFlip",
-    "LeastSquares",
-    "ModelSource",
-    "MovieLens",
-    "Natural",
-]
-__all__ += [
-    "Partition",
-    "Patch",
-    "PermuteLabels",
-    "Poison",
-    "RootMean",
-    "Rotate",
-    "SecondTask",
-    "Shakespeare",
-]
-__all__ += ["Shards", "Sizes", "Task", "TaskSource", "TextTrigger", "Tint", "TinyMem"]
+__all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
+__all__ += ["Flower", "HeldOutClass", "Hub", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens"]
+__all__ += ["Natural", "Partition", "Patch", "PermuteLabels", "Poison", "RootMean", "Rotate", "SecondTask"]
+__all__ += ["Shakespeare", "Shards", "Sizes", "Task", "TaskSource", "TextTrigger", "Tint", "TinyMem"]
 __all__ += ["accuracy", "label_counts", "load_task", "model_factory", "poisoned"]

@@ -16,35 +16,11 @@ from torch import Tensor
 
 from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput, cause, listed
-from gossamer.tasks import language
-from gossamer.tasks.data import (
-    DATA,
-    IMAGES,
-    Source,
-    files_of_split,
-    image_decoder,
-    image_shape,
-    is_image,
-    read_tables,
-    split_by_owner,
-)
-from gossamer.tasks.language import Tokenizer
-from gossamer.tasks.task import (
-    Metric,
-    ModelField,
-    Pair,
-    Reference,
-    RootMean,
-    Task,
-    TaskSource,
-    accuracy,
-    for_each,
-    model_factory,
-    shapes,
-)
+from gossamer.tasks import data, language, task
+from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
-    "classification": (F.cross_entropy, {"accuracy": accuracy}),
+    "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
     "regression": (F.mse_loss, {"rmse": RootMean(F.mse_loss), "mae": F.l1_loss}),
     "next-token": (language.token_loss, language.METRICS),
 }
@@ -55,7 +31,7 @@ Held = Bool[np.ndarray, " _"]  # whether a row is of the test set
 
 
 @register("task", "hub")
-class Hub(Source, TaskSource):
+class Hub(data.Source, TaskSource):
     """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
     lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
 
@@ -77,7 +53,7 @@ class Hub(Source, TaskSource):
     # this share of each owner's samples is for training: drawn, or with next-token the first ones.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
-    tokenizer: Tokenizer | None = None
+    tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
     transform: Reference | None = None  # a function of all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
@@ -106,11 +82,11 @@ class Hub(Source, TaskSource):
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
             purpose = None if self.loss == "next-token" else "hub-split"
-            train, test = split_by_owner(owners, self.train_fraction, purpose)
+            train, test = data.split_by_owner(owners, self.train_fraction, purpose)
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
         own = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
         return Task(
-            model=model_factory(self.model, data_root, shape=shapes(inputs), classes=outputs),
+            model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
             train=_rows(inputs, targets, train),
             test=_rows(inputs, targets, test),
             loss=loss,
@@ -122,16 +98,16 @@ class Hub(Source, TaskSource):
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
         """The rows of both splits, and which are of the test split."""
-        place = self.place(data_root, "dataset", (*DATA, *IMAGES)) / (self.subset or "")
+        place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         fields = {"inputs": self.inputs, "targets": self.targets, "owner": self.owner}
         named = {field: _listed(columns) for field, columns in fields.items()}
         parts = []
         for split in (self.train, self.test):
-            files = files_of_split(place, split)
-            parts.append(read_tables(files) if files else pl.DataFrame())
+            files = data.files_of_split(place, split)
+            parts.append(data.read_tables(files) if files else pl.DataFrame())
         table = pl.concat([part for part in parts if len(part)] or parts[:1], how="vertical_relaxed")
         if not len(parts[0]):
-            kinds = ", ".join((*DATA, *IMAGES))
+            kinds = ", ".join((*data.DATA, *data.IMAGES))
             raise BadInput(f"task: {place} has no rows of the split {self.train!r}; accepted: {kinds}")
         for field, columns in named.items():
             for column in columns:
@@ -153,9 +129,9 @@ class Hub(Source, TaskSource):
     def _tensor(self, column: pl.Series) -> Tensor:
         """Images, or numbers and lists of numbers as they are."""
         where = f"task.inputs: column {column.name!r}"
-        if is_image(column):
-            height, width, channels = image_shape(column)
-            decode = image_decoder(
+        if data.is_image(column):
+            height, width, channels = data.image_shape(column)
+            decode = data.image_decoder(
                 *(self.image_size or (height, width)), channels, self.image_size is not None
             )
             return (
@@ -208,7 +184,7 @@ class Hub(Source, TaskSource):
         kinds = sorted(set(zip(owners.tolist(), held.tolist(), strict=True)))
         rows = {(owner, test): pl.Series((owners == owner) & (held == test)) for owner, test in kinds}
         streams = {kind: "\n".join(texts.filter(which)) for kind, which in rows.items()}
-        source = self.model if isinstance(self.model, Source) else self.tokenizer
+        source = self.model if isinstance(self.model, data.Source) else self.tokenizer
         if source is None:
             tokens_of, different = language.characters(streams.values())
         else:

@@ -50,9 +50,8 @@ class ImageClassification(TaskSource):
     mean: ClassVar[float]
     std: ClassVar[float]
     model: ModelField = Field(default="mlp", validate_default=True)
-    augment: Reference | None = (
-        None  # a function of a batch's images and a generator, such as crop_and_flip below
-    )
+    # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
+    augment: Reference | None = None
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
     # all of them. The test set stays whole.
     samples: Annotated[int, Field(gt=0)] | None = None

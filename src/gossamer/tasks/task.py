@@ -93,7 +93,7 @@ class Task:
             these.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
-        augment: (inputs of a batch, NumPy generator) -> inputs of the same shapes, for training alone. The generator is keyed
+        augment: (inputs of a batch, NumPy generator) -> inputs to train on in their place. The generator is keyed
             by seed, node and step, so that every engine draws the same.
 
     Raises:
