@@ -300,7 +300,7 @@ class BatchedTrainer(Trainer):
 
 
 def _stacked(given: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What the nodes of a step are given, [nodes, ...]."""
+    """Stack the arguments of the nodes of a step: [nodes, ...]."""
     return tuple(torch.stack(tensors) for tensors in zip(*given, strict=True))
 
 

@@ -1,8 +1,8 @@
 """Data sets as tables and arrays: from the Hugging Face hub, from a data root that stands for it, or from local files.
 
-A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Of data
-sets that have a task of their own, decoded arrays are cached on disk as safetensors, so that images are not decompressed in
-every run.
+A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Decoded
+arrays of data sets that have a task (``mnist``, ...) are cached on disk as safetensors, so that images are not decompressed
+in every run.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def hub_folder(
 
 
 def files_of_split(place: Path, split: str) -> list[Path]:
-    """The files of a split, sorted: those with its name as the first word of their own name or of a folder above them. A file
-    is a split ``train``, and so is a folder that names none."""
+    """The files of a split, sorted. Its name is the first word of the name of each file or of a folder above it. A single
+    file is the split ``train``, and so is a folder in which no name is that of a split."""
     if place.is_file():
         return [place] if split == "train" else []
     found: list[Path] = []

@@ -42,7 +42,7 @@ class Lora(Section):
 
 
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
-    """What a class of transformers reads from a folder, without the network and without running code from it."""
+    """Reads a folder with a class of transformers, without the network and without running code from the folder."""
     folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
     if not folder.is_dir():
         raise BadInput(

@@ -27,7 +27,7 @@ Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training sampl
 class Partition(Component):
     """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
 
-    # Of each node's samples, how many are drawn for a test set of its own, which it does not train on; None is none.
+    # The share of each node's samples that is drawn for the node's own test set and not trained on; None is none.
     personal_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @abstractmethod
