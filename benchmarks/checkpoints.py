@@ -23,7 +23,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
         {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": 5_000},
         20,
     ),
-    "mlp": ({"name": "digits", "model": "mlp", "hidden": [64]}, 200),
+    "mlp": ({"name": "digits", "model": {"name": "mlp", "hidden": [64]}}, 200),
 }
 """The task and the number of rounds."""
 

@@ -54,12 +54,12 @@ def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple
 def train(steps: int, batch: int, tuned: bool) -> None:
     """Print steps a second, and milliseconds of CPU time a step; runs in a separate process."""
     from gossamer.learning.malloc import keep_freed_memory
-    from gossamer.tasks.models import model_factory
+    from gossamer.tasks.models import GNLeNet
 
     if tuned:
         keep_freed_memory()
     torch.set_num_threads(1)
-    model = model_factory("gn-lenet", (3, 32, 32), 10, hidden=())()
+    model = GNLeNet((3, 32, 32), 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, targets = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
     if tuned:

@@ -45,7 +45,7 @@ def experiment(nodes: int, minutes: float) -> Experiment:
         {
             "name": "soak",
             "nodes": nodes,
-            "task": {"name": "digits", "model": "mlp", "hidden": [32]},
+            "task": {"name": "digits", "model": {"name": "mlp", "hidden": [32]}},
             "topology": {"name": "cyclon", "view": 8, "shuffle": 4, "every_s": 2.0},
             "algorithm": {"name": "gossip-learning", "period_s": 2.0},
             "faults": [{"name": "churn", "mean_up_s": 180.0, "mean_down_s": 10.0, "restart_from": "initial"}],

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 
 from gossamer import Algorithm, Experiment, Node, Task
-from gossamer.tasks.models import model_factory
-from gossamer.tasks.task import accuracy
+from gossamer.config.registry import build
+from gossamer.tasks import accuracy, model_factory
 
 
 class Talk(Algorithm):
@@ -53,7 +53,7 @@ def images(model: str, channels: int, size: int, samples: int) -> Task:
     inputs = torch.randn(samples, channels, size, size, generator=rng)
     targets = torch.randint(10, (samples,), generator=rng)
     return Task(
-        model=model_factory(model, (channels, size, size), 10, hidden=(100,)),
+        model=model_factory(build("model", model), shape=(channels, size, size), classes=10),
         train=(inputs, targets),
         test=(inputs[:100], targets[:100]),
         loss=F.cross_entropy,

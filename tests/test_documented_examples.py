@@ -26,7 +26,7 @@ def example(name: str) -> str:
     return found
 
 
-MODULES = ("mine", "mine_codec", "asking")
+MODULES = ("mine", "mine_codec", "asking", "shapes")
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
         sys.modules.pop(name, None)
     (tmp_path / "mine.py").write_text(example("class PushGossip") + "\n\n" + example("def circles"))
     (tmp_path / "mine_codec.py").write_text(example("class Signs"))
+    (tmp_path / "shapes.py").write_text(example("class Shapes"))
     (tmp_path / "asking.py").write_text(example("class Ask"))
     yield
     for name in MODULES:
@@ -47,6 +48,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
     [
         ("algorithm.name=mine:PushGossip", 40, 0.3),
         ("task.name=mine:circles", 20, 0.7),
+        ("task.name=shapes:Shapes", 40, 0.7),
         ("codec=mine_codec:Signs", 60, 0.6),
         ("algorithm=asking:Ask", 60, 0.3),
     ],

@@ -94,7 +94,7 @@ def cut(tmp_path: Path, parts: int, **task: Any) -> list[Any]:
         Experiment.of(
             {
                 "nodes": 3,
-                "task": {"name": "digits", "model": "mlp", "hidden": [7], **task},
+                "task": {"name": "digits", "model": {"name": "mlp", "hidden": [7]}, **task},
                 "algorithm": Cutter(number=number, parts=parts),
                 "initial": "independent",
                 "evaluation": {"every_rounds": None},

@@ -16,7 +16,7 @@ from gossamer import BadInput, Experiment, Run
 def played(out: Path, rounds: int = 2, **fields: Any) -> Run:
     experiment = {
         "nodes": 6,
-        "task": {"name": "digits", "model": "mlp", "hidden": [8]},
+        "task": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}},
         "topology": {"name": "ring", "weights": "uniform"},
         "initial": "independent",
         "batch_size": 64,

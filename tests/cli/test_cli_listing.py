@@ -71,7 +71,7 @@ def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
     listed = json.loads(cli("list", "--json")[1])
     assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
     assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"
-    assert listed["task"]["digits"]["hidden"] == "[64]"
+    assert listed["model"]["mlp"]["hidden"] == "[100]"
     assert listed["topology"]["ring"]["allow_disconnected"] == "false"
     assert listed["topology"]["ring"]["every_rounds"] == "null"
     assert listed["topology"]["random-links"]["probability"] == "(float or Path)"

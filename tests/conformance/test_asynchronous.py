@@ -28,7 +28,7 @@ ALGORITHMS: list[dict[str, Any]] = [
 MLP: dict[str, Any] = {
     "nodes": 5,
     "seed": 7,
-    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [12]}},
     "partition": {"name": "dirichlet", "alpha": 0.5},
     "topology": {"name": "random-regular", "degree": 2},
     "batch_size": 8,

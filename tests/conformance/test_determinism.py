@@ -17,7 +17,7 @@ from gossamer import Experiment, Run
 MLP: dict[str, Any] = {
     "nodes": 6,
     "seed": 7,
-    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [12]}},
     "partition": {"name": "dirichlet", "alpha": 0.5},
     "topology": {"name": "random-regular", "degree": 3},
     "algorithm": {"name": "d-psgd", "local_steps": 2},

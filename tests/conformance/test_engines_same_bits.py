@@ -19,7 +19,7 @@ from recorded import check_network_rows, rounds_of
 MLP: dict[str, Any] = {
     "nodes": 8,
     "seed": 5,
-    "task": {"name": "digits", "model": "mlp", "hidden": [24]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [24]}},
     "partition": {"name": "dirichlet", "alpha": 0.5},
     "topology": {"name": "random-regular", "degree": 3, "every_rounds": 1},
     "algorithm": {"name": "d-psgd", "local_steps": 3},

@@ -36,7 +36,7 @@ def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> N
     run = play(
         tmp_path,
         nodes=21,
-        task={"name": "digits", "model": "mlp", "hidden": []},
+        task={"name": "digits", "model": {"name": "mlp", "hidden": []}},
         algorithm={"name": "fedavg", "client_fraction": 0.1},
         batch_size=8,
         compute={"name": "constant", "seconds_per_step": 0.5},

@@ -10,15 +10,20 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
-    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "movielens", "shakespeare", "text", "tiny-mem"},
+    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "hub", "movielens", "shakespeare", "tiny-mem"},
+    "partition": {"flower"},
     "poison": {"text-trigger"},
+    "model": {
+        *("causal-lm", "cnn6", "convnet", "gpt2", "lenet5", "lstm", "matrix-factorization"),
+        *("mobilenet", "resnet18", "vgg16-bn", "vit"),
+    },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }
-"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models, which need packages
-that may be absent, and trackers, which change no results."""
+"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models and Flower's
+partitioners, which need packages that may be absent, models of which a step takes long, and trackers, which change no results."""
 
 LEAST_SQUARES: Settings = {"name": "least-squares", "features": 5, "samples": 120, "test_samples": 40}
-MLP: Settings = {"name": "digits", "model": "mlp", "hidden": [12]}
+MLP: Settings = {"name": "digits", "model": {"name": "mlp", "hidden": [12]}}
 UNEVEN: Settings = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.6}
 SLOW_LINKS: Settings = {"name": "uniform", "latency_s": 0.003, "bandwidth_mbps": 2}
 GRID: Settings = {"every_rounds": None, "every_s": 0.02, "samples": 100}

@@ -147,14 +147,14 @@ def test_a_data_root_without_the_data_set(tmp_path):
         )
     assert f"data_root: {tmp_path}/hub/{HUB_ID} is no folder" in refused(tmp_path)
     (tmp_path / "hub" / HUB_ID).mkdir(parents=True)
-    assert "has no file train*.parquet" in refused(tmp_path)
+    assert "has no files of train" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, -1])
 def test_a_truncated_file_is_named(root, keep):
     path = parquet(root, "train-00001")
     path.write_bytes(path.read_bytes()[:keep])
-    assert refused(root).startswith(f"data_root: {path} can't be read (")
+    assert refused(root).startswith(f"{path} can't be read (")
 
 
 @pytest.mark.parametrize("cut", [4, 40])
@@ -162,7 +162,7 @@ def test_a_file_that_is_damaged_inside_is_named(root, cut):
     path = parquet(root, "train-00001")
     whole = path.read_bytes()
     path.write_bytes(whole[:cut] + bytes(len(whole) - cut - 8) + whole[-8:])
-    assert f"data_root: {path} can't be read (" in refused(root)
+    assert f"{path} can't be read (" in refused(root)
 
 
 def test_a_damaged_image_is_named_by_its_row(tmp_path):
@@ -192,8 +192,8 @@ def test_a_missing_file_shows_in_the_number_of_rows(root):
 
 
 def test_a_missing_split_and_a_missing_column(root):
-    assert "has no file validation*.parquet" in refused(root, rows={"validation": 1, "test": 5})
-    assert 'valid columns: ["img", "label"]); accepted: a whole Parquet file with picture' in refused(
+    assert "has no files of validation" in refused(root, rows={"validation": 1, "test": 5})
+    assert 'valid columns: ["img", "label"]); accepted: a whole file with picture' in refused(
         root, {"picture": COLUMNS["img"]}
     )
     assert "column 'label': Int64; accepted: images" in refused(root, {"label": COLUMNS["img"]})
@@ -249,7 +249,7 @@ def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path,
     monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **_: str(root / "hub" / hub_id))
     hub_dataset(HUB_ID, COLUMNS, ROWS, None)
     (tmp_path / "empty" / "hub" / HUB_ID).mkdir(parents=True)
-    assert "has no file train*.parquet" in refused(tmp_path / "empty")
+    assert "has no files of train" in refused(tmp_path / "empty")
 
 
 def test_a_home_without_cache_variables(monkeypatch, tmp_path):

@@ -68,12 +68,14 @@ def test_models_for_digits(model):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"model": "lenet5"}, r"task.model: got 'lenet5'; accepted: another model \(it takes 28x28"),
-        ({"model": "vgg16-bn"}, r"got 'vgg16-bn'; accepted: another model \(it takes at least 32x32"),
-        ({"model": "logistic", "hidden": (3,)}, "accepted: hidden with the model 'mlp' only"),
+        ({"model": {"name": "logistic", "hidden": (3,)}}, "task.model.hidden: unknown field"),
         ({"samples": 0}, "greater than 0"),
-        ({"hidden": (0,)}, "greater than 0"),
-        ({"model": "resnet"}, "gn-lenet"),
+        ({"model": {"name": "mlp", "hidden": [0]}}, r"task.model.hidden.0: got 0; accepted: greater than 0"),
+        ({"model": "resnet"}, "task.model: unknown name 'resnet' .*accepted: .*gn-lenet"),
+        (
+            {"model": "torch:nan"},
+            "task.model 'torch:nan' is float; accepted: a Component class or a function",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(parameters, message):

@@ -20,15 +20,19 @@ from gossamer.learning.parameters import Layout, SharedConstants, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import Text, TextTrigger, TinyMem
-from gossamer.tasks.language import LanguageModel, Lora, token_accuracy, token_loss
+from gossamer.tasks import Hub, TextTrigger, TinyMem
+from gossamer.tasks.language import GPT2, CausalLM, Lora, token_accuracy, token_loss
 from gossamer.tasks.tiny_mem import TOKENS
 
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
 
-SMALL = {"layers": 2, "width": 16, "heads": 2}
+SMALL = {"name": "gpt2", "layers": 2, "width": 16, "heads": 2}
 TINY = {"name": "tiny-mem", "samples": 30, "test_samples": 12, "length": 4, "context": 28, "model": SMALL}
+
+
+def small(**changes: Any) -> GPT2:
+    return GPT2(layers=2, width=16, heads=2, **changes)
 
 
 def tiny(**changes: Any) -> TinyMem:
@@ -93,7 +97,7 @@ def test_padding_is_counted_if_asked_for() -> None:
 
 
 def test_the_published_gpt2_has_its_published_size() -> None:
-    model = LanguageModel().factory(14, 150, None)()
+    model = GPT2().factory(None, shape=(150,), classes=14)()
     assert Layout.of(model).size == sum(each.numel() for each in model.parameters()) == 814_336
     names = [field.name for field in Layout.of(model).parameters]
     assert "model.lm_head.weight" not in names  # tied to the embedding
@@ -118,7 +122,7 @@ def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples()
 
 def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
     source = tiny(count_padding=True)
-    task, model = source.load(None, 1), LanguageModel(**SMALL).factory(14, 28, None)()
+    task, model = source.load(None, 1), small().factory(None, shape=(28,), classes=14)()
     inputs, targets = (half[:9] for half in task.train)
     whole = torch.cat([inputs, targets[:, -1:]], dim=1).long()
     expected = model.model(input_ids=whole, labels=whole).loss  # type: ignore[union-attr,operator]
@@ -126,7 +130,7 @@ def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
 
 
 def test_a_token_sees_only_those_before_it() -> None:
-    model = LanguageModel(**SMALL).factory(14, 28, None)().eval()
+    model = small().factory(None, shape=(28,), classes=14)().eval()
     tokens = torch.randint(0, 14, (2, 20))
     changed = tokens.clone()
     changed[:, 12:] = 13
@@ -212,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # by peft itself
 @pytest.mark.parametrize("lora", [None, Lora(r=3, alpha=9.0, targets=("c_attn", "c_fc"))])
 def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder: Path, lora: Any) -> None:
-    make = LanguageModel(name="causal-lm", path=folder, lora=lora).factory(14, 32, None)
+    make = CausalLM(path=folder, lora=lora).factory(None, shape=(32,), classes=14)
     one, other = make().eval(), make().eval()
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
     tokens = torch.randint(0, 14, (3, 10))
@@ -270,7 +274,7 @@ def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> N
 
 
 def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
-    make = SharedConstants(LanguageModel(**SMALL, lora=Lora()).factory(14, 28, None), 3)
+    make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
     one, other = make(), make()
     for name, weight in one.named_parameters():
         assert (weight is other.get_parameter(name)) == ("lora" not in name)
@@ -280,9 +284,9 @@ def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"name": "causal-lm"}, "one of path and hub_id with the model 'causal-lm'"),
-        ({"name": "gpt2", "hub_id": "a/b"}, "and none with 'gpt2'"),
-        ({"width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
+        ({"name": "causal-lm"}, "task.model: .*one of path and hub_id"),
+        ({"name": "gpt2", "hub_id": "a/b"}, "task.model.hub_id: unknown field"),
+        ({**SMALL, "width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
         ({"name": "causal-lm", "path": "nowhere"}, "task.model.path: .*nowhere is no folder"),
         ({**SMALL, "lora": {"targets": ["no_such_layer"]}}, r"task\.model: raised \w+Error: .*no_such_layer"),
     ],
@@ -314,37 +318,91 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 # --- text
 
 
+def text(path: Path, **changes: Any) -> Hub:
+    return Hub(path=path, loss="next-token", **{"model": small(), **changes})
+
+
 def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
-    text = "to be or not to be, that is the question" * 3
-    (tmp_path / "a.txt").write_text(text)
+    said = "to be or not to be, that is the question" * 3
+    (tmp_path / "a.txt").write_text(said)
     with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(text)
-    known = sorted(set(text))
+        file.write(said)
+    known = sorted(set(said))
     for name in ("a.txt", "b.txt.gz"):
-        task = Text(path=tmp_path / name, context=10, model=LanguageModel(**SMALL)).load(None, 1)
+        task = text(tmp_path / name, context=10).load(None, 1)
         assert (len(task.train[0]), len(task.test[0])) == (10, 1)
         written = [
             "".join(known[token] for token in row)
             for row in torch.cat([task.train[0], task.test[0]]).tolist()
         ]
-        assert "".join(written) == text[:110]
-        assert "".join(known[token] for token in task.test[1][0].tolist()) == text[101:111]
+        assert "".join(written) == said[:110]
+        assert "".join(known[token] for token in task.test[1][0].tolist()) == said[101:111]
         assert task.model()(task.test[0]).shape == (1, 10, len(known))
-    with pytest.raises(BadInput, match="120 tokens; accepted: 129 or more"):
-        Text(path=tmp_path / "a.txt", context=64).load(None, 1)
+    with pytest.raises(BadInput, match="task: 120 tokens; accepted: 129 or more"):
+        text(tmp_path / "a.txt").load(None, 1)
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(BadInput, match=r"task\.path: .*c\.txt.*accepted: text in UTF-8"):
-        Text(path=tmp_path / "c.txt").load(None, 1)
+    with pytest.raises(BadInput, match=r"c\.txt can't be read .*accepted: a whole file"):
+        text(tmp_path / "c.txt").load(None, 1)
 
 
-def test_a_text_is_tokenized_by_the_models_tokenizer(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
+    folder: Path, tmp_path: Path, tokenizer: bool
+) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    model = LanguageModel(name="causal-lm", path=folder)
-    task = Text(path=tmp_path / "a.txt", context=4, train_fraction=0.5, model=model).load(None, 1)
+    given: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **given).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
     assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
     assert task.test[0].tolist() == [[0, 3, 1, 2]]
-    assert task.model()(task.test[0]).shape == (1, 4, 20)
+    assert task.model()(task.test[0]).shape == (1, 4, 4 if tokenizer else 20)
+
+
+def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
+    rows = {"role": ["b", "a", "b", "c"], "line": ["01234", "abcdefghi", "5678", "x"]}
+    pl.DataFrame(rows).write_csv(tmp_path / "lines.csv")
+    said = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
+    task = text(tmp_path / "lines.csv", **said).load(None, 1)
+    known = sorted({"\n", *"".join(rows["line"])})
+    read = [
+        "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
+    ]
+    assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
+    assert task.groups is not None
+    assert task.groups.tolist() == [0, 1, 1]
+
+
+def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -> None:
+    rows = {"line": ["the cat sat", "the", "cat cat cat cat cat", "dog"] * 6, "mood": ["good", "bad"] * 12}
+    (tmp_path / "lines.jsonl").write_text(pl.DataFrame(rows).write_ndjson())
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    words.pad_token = "?"
+    words.save_pretrained(tmp_path / "padded")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 20, "max_position_embeddings": 16}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 2}
+    task = {
+        "name": "hub",
+        "path": str(tmp_path / "lines.jsonl"),
+        "inputs": "line",
+        "targets": "mood",
+        "tokenizer": {"path": str(tmp_path / "padded")},
+        "context": 4,
+        "model": {"name": "transformers:BertForSequenceClassification", **sizes, **heads},
+    }
+    run = gossamer.run(experiment(task=task), tmp_path / "runs")
+    assert run.metrics.filter(pl.col("round") == 4)["test_accuracy"].is_between(0, 1).all()
+    loaded = prepare(Experiment.load(run.path / "experiment.yaml")).task
+    assert loaded.classes == ["bad", "good"]
+    named = loaded.train[0]
+    assert {name: tuple(tensor.shape) for name, tensor in named.items()} == dict.fromkeys(
+        words("the").keys(), (22, 4)
+    )
+    tokens = {tuple(row) for row in named["input_ids"].tolist()}
+    assert tokens == {(1, 2, 3, 0), (1, 0, 0, 0), (2, 2, 2, 2), (0, 0, 0, 0)}
+    with pytest.raises(BadInput, match="task.tokenizer: null, for texts"):
+        prepare(experiment(task={**task, "tokenizer": None}))
+    with pytest.raises(BadInput, match="task.tokenizer: .*pad"):
+        prepare(experiment(task={**task, "tokenizer": {"path": str(folder)}}))
 
 
 # --- a backdoor

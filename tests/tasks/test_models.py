@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from gossamer.tasks.models import MLP, VGG16, GNLeNet, LeNet5, ResNet18, TransformerBlock, model_factory
+import gossamer
+from gossamer import Experiment
+from gossamer.config.registry import build
+from gossamer.errors import BadInput
+from gossamer.runtime.setup import prepare
+from gossamer.tasks import model_factory
+from gossamer.tasks.models import MLP, VGG16, GNLeNet, LeNet5, ResNet18, TransformerBlock
+
+
+def factory(name: str, shape: tuple[int, ...], classes: int, **parameters: object) -> Callable[[], nn.Module]:
+    return model_factory(build("model", {"name": name, **parameters}), shape=shape, classes=classes)
 
 
 def parameters(model: nn.Module) -> int:
@@ -26,14 +39,14 @@ def parameters(model: nn.Module) -> int:
         (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as Sakarvadia et al. (2025) have counted
         (lambda: VGG16((3, 32, 32), 100), 14_774_436),
         (lambda: ResNet18((3, 32, 32), 10), 11_173_962),
-        (model_factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as Sakarvadia et al. (2025) have counted
+        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as Sakarvadia et al. (2025) have counted
         # 9*(3*48 + 48*96 + 96*192 + 192*256) + 48+96+192+256 + 8*8*256*512+512 + 512*64+64 + 64*10+10
-        (model_factory("convnet", (3, 32, 32), 10), 9_074_218),
+        (factory("convnet", (3, 32, 32), 10), 9_074_218),
         # torchvision's MobileNetV2 with 10 classes, and the first block's 32*32 weights and 2*32 of normalisation
-        (model_factory("mobilenet", (3, 32, 32), 10), 2_236_682 + 32 * 32 + 2 * 32),
+        (factory("mobilenet", (3, 32, 32), 10), 2_236_682 + 32 * 32 + 2 * 32),
         # patches, token, positions; 6 layers of 6 matrices with biases and 2 normalisations; normalisation; scores
         (
-            model_factory("vit", (3, 32, 32), 10),
+            factory("vit", (3, 32, 32), 10),
             49 * 512 + 512 + 65 * 512 + 6 * (6 * 513 * 512 + 4 * 512) + 2 * 512 + 5130,
         ),
         (lambda: MLP((1, 28, 28), 10, (3136, 784, 196)), 5_076_998),
@@ -48,7 +61,7 @@ def test_parameter_counts(model, count):
 @pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "logistic"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_one_score_a_class_for_each_sample(name, shape):
-    model = model_factory(name, shape, 7, (16, 12))()
+    model = factory(name, shape, 7, **({"hidden": (16, 12)} if name == "mlp" else {}))()
     scores = model(torch.zeros(5, *shape))
     assert scores.shape == (5, 7)
     assert scores.dtype == torch.float32
@@ -57,13 +70,13 @@ def test_one_score_a_class_for_each_sample(name, shape):
 @pytest.mark.parametrize("name", ["cnn6", "convnet", "mobilenet", "vit"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28)])
 def test_larger_models_take_small_images(name, shape):
-    assert model_factory(name, shape, 7)()(torch.zeros(2, *shape)).shape == (2, 7)
+    assert factory(name, shape, 7)()(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ["vgg16-bn", "resnet18", "mobilenet", "vit"])
 def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
     torch.manual_seed(0)
-    model = model_factory(name, (3, 32, 32), 7)()
+    model = factory(name, (3, 32, 32), 7)()
     x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 3, 6, 3])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     losses = []
@@ -79,7 +92,7 @@ def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
 
 
 def test_convnet_drops_activations_in_training_alone():
-    model = model_factory("convnet", (1, 8, 8), 10)()
+    model = factory("convnet", (1, 8, 8), 10)()
     images = torch.randn(4, 1, 8, 8)
     assert not torch.equal(model(images), model(images))
     model.eval()
@@ -103,7 +116,7 @@ def test_a_block_of_the_vision_transformer_is_torchs_encoder_layer():
 
 
 def test_a_factory_makes_a_fresh_model_each_time():
-    make = model_factory("logistic", (1, 8, 8), 10)
+    make = factory("logistic", (1, 8, 8), 10)
     torch.manual_seed(0)
     first, second = make(), make()
     assert not torch.equal(first.layers[0].weight, second.layers[0].weight)
@@ -137,7 +150,7 @@ def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
 @pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "vit"])
 def test_models_work_under_vmap_with_parameters_stacked_over_nodes(name):
     torch.manual_seed(2)
-    models = [model_factory(name, (1, 28, 28), 10, (20,))() for _ in range(3)]
+    models = [factory(name, (1, 28, 28), 10)() for _ in range(3)]
     images, labels = torch.randn(3, 2, 1, 28, 28), torch.randint(10, (3, 2))
     stacked, _ = stack_module_state(models)
 
@@ -162,3 +175,105 @@ def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
     model = MLP((3,), 2, (5, 4))
     assert [type(layer).__name__ for layer in model.layers] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
     assert [layer.out_features for layer in model.layers if isinstance(layer, nn.Linear)] == [5, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("lenet5", (1, 8, 8), "lenet5, for images of 8x8 pixels; accepted: 28x28 or 32x32 pixels"),
+        (
+            "vgg16-bn",
+            (1, 28, 28),
+            r"inputs of shape \[1, 28, 28\]; accepted: images .* at least 32x32 pixels",
+        ),
+        ("gn-lenet", (10,), r"inputs of shape \[10\]; accepted: images"),
+    ],
+)
+def test_inputs_that_do_not_fit_a_model_are_refused(name, shape, message):
+    with pytest.raises(BadInput, match=f"task.model: (for )?{message}"):
+        factory(name, shape, 10)()
+
+
+USERS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, classes: int, width: int = 4, layer=nn.Linear) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), layer(shape[0] * shape[1] * shape[2], width), nn.Linear(width, classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def plain(classes: int = 3, **options):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes, **options))
+"""
+
+
+def described(model: object, **changes: object) -> Experiment:
+    said = {"nodes": 2, "task": {"name": "digits", "samples": 60, "model": model}, "topology": "complete"}
+    ends = {"algorithm": "d-psgd", "stop": {"rounds": 2}, "evaluation": {"every_rounds": 2}}
+    return Experiment.of({**said, **ends, **changes})
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ("users_model:Net", 64 * 4 + 4 + 4 * 10 + 10),
+        ({"name": "users_model:Net", "width": 3}, 64 * 3 + 3 + 3 * 10 + 10),
+        ("users_model:plain", 64 * 10 + 10),
+        ({"name": "users_model:plain", "classes": 12, "bias": False}, 64 * 12),
+    ],
+)
+def test_a_users_model_gets_the_tasks_shape_and_classes_and_its_own_parameters(
+    model, count, tmp_path, monkeypatch
+):
+    (tmp_path / "users_model.py").write_text(USERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = described(model)
+    assert Experiment.parse(experiment.to_yaml()) == experiment
+    assert prepare(experiment).layout.size == count
+    run = gossamer.run(experiment, tmp_path / "runs")
+    assert run.metrics.filter(round=2)["test_loss"].is_finite().all()
+    sys.modules.pop("users_model")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("torch.nn:Linear", r"task.model: raised TypeError: .*missing 2 required|in_features: missing"),
+        ({"name": "torch.nn:Softmax", "dim": 1}, "the module has no parameters"),
+        ("torch.nn:no_such_layer", "'torch.nn' has no 'no_such_layer'"),
+        ("digits", "task.model: unknown name 'digits'"),
+        (3, "task.model: got 3; accepted: a name, or a mapping with 'name'"),
+    ],
+)
+def test_what_gives_no_model_is_refused(model, message):
+    with pytest.raises(BadInput, match=message):
+        prepare(described(model))
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_model_of_transformers_is_named_with_its_configuration(engine, tmp_path):
+    pytest.importorskip("transformers")
+    sizes = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 8, "intermediate_size": 8}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 10}
+    model = {"name": "transformers:ViTForImageClassification", **sizes, **heads}
+    run = gossamer.run(described(model, engine=engine), tmp_path)
+    recorded = run.metrics.filter(node=1, round=2)["test_loss"].item()
+    task = prepare(Experiment.load(run.path / "experiment.yaml", ["evaluation.samples=null"])).task
+    inputs, targets = task.test
+    scores = gossamer.load_module(run.path, 1).eval()(inputs).logits
+    assert F.cross_entropy(scores, targets).item() == pytest.approx(recorded, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("package", "model"),
+    [
+        ("torchvision", {"name": "torchvision.models:resnet18", "num_classes": 10}),
+        ("timm", {"name": "timm:create_model", "model_name": "resnet18", "num_classes": 10, "in_chans": 1}),
+    ],
+)
+def test_models_of_image_libraries_are_named_with_their_parameters(package, model):
+    pytest.importorskip(package)
+    assert prepare(described(model)).layout.size > 11_000_000

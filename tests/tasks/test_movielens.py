@@ -31,6 +31,10 @@ HUNDRED = "movielens/ml-100k/u.data"
 HEADER = "userId,movieId,rating,timestamp"
 
 
+def factors(**parameters: object) -> dict[str, object]:
+    return {"name": "matrix-factorization", **parameters}
+
+
 def write(root: Path, text: str | bytes, file: str = SMALL) -> Path:
     path = root / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +169,7 @@ def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
     ("parameters", "message"),
     [
         ({"release": "1m"}, "release"),
-        ({"dimensions": 0}, "dimensions"),
+        ({"model": factors(dimensions=0)}, "dimensions"),
         ({"train_fraction": 1.0}, "train_fraction"),
     ],
 )
@@ -215,7 +219,7 @@ def test_metrics_are_those_of_all_test_ratings_together(tmp_path, biased):
     """Over several batches, the last one smaller: roots are taken of the mean over all."""
     lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, each=20))]
     write(tmp_path, "\n".join(lines))
-    task = MovieLens(biased=biased).load(tmp_path, 1)
+    task = MovieLens(model=factors(biased=biased)).load(tmp_path, 1)
     pairs, stars = task.test
     assert len(stars) == 240
     model = wild(task)
@@ -263,7 +267,7 @@ def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.nd
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 def test_both_trainers_have_the_gradient_and_record_the_step(root, kind, biased):
     """With users and films that come more than once in a batch, as whole shards of a user do."""
-    task = MovieLens(biased=biased, dimensions=4).load(root, 1)
+    task = MovieLens(model=factors(biased=biased, dimensions=4)).load(root, 1)
     models = [initial_model(task.model, seed) for seed in range(4)]
     trainer = kind(task, SGD(lr=0.1), Rows(len(models[0].parameters)))
     rng = np.random.default_rng(0)
@@ -282,7 +286,7 @@ def played(root: Path, out: Path, **changes: object) -> dict[int, float]:
     settings = {
         "nodes": 4,
         "data_root": str(root),
-        "task": {"name": "movielens", "dimensions": 4},
+        "task": {"name": "movielens", "model": factors(dimensions=4)},
         "partition": "natural",
         "topology": "ring",
         "algorithm": {"name": "d-psgd", "local_steps": 5},
@@ -316,7 +320,7 @@ def test_a_target_of_the_rmse_is_met_from_above(root, tmp_path):
 @pytest.mark.data
 @real
 def test_real_ratings():
-    task = MovieLens(biased=False).load(Path(ROOT), 1)
+    task = MovieLens(model=factors(biased=False)).load(Path(ROOT), 1)
     assert sum(p.numel() for p in task.model().parameters()) == 206_680
     assert len(task.train[0]) + len(task.test[0]) == 100_836
     assert task.samples / 100_836 == pytest.approx(0.7, abs=1e-3)

@@ -25,7 +25,7 @@ def load(component):
 def experiment(poison, **changes) -> Experiment:
     said = {
         "nodes": 5,
-        "task": {"name": "digits", "hidden": [8], "samples": 200},
+        "task": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}, "samples": 200},
         "topology": {"name": "edge-list", "path": "graph.txt"},
         "poison": poison,
         "algorithm": "d-psgd",

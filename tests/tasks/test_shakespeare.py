@@ -25,7 +25,7 @@ from gossamer.tasks.shakespeare import CHARACTERS, CLASSES, LENGTH
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no real data sets")
 
-SMALL = {"hidden": 6, "layers": 2, "embedding": 3}
+SMALL = {"name": "lstm", "hidden": 6, "layers": 2, "embedding": 3}
 WORDS = "to be or not to be, that is the question: whether 'tis nobler in the mind to suffer "
 
 
@@ -122,9 +122,7 @@ def test_a_bad_row_is_named(tmp_path, cache, row, message):
 def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
     folder = write(tmp_path, spoken(0, 2)) / "hub" / "flwrlabs" / "shakespeare" / "data"
     pl.DataFrame({"x": [1, 2], "y": ["a", "b"]}).write_parquet(folder / "train-00000.parquet")
-    assert 'valid columns: ["x", "y"]); accepted: a whole Parquet file with character_id, x, y' in refused(
-        tmp_path
-    )
+    assert 'valid columns: ["x", "y"]); accepted: a whole file with character_id, x, y' in refused(tmp_path)
     write(tmp_path, [("a", 1, "b")])
     assert "column 'x': Int64 with 0 nulls; accepted: text" in refused(tmp_path)
 
@@ -132,7 +130,7 @@ def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
 def test_a_missing_data_root_is_refused(tmp_path):
     assert "is no folder" in refused(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="hidden"):
-        build("task", {"name": "shakespeare", "hidden": 0})
+        build("task", {"name": "shakespeare", "model": {"name": "lstm", "hidden": 0}})
 
 
 def test_the_number_of_parameters_is_that_of_the_layers():
@@ -172,7 +170,7 @@ def test_the_model_is_the_recurrence():
 
 def test_the_sequential_trainer_has_autograds_gradient(root):
     """For several models in turn, and each of them more often than a step has to be seen to be recorded."""
-    task = Shakespeare(**SMALL).load(root, 1)
+    task = Shakespeare(model=SMALL).load(root, 1)
     trainer = SequentialTrainer(task, SGD(lr=0.1), Rows(Layout.of(task.model()).size))
     module = task.model()
     for turn in range(4):
@@ -190,7 +188,7 @@ def test_the_sequential_trainer_has_autograds_gradient(root):
 
 
 def test_evaluation_is_that_of_the_module(root):
-    task = Shakespeare(**SMALL).load(root, 1)
+    task = Shakespeare(model=SMALL).load(root, 1)
     model = initial_model(task.model, 1)
     torch.manual_seed(1)
     module = task.model()
@@ -225,7 +223,7 @@ def test_auto_is_sequential_and_a_run_of_roles_learns(root, tmp_path):
         {
             "nodes": 3,
             "data_root": str(root),
-            "task": {"name": "shakespeare", "hidden": 16},
+            "task": {"name": "shakespeare", "model": {"name": "lstm", "hidden": 16}},
             "partition": "natural",
             "topology": "complete",
             "algorithm": {"name": "d-psgd", "local_steps": 3},

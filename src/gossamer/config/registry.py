@@ -1,5 +1,6 @@
 """Names for everything pluggable, looked up in this order: the built-in names (:func:`register`), entry points of the group
-``gossamer.<kind>``, and ``"package.module:Class"``. A plain function is a component too: its parameters are the fields.
+``gossamer.<kind>``, and ``"package.module:Class"``. A plain function, or a class of another library, is a component too: its
+parameters are the fields.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PydanticUserError,
     ValidationError,
     create_model,
+    field_validator,
 )
-from pydantic_core import core_schema
+from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_python
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
@@ -35,6 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "codec": ("gossamer.codecs", "Codec"),
     "compute": ("gossamer.network", "ComputeProfile"),
     "fault": ("gossamer.faults", "Fault"),
+    "model": ("gossamer.tasks", ""),
     "network": ("gossamer.network", "Network"),
     "optimizer": ("gossamer.learning", "Optimizer"),
     "partition": ("gossamer.tasks", "Partition"),
@@ -49,12 +52,18 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 """Kind -> the package that registers its built-in names, and the base class (empty where a function is accepted too)."""
 
+OFFERED: dict[str, frozenset[str]] = {
+    "model": frozenset({"shape", "classes", "users", "items", "mean_rating"}),
+    "task": frozenset({"data_root", "seed"}),
+}
+"""Kind -> parameters of its functions that the run fills in where the experiment leaves them out."""
+
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
 class Component(BaseModel):
     """Base of everything that an experiment names. Its fields are its parameters; it is frozen. A field ``name`` is bad
-    input."""
+    input. In a file, a relative path (a field of type ``Path``) is relative to the file's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
@@ -65,6 +74,12 @@ class Component(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         if "name" in cls.model_fields:
             raise BadInput(f"{cls.__name__}.name: the name of the component; accepted: another field name")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _resolve_paths(cls, value: Any, info: Any) -> Any:
+        annotation = cls.model_fields[info.field_name].annotation
+        return _resolved(value, info) if Path in (annotation, *get_args(annotation)) else value
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -88,27 +103,37 @@ class Component(BaseModel):
 
 
 class FunctionComponent(Component):
-    """A plain function under a name; its parameters are the fields."""
+    """A plain function, or a class of another library, under a name; its parameters are the fields."""
 
     function: ClassVar[Callable[..., Any]]
+    _offered: ClassVar[frozenset[str]] = frozenset()
 
-    def call(self) -> Any:
-        """The function's value for these parameters."""
-        return type(self).function(**{name: getattr(self, name) for name in type(self).model_fields})
+    def call(self, **offered: Any) -> Any:
+        """The function's value for these parameters. Of the offered values it takes those for which it has a parameter
+        that the experiment does not give."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        given = {name: v for name, v in fields.items() if v is not None or name not in self._offered}
+        filled = {name: v for name, v in offered.items() if name in fields and name not in given}
+        return type(self).function(**given, **filled, **(self.model_extra or {}))
 
 
-C = TypeVar("C", bound=type[Component])
+class OpenFunctionComponent(FunctionComponent):
+    """A function that takes any parameter (``**kwargs``)."""
+
+    model_config = ConfigDict(extra="allow")
 
 
-def register(kind: str, name: str) -> Callable[[C], C]:
-    """Class decorator that gives a built-in component its name."""
+F = TypeVar("F", bound=Callable[..., Any])
 
-    def add(cls: C) -> C:
+
+def register(kind: str, name: str) -> Callable[[F], F]:
+    """Decorator that gives a built-in component, a class or a function, its name."""
+
+    def add(found: F) -> F:
         if name in _builtin[kind]:
-            raise ValueError(f"{kind} {name!r} is registered twice: {_builtin[kind][name]} and {cls}")
-        cls.registered_name = name
-        _builtin[kind][name] = cls
-        return cls
+            raise ValueError(f"{kind} {name!r} is registered twice: {_builtin[kind][name]} and {found}")
+        _builtin[kind][name] = _as_component(kind, found, name, f"{kind} {name!r}")
+        return found
 
     return add
 
@@ -128,7 +153,8 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
     name, and a module or attribute that can't be imported, are bad input."""
     field = field or kind
     if ":" in name:
-        return _import(kind, name, f"{field} {name!r}")
+        said = f"{field} {name!r}"
+        return _as_component(kind, imported(name, said), name, said)
     importlib.import_module(KINDS[kind][0])
     if name in _builtin[kind]:  # entry points need not be loaded
         return _builtin[kind][name]
@@ -207,7 +233,8 @@ def check_not_importing(call: str) -> None:
         )
 
 
-def _import(kind: str, path: str, said: str) -> type[Component]:
+def imported(path: str, said: str) -> Any:
+    """The object behind ``"package.module:attribute"``; a BadInput, which begins with ``said``, if there is none."""
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -232,7 +259,7 @@ def _import(kind: str, path: str, said: str) -> type[Component]:
                 f" (begin the cell with %%writefile mine.py, and then: from mine import {attribute})"
             )
         raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
-    return _as_component(kind, found, path, said)
+    return found
 
 
 def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
@@ -244,21 +271,54 @@ def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component
         raise BadInput(f"{said}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")
     if not callable(found):
         raise BadInput(f"{said} is {type(found).__name__}; accepted: a Component class or a function")
-    return _from_function(found, name, said)
+    return _from_function(kind, found, name, said)
 
 
 @cache
-def _from_function(function: Callable[..., Any], name: str, said: str) -> type[Component]:
+def _from_function(kind: str, function: Callable[..., Any], name: str, said: str) -> type[Component]:
+    function, doc = _configured(function), function.__doc__
     fields: dict[str, Any] = {}
-    hints = inspect.get_annotations(function, eval_str=True)
+    offered, hints = OFFERED.get(kind, frozenset()), _hints(function)
+    base: type[FunctionComponent] = FunctionComponent
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise BadInput(f"{said}: parameter {parameter}; accepted: parameters by name")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
+            if kind != "model":
+                raise BadInput(f"{said}: parameter {parameter}; accepted: parameters by name")
+            base = OpenFunctionComponent if parameter.kind is parameter.VAR_KEYWORD else base
+        elif parameter.name in offered:
+            fields[parameter.name] = (Optional[hints.get(parameter.name, Any)], None)  # noqa: UP045
+        elif parameter.default is parameter.empty or _is_plain(parameter.default):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            given = Field(default, validate_default=isinstance(default, Path))  # which makes it absolute
+            fields[parameter.name] = (hints.get(parameter.name, Any), given)
+    cls = create_model(getattr(function, "__name__", name), __base__=base, __doc__=doc, **fields)
     cls.function, cls.registered_name = staticmethod(function), name
+    cls._offered = offered & fields.keys()
     return cls
+
+
+def _configured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A model class of transformers takes a configuration: the parameters are those of the configuration."""
+    config = getattr(function, "config_class", None)
+    return function if config is None else lambda **parameters: function(config(**parameters))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of parameters, as far as they can be evaluated."""
+    called = function.__init__ if inspect.isclass(function) else function
+    try:
+        return inspect.get_annotations(called, eval_str=True)
+    except (AttributeError, NameError, TypeError):  # names that exist for type checkers only
+        return {}
+
+
+def _is_plain(default: object) -> bool:
+    """Whether a file can hold a default. (Of other libraries' functions it may be a class.)"""
+    try:
+        to_jsonable_python(default)
+    except PydanticSerializationError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -303,12 +363,11 @@ class FromFolder(str):
 
 
 def _resolved(value: Any, info: Any) -> Any:
-    if isinstance(value, FromFolder):
-        return value.folder / value
-    if isinstance(value, str) and not isinstance(value, FromCommandLine):
-        return Path((info.context or {}).get("folder") or ".") / value
-    return value
+    if not isinstance(value, str | Path):
+        return value
+    folder = value.folder if isinstance(value, FromFolder) else Path((info.context or {}).get("folder") or "")
+    return (Path(value) if isinstance(value, FromCommandLine) else folder / Path(value)).resolve()
 
 
-FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_resolved)]
+FilePath = Annotated[Path, BeforeValidator(_resolved)]
 """A path; a relative one is resolved from the folder of the file that holds it, else from the working directory."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import GossamerError, cause, is_own
@@ -27,15 +27,18 @@ from gossamer.learning.parameters import (
     Layout,
     bare_module,
     channels_last,
+    forward,
     named_buffers,
     named_parameters,
     one_value,
+    packed,
+    unpacked,
 )
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
-from gossamer.tasks.task import FunctionOfMean, Metric, Task
+from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
 LEAST = 4
@@ -72,7 +75,10 @@ class Evaluator:
         self._many = Captured(lambda: self.workers.own(many))
         self._chunk: int | None = None  # not known yet
         drawn = {name: _sample(task, name, seed, samples) for name in task.tests}
-        self.sets = {name: (channels_last(x.to(device)), y.to(device)) for name, (x, y) in drawn.items()}
+        self.sets = {
+            name: (for_each(lambda tensor: channels_last(tensor.to(device)), x), y.to(device))
+            for name, (x, y) in drawn.items()
+        }
 
     def test(self, model: Model, on: str = "test") -> Found:
         """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
@@ -98,11 +104,15 @@ class Evaluator:
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
         return alone
 
-    def columns(self, model: Model) -> Found:
-        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set."""
-        return {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
+    def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> Found:
+        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the
+        node's own test samples, if it has any (indices [n] in the training data)."""
+        found = {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
+        return found | self._personal(model, personal)
 
-    def columns_each(self, models: Sequence[Model]) -> list[Found | Exception]:
+    def columns_each(
+        self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
+    ) -> list[Found | Exception]:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
         tested = zip(*(self.test_each(models, on) for on in self.sets), strict=True)
         found: list[Found | Exception] = []
@@ -110,21 +120,35 @@ class Evaluator:
             error = next((one for one in each if isinstance(one, Exception)), None)
             named: Any = zip(self.sets, each, strict=True)
             found.append(error or {f"{on}_{name}": value for on, of in named for name, value in of.items()})
-        return found
+
+        def with_own(number: int) -> Found | Exception:
+            columns = found[number]
+            try:
+                own = self._personal(models[number], personal[number])
+                return columns if isinstance(columns, Exception) else columns | own
+            except Exception as error:  # noqa: BLE001 - the user's own, of any kind
+                return error
+
+        return self.workers.map(with_own, range(len(models))) if any(map(len, personal)) else found
+
+    def _personal(self, model: Model, samples: Sequence[int] | Int[np.ndarray, " n"]) -> Found:
+        own = self.train(model, np.asarray(samples)) if len(samples) else {}
+        return {f"personal_{name}": value for name, value in own.items()}
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """Loss and metrics over some training samples, given by their indices [n]."""
         chosen = torch.from_numpy(samples)
-        inputs, targets = self.task.train
-        return self._evaluate(model, inputs[chosen].to(self.device), targets[chosen].to(self.device))
+        inputs, targets = _chosen(self.task.train, chosen)
+        on_device = for_each(lambda tensor: tensor.to(self.device), inputs)
+        return self._evaluate(model, on_device, targets.to(self.device))
 
     def warm_up(self, *models: Model) -> None:
         """Have the passes of :meth:`test` recorded on few samples. This takes two models or more."""
         for model in models:
             for inputs, targets in self.sets.values():
-                rest = len(inputs) % BATCH
-                for end in (slice(BATCH), slice(len(inputs) - rest, None)):  # (empty without a rest)
-                    self._evaluate(model, inputs[end], targets[end])
+                rest = len(targets) % BATCH
+                for end in (slice(BATCH), slice(len(targets) - rest, None)):  # (empty without a rest)
+                    self._evaluate(model, *_chosen((inputs, targets), end))
 
     def forms(self) -> dict[str, int]:
         """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
@@ -136,25 +160,25 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
             return error
 
-    def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> Found:
+    def _evaluate(self, model: Model, inputs: Any, targets: Tensor) -> Found:
         totals = [0.0] * len(self._measures)
         given = [vector.to(self.device, copy=True) for vector in model]  # a model may write them
         with torch.no_grad():
             for x, y in _batches(inputs, targets):
-                for number, mean in enumerate(self._one(*given, x, y)):
-                    totals[number] += float(mean) * len(x)
-        return self._results(totals, len(inputs))
+                for number, mean in enumerate(self._one(*given, y, *packed(x))):
+                    totals[number] += float(mean) * len(y)
+        return self._results(totals, len(targets))
 
     def _together(self, models: Sequence[Model], on: str, rows: Rows) -> list[Found]:
         stacks = rows.stack_models(models)
         totals = torch.zeros(len(self._measures), len(models), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for x, y in _batches(*self.sets[on]):
-                reads = self._many.only_reads(*stacks, x, y)
+                reads = self._many.only_reads(*stacks, y, *packed(x))
                 given = stacks if reads else [stack.clone() for stack in stacks]
-                for total, mean in zip(totals, self._many(*given, x, y), strict=True):
-                    total += mean.double() * len(x)
-        return [self._results(column, len(self.sets[on][0])) for column in totals.T.tolist()]
+                for total, mean in zip(totals, self._many(*given, y, *packed(x)), strict=True):
+                    total += mean.double() * len(y)
+        return [self._results(column, len(self.sets[on][1])) for column in totals.T.tolist()]
 
     def _results(self, totals: Sequence[float], samples: int) -> Found:
         """The results of a model, from each measure's sum over some samples."""
@@ -168,29 +192,30 @@ class Evaluator:
         """The number of models like this one in a chunk."""
         largest, means = _Largest(), self._make_means(many=True)  # type: ignore[no-untyped-call]
         with largest, torch.no_grad():
-            means(*rows.stack_models([model]), *(half[:BATCH] for half in self.sets["test"]))
+            x, y = next(_batches(*self.sets["test"]))
+            means(*rows.stack_models([model]), y, *packed(x))
         return chunk_size(4 * len(model.parameters) + largest.nbytes, rows.device.type)
 
     def _make_means(self, many: bool) -> Function:
-        """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``; for many models, parameters are
+        """``(parameters [P], buffers [B], targets, inputs...) -> the mean of each measure``; for many models, parameters are
         [models, P], buffers [models, B] and means [models]."""
         module = bare_module(self.task.model, self.device).eval()
         layout = Layout.of(module)
 
         def means_of_one(
-            leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+            leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
         ) -> tuple[Tensor, ...]:
             with ForMany() if many else nullcontext():
-                with _naming("task.model", inputs=x):
-                    outputs = functional_call(module, (leaves, buffers), (x,))
+                with _naming("task.model", **(x if isinstance(x, dict) else {"inputs": x})):
+                    outputs = forward(module, {**leaves, **buffers}, x)
                 return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
 
         means_of: Any = vmap(means_of_one, in_dims=(0, 0, None, None)) if many else means_of_one
 
-        def means(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        def means(parameters: Tensor, buffers: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
             named = named_parameters(parameters, layout.parameters)
             # (Convolutions for many models at once are fastest with images as they are.)
-            x = x.contiguous() if many else channels_last(x)
+            x = unpacked([x.contiguous() if many else channels_last(x) for x in inputs], self.task.train[0])
             return tuple(means_of(named, named_buffers(buffers, layout, module), x, y))
 
         return means
@@ -207,13 +232,17 @@ class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
-    inputs, targets = task.tests[name]
-    if samples is None or samples >= len(inputs):
-        return inputs, targets
+def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
+    count = len(task.tests[name][1])
+    if samples is None or samples >= count:
+        return task.tests[name]
     purpose = "evaluation" if name == "test" else f"evaluation-{name}"
-    chosen = torch.from_numpy(np.sort(generator(seed, purpose).choice(len(inputs), samples, replace=False)))
-    return inputs[chosen], targets[chosen]
+    chosen = torch.from_numpy(np.sort(generator(seed, purpose).choice(count, samples, replace=False)))
+    return _chosen(task.tests[name], chosen)
+
+
+def _chosen(pair: Pair, which: Tensor | slice) -> Pair:
+    return for_each(lambda tensor: tensor[which], pair[0]), pair[1][which]
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -242,6 +271,6 @@ def _naming(field: str, **given: Any) -> Iterator[None]:
         raise RuntimeError(f"{field}, given {said}: {type(error).__name__}: {message}") from error
 
 
-def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(inputs), BATCH):
-        yield inputs[start : start + BATCH], targets[start : start + BATCH]
+def _batches(inputs: Any, targets: Tensor) -> Iterator[Pair]:
+    for start in range(0, len(targets), BATCH):
+        yield _chosen((inputs, targets), slice(start, start + BATCH))

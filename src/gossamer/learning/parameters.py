@@ -8,7 +8,7 @@ parameters (``requires_grad=False``) and constants (non-persistent buffers) are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,7 +25,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.capture import Function, storage_of
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
-from gossamer.tasks.task import Pair, Task
+from gossamer.tasks.task import Pair, Task, for_each
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,7 @@ def gradient_function(
 ) -> Function:
     """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``.
 
+    After the batch may follow its inputs (each one of them, if there are several), which then take the place of the data's.
     The module is the model in training mode; only its constants are used. With ``nodes``, arguments and results are stacks of
     many nodes, [nodes, P] and so on; the gradients are those of the fields, each in its shape, which saves copying them into
     one vector. With ``compiled``, the forward and backward pass run through torch.compile."""
@@ -210,24 +211,25 @@ def gradient_function(
     layout = Layout.of(module)
 
     def node_loss(
-        leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+        leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **buffers}
         with ForMany() if nodes else nullcontext():
-            outputs: Tensor = functional_call(module, tensors, (x,))
+            outputs = forward(module, tensors, x)
             loss = one_value("task.loss", task.loss(outputs, y), "a tensor of one value")
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
     loss_of: Any = vmap(node_loss) if nodes else torch.compile(node_loss) if compiled else node_loss
 
-    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
-        x, y = inputs[batch], targets[batch]
+    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
+        y = targets[batch]
         views = named_parameters(parameters, layout.parameters)
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         own = named_buffers(buffers, layout, module)
         with torch.enable_grad():
-            losses, after = loss_of(leaves, own, x if nodes else channels_last(x), y)
+            losses, after = loss_of(leaves, own, x if nodes else for_each(channels_last, x), y)
             # No node's loss depends on another's parameters, so the gradient of the sum holds all nodes' gradients. A
             # parameter that the loss does not use has a gradient of zeros.
             found = torch.autograd.grad(
@@ -239,6 +241,25 @@ def gradient_function(
         return losses.detach(), after, torch.cat([gradient.reshape(-1) for gradient in found])
 
     return gradients
+
+
+def packed(inputs: Any) -> tuple[Tensor, ...]:
+    """Inputs as tensors in order."""
+    return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
+
+
+def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
+    """Inputs again, named like others."""
+    return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tensors[0]
+
+
+def forward(module: nn.Module, tensors: dict[str, Tensor], inputs: Any) -> Tensor:
+    """A module's outputs for some inputs, with other tensors in place of its own. A dict of inputs has its arguments by name.
+    Modules of transformers return ``logits``, along with other things."""
+    named = isinstance(inputs, dict)
+    outputs = functional_call(module, tensors, () if named else (inputs,), inputs if named else None)
+    scores: Tensor = getattr(outputs, "logits", outputs)
+    return scores
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:

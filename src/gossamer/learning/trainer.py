@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from gossamer.errors import BadInput
 from gossamer.learning.capture import MOST_SHAPES, Captured, Function
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import Layout, bare_module, gradient_function
+from gossamer.learning.parameters import Layout, bare_module, gradient_function, packed
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
-from gossamer.tasks.task import Task
+from gossamer.randomness import SHARED, generator
+from gossamer.tasks.task import Task, for_each
 
 MEASURED_NODES = 64  # the most nodes whose first batch is used to measure,
 MEASURED_VALUES = 1_500_000  # and fewer of large models, of which a few take long enough to tell
@@ -84,7 +85,8 @@ class Trainer(ABC):
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
-        self._data = task.train[0].to(rows.device), task.train[1].to(rows.device)
+        inputs, targets = task.train
+        self._data = for_each(lambda tensor: tensor.to(rows.device), inputs), targets.to(rows.device)
         self.device_type = rows.device.type
         self._workers = workers or Workers(1)
         self.module = self._make_module()
@@ -99,6 +101,17 @@ class Trainer(ABC):
     def _make_gradients(self) -> Function:
         given = self.task, self._make_module(), self._data
         return gradient_function(*given, nodes=self.nodes, compiled=self.compiled)
+
+    def _given(self, batch: Tensor, seed: int, number: int) -> tuple[Tensor, ...]:
+        """A batch and, if the task augments them, its inputs; ``number`` counts the batches of a job with this seed."""
+        if self.task.augment is None:
+            return (batch,)
+        inputs = for_each(lambda tensor: tensor[batch], self.task.train[0])
+        augmented = packed(self.task.augment(inputs, generator(seed, "augment", SHARED, number)))
+        return (batch, *(tensor.to(self.rows.device) for tensor in augmented))
+
+    def _steps(self, job: TrainJob) -> list[tuple[Tensor, ...]]:
+        return [self._given(batch, job.seed, number) for number, batch in enumerate(job.batches)]
 
     def forms(self) -> dict[str, int]:
         """How gradients were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
@@ -161,7 +174,8 @@ class SequentialTrainer(Trainer):
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
         parameters, buffers = job.at
         # (A model may write its parameters and buffers.)
-        _, _, gradient = function(parameters.clone(), buffers.clone(), job.batch)
+        given = self._given(job.batch, job.seed, 0)
+        _, _, gradient = function(parameters.clone(), buffers.clone(), *given)
         return self.rows.fresh().copy_(gradient)
 
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
@@ -170,14 +184,15 @@ class SequentialTrainer(Trainer):
 
         parameters, buffers = self.rows.fresh(), job.start.buffers
         state = {name: copied(value) for name, value in job.state.items()}
-        first = first_step_at(function, job.start.parameters, parameters, buffers, job.batches)
+        steps = self._steps(job)
+        first = first_step_at(function, job.start.parameters, parameters, buffers, steps)
         losses = 0.0
-        for batch in job.batches:
-            loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
+        for given in steps:
+            loss, buffers, gradient = function(parameters if first is None else first, buffers, *given)
             losses += float(loss)  # now, since it may be a view of memory that the step writes
             self.optimizer.step(parameters, gradient, state, job.lr, first)
             first = None
-        return TrainResult(Model(parameters, buffers), state, losses / max(len(job.batches), 1))
+        return TrainResult(Model(parameters, buffers), state, losses / max(len(steps), 1))
 
 
 class CompiledTrainer(SequentialTrainer):
@@ -188,11 +203,15 @@ class CompiledTrainer(SequentialTrainer):
 
 
 def first_step_at(
-    function: Function, start: Tensor, parameters: Tensor, buffers: Tensor, batches: Sequence[Tensor]
+    function: Function,
+    start: Tensor,
+    parameters: Tensor,
+    buffers: Tensor,
+    steps: Sequence[tuple[Tensor, ...]],
 ) -> Tensor | None:
     """The vector from which the first step starts: ``start`` itself if the step is known only to read it. Else its values are
     copied to the parameters and the result is None, as for later steps."""
-    if batches and isinstance(function, Captured) and function.only_reads(start, buffers, batches[0]):
+    if steps and isinstance(function, Captured) and function.only_reads(start, buffers, *steps[0]):
         return start
     parameters.copy_(start)
     return None
@@ -233,10 +252,10 @@ class BatchedTrainer(Trainer):
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         results, flat = self.rows.block(len(jobs))
         parameters, buffers = self.rows.stack_models([job.at for job in jobs])
-        batches = torch.stack([job.batch for job in jobs])
-        if not self._gradients.only_reads(parameters, buffers, batches):
+        given = _stacked([self._given(job.batch, job.seed, 0) for job in jobs])
+        if not self._gradients.only_reads(parameters, buffers, *given):
             parameters = parameters.clone()
-        _, _, *gradients = self._gradients(parameters, buffers, batches)
+        _, _, *gradients = self._gradients(parameters, buffers, *given)
         return self.rows.filled(results, self._flatten(gradients, flat))
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -245,12 +264,11 @@ class BatchedTrainer(Trainer):
         states = {name: self._writable([job.state[name] for job in jobs]) for name in jobs[0].state}
         state = {name: matrix for name, (_, matrix) in states.items()}
         losses = torch.zeros(len(jobs), device=parameters.device)
-        batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
-        first = first_step_at(self._gradients, start, parameters, buffers, batches)
-        for batch in batches:
-            loss, buffers, *gradients = self._gradients(
-                parameters if first is None else first, buffers, batch
-            )
+        steps = [_stacked(step) for step in zip(*map(self._steps, jobs), strict=True)]
+        first = first_step_at(self._gradients, start, parameters, buffers, steps)
+        for given in steps:
+            at = parameters if first is None else first
+            loss, buffers, *gradients = self._gradients(at, buffers, *given)
             losses += loss
             self._optimize(parameters, gradients, state, jobs[0].lr, first)
             first = None
@@ -258,7 +276,7 @@ class BatchedTrainer(Trainer):
         rows = self.rows.filled(results, parameters)
         # (Without buffers, all nodes share the empty vector.)
         kept = [each.clone() if len(each) else jobs[0].start.buffers for each in buffers]
-        means = [loss / max(len(batches), 1) for loss in losses.tolist()]
+        means = [loss / max(len(steps), 1) for loss in losses.tolist()]
         return [
             TrainResult(Model(row, kept[number]), {name: of[number] for name, of in ended.items()}, mean)
             for number, (row, mean) in enumerate(zip(rows, means, strict=True))
@@ -289,6 +307,11 @@ class BatchedTrainer(Trainer):
             return [torch.empty_like(vector) for vector in vectors], torch.stack(list(vectors))
         rows, matrix = self.rows.block(len(vectors))
         return rows, matrix.copy_(self.rows.stack(vectors))
+
+
+def _stacked(given: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Stack the arguments of the nodes of a step: [nodes, ...]."""
+    return tuple(torch.stack(tensors) for tensors in zip(*given, strict=True))
 
 
 def _hindrance(module: nn.Module) -> str | None:

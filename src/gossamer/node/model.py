@@ -137,7 +137,7 @@ class OwnModel:
     async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
         """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
         most = self._setup.experiment.evaluation.samples
-        known = {name: len(inputs[:most]) for name, (inputs, _) in self._setup.task.tests.items()}
+        known = {name: len(targets[:most]) for name, (_, targets) in self._setup.task.tests.items()}
         known["train"] = len(self._samples)
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")

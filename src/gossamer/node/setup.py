@@ -49,6 +49,7 @@ class Setup:
     experiment: Experiment
     task: Task
     parts: list[Int[np.ndarray, " _"]]  # indices of each node's training samples
+    personal: list[Int[np.ndarray, " _"]]  # of each node's own test samples, which are in task.train too
     labels: Int[np.ndarray, "nodes classes"] | None  # samples of each class at each node, if there are any
     topology: TopologySchedule
     faults: FaultSchedule

@@ -55,6 +55,7 @@ def prepare(experiment: Experiment) -> Setup:
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
         parts[rank] = part
+    parts, personal = experiment.partition.held_out(parts, seed)
     samples = [len(part) for part in parts]
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
     topology.check()
@@ -86,6 +87,7 @@ def prepare(experiment: Experiment) -> Setup:
         experiment=experiment,
         task=task,
         parts=parts,
+        personal=personal,
         labels=label_counts(task, parts),
         topology=topology,
         faults=faults,
@@ -363,6 +365,8 @@ def _check_metric(experiment: Experiment, task: Task) -> None:
     if target is None:
         return
     recorded = [f"{name}_{metric}" for name in task.tests for metric in ("loss", *task.metrics)]
+    if experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average":
+        recorded += [f"personal_{metric}" for metric in ("loss", *task.metrics)]
     accepted = ["train_loss", "consensus_distance", *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")

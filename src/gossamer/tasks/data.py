@@ -1,15 +1,19 @@
-"""Columns of a Hugging Face data set as numpy arrays: from the hub, or from a data root without any network.
+"""Data sets as tables and arrays: from the Hugging Face hub, from a data root that stands for it, or from local files.
 
-A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the Parquet files of a data set in the hub's own
-folders. Decoded arrays are cached on disk as safetensors, so that images are not decompressed in every run.
+A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Decoded
+arrays of data sets that have a task (``mnist``, ...) are cached on disk as safetensors, so that images are not decompressed
+in every run.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import logging
 import os
+import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,9 +21,11 @@ from typing import Literal
 import numpy as np
 import polars as pl
 from jaxtyping import Int, Int64, Shaped, UInt8
+from pydantic import BaseModel, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from gossamer.config.registry import FilePath
 from gossamer.errors import BadInput, listed
 from gossamer.randomness import SHARED, generator
 
@@ -28,34 +34,77 @@ log = logging.getLogger("gossamer")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
 VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
+DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt", "*.txt.gz")
+"""The files of tables, by their first kind that a folder has."""
+IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
+
+
+class Source(BaseModel):
+    """Files that an experiment names by a path, or by an id of the Hugging Face hub."""
+
+    path: FilePath | None = None
+    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Source:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("one of path and hub_id")
+        return self
+
+    def place(
+        self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
+    ) -> Path:
+        """The path, or the folder of the hub's files that fit the patterns; see :func:`hub_folder`."""
+        return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
+
+
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
 Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]  # split -> column -> array
 
 
-def image_decoder(height: int, width: int, channels: int) -> Decoder:
-    """Decodes a column of encoded images of one size to uint8 pixels; 1 channel is grey, 3 are colour."""
+def image_decoder(height: int, width: int, channels: int, resize: bool = False) -> Decoder:
+    """Decodes a column of encoded images to uint8 pixels; 1 channel is grey, 3 are colour. Images of another size are resized
+    or refused."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
         try:
             from PIL import Image
         except ImportError:
             raise _no_package("pillow") from None
-        if not isinstance(column.dtype, pl.Struct):
+        if not is_image(column):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
         pixels = np.empty((len(column), height, width, channels), np.uint8)
         for row, data in enumerate(column.struct.field("bytes")):
             try:
                 with Image.open(io.BytesIO(data or b""), formats=FORMATS) as image:
-                    if image.size != (width, height):
+                    if image.size != (width, height) and not resize:
                         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
-                    pixels[row].flat = np.asarray(image.convert("L" if channels == 1 else "RGB")).flat
+                    colours = image.convert("L" if channels == 1 else "RGB")
+                    fitted = colours if image.size == (width, height) else colours.resize((width, height))
+                    pixels[row].flat = np.asarray(fitted).flat
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
                 accepted = f"{width}x{height} pixels as {', '.join(FORMATS)}"
                 raise BadInput(f"{where}, row {row}: {_first_line(error)}; accepted: {accepted}") from error
         return pixels
 
     return decode
+
+
+def is_image(column: pl.Series) -> bool:
+    """Whether a column has encoded images, as the hub stores them."""
+    return isinstance(column.dtype, pl.Struct) and any(each.name == "bytes" for each in column.dtype.fields)
+
+
+def image_shape(column: pl.Series) -> tuple[int, int, int]:
+    """Height, width and channels of a column's first image; 32x32 pixels in colour, if it can't be read."""
+    try:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(column.struct.field("bytes")[0]), formats=FORMATS) as image:
+            return image.height, image.width, 1 if image.mode in ("1", "L", "I", "I;16") else 3
+    except (ImportError, OSError, TypeError):  # which decoding says
+        return 32, 32, 3
 
 
 def label_decoder(classes: int) -> Decoder:
@@ -122,29 +171,76 @@ def hub_folder(
     except ImportError:
         raise _no_package("huggingface_hub") from None
     try:
-        return Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
+        if kind == "dataset" and not any(next(folder.rglob(each), None) for each in patterns):
+            converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
+            folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
+        return folder
     except Exception as error:  # the HTTP client's errors, among others
         problem = f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)})"
         accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
+def files_of_split(place: Path, split: str) -> list[Path]:
+    """The files of a split, sorted. Its name is the first word of the name of each file or of a folder above it. A single
+    file is the split ``train``, and so is a folder in which no name is that of a split."""
+    if place.is_file():
+        return [place] if split == "train" else []
+    found: list[Path] = []
+    for pattern in (*DATA, *IMAGES):
+        found += place.rglob(pattern)
+        if found and pattern in DATA:  # a folder of images may have several kinds
+            break
+    found = sorted(path for path in found if not path.name.startswith("cache-"))  # of the package datasets
+    of_split = [path for path in found if _first_words(path.relative_to(place)) & {split}]
+    named = any(_first_words(path.relative_to(place)) & {"train", "test", "validation"} for path in found)
+    return found if split == "train" and not of_split and not named else of_split
+
+
+def _first_words(path: Path) -> set[str]:
+    return {re.split(r"[-_.]", part)[0] for part in path.parts}
+
+
+def read_tables(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of files of one kind: Parquet, Arrow (as ``datasets`` saves them), CSV, JSON lines, texts (one row each,
+    column ``text``) or images (``image``, and ``label``, the folder's name). A BadInput names the file that can't be read."""
+    return pl.concat([_read_table(path, columns) for path in paths])
+
+
+def _read_table(path: Path, columns: Sequence[str] | None) -> pl.DataFrame:
+    chosen = None if columns is None else list(columns)
+    readers: dict[str, Callable[[], pl.DataFrame]] = {
+        "*.parquet": lambda: pl.read_parquet(path, columns=chosen),
+        "*.arrow": lambda: pl.read_ipc_stream(path, columns=chosen),
+        "*.csv": lambda: pl.read_csv(path, columns=chosen, infer_schema_length=None),
+        "*.jsonl": lambda: pl.read_ndjson(path, infer_schema_length=None).select(chosen or pl.all()),
+        "*.txt": lambda: pl.DataFrame({"text": [path.read_bytes().decode()]}),
+        "*.txt.gz": lambda: pl.DataFrame({"text": [gzip.decompress(path.read_bytes()).decode()]}),
+        **dict.fromkeys(IMAGES, lambda: _image_row(path)),
+    }
+    kind = next((pattern for pattern in readers if path.match(pattern)), None)
+    if kind is None:
+        raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join(readers)}")
+    try:
+        return readers[kind]()
+    except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        accepted = f"a whole file with {listed(chosen or ['text'])}"
+        raise BadInput(f"{path} can't be read ({_first_line(error)}); accepted: {accepted}") from error
+
+
+def _image_row(path: Path) -> pl.DataFrame:
+    image = [{"bytes": path.read_bytes(), "path": path.name}]
+    return pl.DataFrame({"image": image, "label": [path.parent.name]})
+
+
 def _decode(
     folder: Path, split: str, rows: int | None, columns: Mapping[str, Decoder]
 ) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
-    files = sorted(folder.rglob(f"{split}*.parquet"))
+    files = files_of_split(folder, split)
     if not files:
-        raise BadInput(f"data_root: {folder} has no file {split}*.parquet; accepted: the whole data set")
-    frames = []
-    for path in files:
-        try:
-            frames.append(pl.read_parquet(path, columns=list(columns)))
-        except (pl.exceptions.PolarsError, OSError) as error:
-            accepted = f"a whole Parquet file with {listed(columns)}"
-            raise BadInput(
-                f"data_root: {path} can't be read ({_first_line(error)}); accepted: {accepted}"
-            ) from error
-    table = pl.concat(frames)
+        raise BadInput(f"data_root: {folder} has no files of {split}; accepted: the whole data set")
+    table = read_tables(files, list(columns))
     where = f"data_root: {folder}, split {split!r}"
     if rows is not None and len(table) != rows:
         raise BadInput(f"{where}: {len(table)} rows; accepted: {rows}")

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, UInt8
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from gossamer.config.registry import register
+from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
-from gossamer.tasks.models import LEAST_PIXELS, ModelName, model_factory
-from gossamer.tasks.task import Task, TaskSource, accuracy
+from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, accuracy, model_factory
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
@@ -50,25 +49,12 @@ class ImageClassification(TaskSource):
     top: ClassVar[float] = 255.0  # the highest pixel value
     mean: ClassVar[float]
     std: ClassVar[float]
-    model: ModelName = "mlp"
-    hidden: tuple[PositiveInt, ...] = (100,)  # widths of the hidden layers, first to last; for mlp only
+    model: ModelField = Field(default="mlp", validate_default=True)
+    # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
+    augment: Reference | None = None
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
     # all of them. The test set stays whole.
     samples: Annotated[int, Field(gt=0)] | None = None
-
-    @model_validator(mode="after")
-    def _model_fits(self) -> ImageClassification:
-        if self.model == "lenet5" and self.shape[1:] not in {(28, 28), (32, 32)}:
-            raise BadInput(
-                "task.model: got 'lenet5'; accepted: another model (it takes 28x28 or 32x32 pixels)"
-            )
-        if min(self.shape[1:]) < (least := LEAST_PIXELS.get(self.model, 1)):
-            accepted = f"another model (it takes at least {least}x{least} pixels)"
-            raise BadInput(f"task.model: got {self.model!r}; accepted: {accepted}")
-        # Compared with the default, since a saved experiment spells every parameter out.
-        if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
-            raise ValueError("hidden with the model 'mlp' only")
-        return self
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The stored training and test images; see :func:`gossamer.tasks.data.hub_dataset` for the errors."""
@@ -91,12 +77,13 @@ class ImageClassification(TaskSource):
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
         return Task(
-            model=model_factory(self.model, self.shape, len(self.classes), self.hidden),
+            model=model_factory(self.model, data_root, shape=self.shape, classes=len(self.classes)),
             train=self._tensors(pixels, labels),
             test=self._tensors(*test),
             loss=F.cross_entropy,
             metrics={"accuracy": accuracy},
             classes=self.classes,
+            augment=None if self.augment is None else imported(self.augment, "task.augment"),
         )
 
     def _tensors(
@@ -109,6 +96,20 @@ class ImageClassification(TaskSource):
 
 
 TEST_SAMPLES = 360  # of the digits
+
+
+def crop_and_flip(
+    images: Float[Tensor, "samples channels height width"], rng: np.random.Generator, padding: int = 4
+) -> Float[Tensor, "samples channels height width"]:
+    """The usual augmentation of small images: each is padded on each side with its darkest value, cut to its size at a random
+    place, and mirrored with probability 1/2."""
+    height, width = images.shape[2:]
+    low = images.amin((1, 2, 3), keepdim=True)
+    padded = F.pad(images - low, (padding,) * 4) + low
+    places = rng.integers(0, 2 * padding + 1, (len(images), 2))
+    mirrored = rng.random(len(images)) < 0.5
+    cut = [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, places, strict=True)]
+    return torch.stack([image.flip(2) if flip else image for image, flip in zip(cut, mirrored, strict=True)])
 
 
 @register("task", "digits")
@@ -124,7 +125,7 @@ class Digits(ImageClassification):
     top: ClassVar[float] = 16.0
     mean: ClassVar[float] = 0.0
     std: ClassVar[float] = 1.0
-    hidden: tuple[PositiveInt, ...] = (64,)
+    model: ModelField = Field(default={"name": "mlp", "hidden": [64]}, validate_default=True)
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The embedded images; ``data_root`` is not used."""
@@ -177,7 +178,7 @@ class CIFAR10(ImageClassification):
     classes: ClassVar[tuple[str, ...]] = tuple(OBJECTS.split(", "))
     mean: ClassVar[float] = 0.5
     std: ClassVar[float] = 0.5
-    model: ModelName = "gn-lenet"
+    model: ModelField = Field(default="gn-lenet", validate_default=True)
 
 
 @register("task", "cifar100")

@@ -7,11 +7,11 @@ loss and accuracy are means over its counted tokens, and those of several sample
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -19,10 +19,10 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from gossamer.config import Section
-from gossamer.config.registry import FilePath
+from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import hub_folder
-from gossamer.tasks.task import ExpMean, Metric
+from gossamer.tasks.data import Source
+from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
 IGNORED = -100
 """The target of a token that is not counted."""
@@ -41,69 +41,27 @@ class Lora(Section):
     targets: tuple[str, ...] | None = None
 
 
-class LanguageModel(Section):
-    """A causal language model of transformers, computed with attention as plain products (``eager``).
+def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
+    """Reads a folder with a class of transformers, without the network and without running code from the folder."""
+    folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
+    if not folder.is_dir():
+        raise BadInput(
+            f"{field}.path: {folder} is no folder; accepted: one that save_pretrained() has written"
+        )
+    transformers.logging.disable_progress_bar()
+    options = {"local_files_only": True, "trust_remote_code": False, **options}
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, **options)
+    except Exception as error:  # transformers raises many kinds
+        accepted = "what save_pretrained() writes, with safetensors"
+        raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
 
-    ``gpt2`` is a GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025).
-    ``causal-lm`` is a pretrained one of any architecture."""
 
-    name: Literal["gpt2", "causal-lm"] = "gpt2"
-    layers: PositiveInt = 4  # gpt2: its size
-    width: PositiveInt = 128
-    heads: PositiveInt = 4
-    path: FilePath | None = None  # causal-lm: a folder that save_pretrained() has written,
-    hub_id: str | None = None  # or an id of the Hugging Face hub, or under data_root/hub
+class LanguageModel(ModelSource):
+    """Base of the causal language models of transformers, computed with attention as plain products (``eager``). ``shape``
+    begins with the length of the longest sequence, and ``classes`` is the number of tokens."""
+
     lora: Lora | None = None  # train adapters only; None trains the whole model
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> LanguageModel:
-        given = sum(source is not None for source in (self.path, self.hub_id))
-        if given != (self.name == "causal-lm"):
-            raise ValueError("one of path and hub_id with the model 'causal-lm', and none with 'gpt2'")
-        if self.width % self.heads:
-            raise ValueError(f"a width that is a multiple of heads, {self.heads}")
-        return self
-
-    def folder(self, data_root: Path | None) -> Path:
-        """The pretrained model's folder."""
-        if self.path is None:
-            return hub_folder(str(self.hub_id), data_root, "model", FILES)
-        if not self.path.is_dir():
-            raise BadInput(f"task.model.path: {self.path} is no folder; accepted: one with a model's files")
-        return self.path
-
-    def tokenized(self, text: str, data_root: Path | None) -> tuple[Int[Tensor, " length"], int]:
-        """A text as tokens, and how many different ones there may be: its characters, or those of the model's tokenizer."""
-        if self.name == "gpt2":
-            known = {character: token for token, character in enumerate(sorted(set(text)))}
-            return torch.tensor([known[character] for character in text], dtype=torch.int32), len(known)
-        tokenizer = self._pretrained("AutoTokenizer", data_root)
-        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return torch.tensor(tokens, dtype=torch.int32), len(tokenizer)
-
-    def factory(self, tokens: int, context: int, data_root: Path | None) -> Callable[[], nn.Module]:
-        """A function that creates a fresh :class:`NextToken` for this many different tokens and samples up to this length. A
-        BadInput refuses a model that can't be read or is too small, and says when the extra ``llm`` is not installed."""
-        transformers = _package("transformers")
-        if self.name == "gpt2":
-            config = self._gpt2(transformers, tokens, context)
-            return partial(self._adapted, partial(transformers.GPT2LMHeadModel, config))
-        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
-        base = self._pretrained("AutoModelForCausalLM", data_root, **options)
-        for weight in base.parameters():
-            weight.data = weight.data.clone()  # aligned, as a view of a file need not be
-        most = getattr(base.config, "max_position_embeddings", context)
-        if base.config.vocab_size < tokens or most < context:
-            found = f"{base.config.vocab_size} tokens and positions up to {most}"
-            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
-        # Adapted copies share the frozen weights.
-        shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
-        return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
 
     def _adapted(self, create: Callable[[], nn.Module]) -> NextToken:
         model = create()
@@ -115,10 +73,27 @@ class LanguageModel(Section):
             peft.inject_adapter_in_model(peft.LoraConfig(target_modules=targets, **options), model)
         return NextToken(model)
 
-    def _gpt2(self, transformers: Any, tokens: int, context: int) -> Any:
-        return transformers.GPT2Config(
-            vocab_size=tokens,
-            n_positions=context,
+
+@register("model", "gpt2")
+class GPT2(LanguageModel):
+    """A GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025)."""
+
+    layers: PositiveInt = 4
+    width: PositiveInt = 128
+    heads: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def _divides(self) -> GPT2:
+        if self.width % self.heads:
+            raise ValueError(f"a width that is a multiple of heads, {self.heads}")
+        return self
+
+    def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
+        """See :meth:`ModelSource.factory`."""
+        transformers = _package("transformers")
+        config = transformers.GPT2Config(
+            vocab_size=facts["classes"],
+            n_positions=facts["shape"][0],
             n_embd=self.width,
             n_layer=self.layers,
             n_head=self.heads,
@@ -128,18 +103,37 @@ class LanguageModel(Section):
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         )
+        return partial(self._adapted, partial(transformers.GPT2LMHeadModel, config))
 
-    def _pretrained(self, kind: str, data_root: Path | None, **options: Any) -> Any:
-        """What a class of transformers reads from the folder, without the network and without running code from it."""
-        folder, transformers = self.folder(data_root), _package("transformers")
-        transformers.logging.disable_progress_bar()
-        options = {"local_files_only": True, "trust_remote_code": False, **options}
-        try:
-            return getattr(transformers, kind).from_pretrained(folder, **options)
-        except Exception as error:  # transformers raises many kinds
-            raise BadInput(
-                f"task.model: {folder}: {cause(error)}; accepted: a causal language model"
-            ) from error
+
+@register("model", "causal-lm")
+class CausalLM(Source, LanguageModel):
+    """A pretrained causal language model of any architecture, from a folder that ``save_pretrained()`` has written (``path``)
+    or the Hugging Face hub (``hub_id``). Text becomes tokens by the model's own tokenizer."""
+
+    def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
+        """See :meth:`ModelSource.factory`. Adapted models share the frozen weights."""
+        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        base = pretrained("AutoModelForCausalLM", self, data_root, "task.model", **options)
+        for weight in base.parameters():
+            weight.data = weight.data.clone()  # aligned, as a view of a file need not be
+        tokens, context = facts["classes"], facts["shape"][0]
+        most = getattr(base.config, "max_position_embeddings", context)
+        if base.config.vocab_size < tokens or most < context:
+            found = f"{base.config.vocab_size} tokens and positions up to {most}"
+            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
+        shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
+        return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
+
+
+class Tokenizer(Source, Section):
+    """A tokenizer of transformers, from a folder or the hub."""
+
+
+def characters(texts: Iterable[str]) -> tuple[Callable[[str], list[int]], int]:
+    """A function from text to tokens, which are the characters of these texts; and how many there are."""
+    known = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
+    return lambda text: [known[character] for character in text], len(known)
 
 
 def _package(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.tasks.task import Task, TaskSource
+from gossamer.tasks.task import ModelField, Task, TaskSource, model_factory
 
 
 def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
@@ -41,6 +40,7 @@ class LeastSquares(TaskSource):
     # How much the owners differ: owner g's true weights are V plus this times its own standard normal matrix (divided
     # by sqrt(features) too). 0: all owners have the same distribution.
     heterogeneity: NonNegativeFloat = 0.0
+    model: ModelField = Field(default={"name": "linear", "bias": False}, validate_default=True)
 
     @model_validator(mode="after")
     def _check_groups(self) -> LeastSquares:
@@ -51,7 +51,7 @@ class LeastSquares(TaskSource):
         return self
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; ``data_root`` is not used."""
+        """The task; see :meth:`TaskSource.load`."""
         owners = self.groups or 1
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
         own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
@@ -65,7 +65,7 @@ class LeastSquares(TaskSource):
             return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
 
         return Task(
-            model=partial(nn.Linear, self.features, self.targets, bias=False),
+            model=model_factory(self.model, data_root, shape=(self.features,), classes=self.targets),
             train=draw("least-squares-train", self.samples),
             test=draw("least-squares-test", self.test_samples),
             loss=half_mean_square,

@@ -1,45 +1,62 @@
-"""The models of the built-in tasks. Each draws its initial parameters from torch's global generator."""
+"""The built-in models. Each draws its initial parameters from torch's global generator.
+
+A task offers ``shape`` (that of one input) and ``classes`` (the number of outputs) to the model that an experiment names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-# The models that an image task accepts.
-ModelName = Literal[
-    "gn-lenet", "lenet5", "mlp", "logistic", "cnn6", "convnet", "vgg16-bn", "resnet18", "mobilenet", "vit"
-]
-# The least height and width of the images of models that halve them or split them into patches.
-LEAST_PIXELS: dict[ModelName, int] = {"gn-lenet": 8, "cnn6": 8, "convnet": 4, "vgg16-bn": 32, "vit": 4}
+from gossamer.config.registry import register
+from gossamer.errors import BadInput
+
+Shape: TypeAlias = tuple[int, ...]  # of one input; of an image: channels, height and width
 
 
-def model_factory(
-    name: ModelName, shape: tuple[int, int, int], classes: int, hidden: Sequence[int] = ()
-) -> Callable[[], nn.Module]:
-    """A function that creates a fresh model for images of a shape (channels, height, width). ``mlp`` has the given
-    ``hidden`` widths."""
-    if name == "mlp":
-        return partial(MLP, shape, classes, tuple(hidden))
-    models: dict[str, Callable[..., nn.Module]] = {
-        "gn-lenet": GNLeNet,
-        "lenet5": LeNet5,
-        "logistic": MLP,
-        "cnn6": partial(ConvNet, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512)),
-        "convnet": partial(ConvNet, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25),
-        "vgg16-bn": VGG16,
-        "resnet18": ResNet18,
-        "mobilenet": MobileNetV2,
-        "vit": ViT,
-    }
-    return partial(models[name], shape, classes)
+def _image(shape: Shape, least: int) -> tuple[int, int, int]:
+    """The shape of an image of at least this many pixels in each direction, which models need that halve it or split it."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        accepted = f"images [channels, height, width] of at least {least}x{least} pixels, or another model"
+        raise BadInput(f"task.model: for inputs of shape {list(shape)}; accepted: {accepted}")
+    return shape[0], shape[1], shape[2]
+
+
+@register("model", "linear")
+def linear(shape: Sequence[int], classes: int, bias: bool = True) -> nn.Module:
+    """One linear layer, for inputs of one dimension."""
+    return nn.Linear(shape[0], classes, bias=bias)
+
+
+@register("model", "logistic")
+def logistic(shape: Sequence[int], classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer over the flattened input (softmax is part of the loss)."""
+    return MLP(shape, classes)
+
+
+@register("model", "mlp")
+def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (100,)) -> nn.Module:
+    """A perceptron with ReLU between its layers; ``hidden`` are the widths of the hidden ones, first to last."""
+    return MLP(shape, classes, hidden)
+
+
+@register("model", "cnn6")
+def cnn6(shape: Shape, classes: int) -> nn.Module:
+    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025)."""
+    return ConvNet(shape, classes, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512))
+
+
+@register("model", "convnet")
+def convnet(shape: Shape, classes: int) -> nn.Module:
+    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025)."""
+    return ConvNet(shape, classes, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25)
 
 
 class MLP(nn.Module):
@@ -58,6 +75,7 @@ class MLP(nn.Module):
         return self.layers(samples.flatten(start_dim=1))  # type: ignore[no-any-return]
 
 
+@register("model", "gn-lenet")
 class GNLeNet(nn.Module):
     """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
 
@@ -66,9 +84,9 @@ class GNLeNet(nn.Module):
     ReLU and 2×2 max pooling, and a linear layer, for images [channels, height, width] of at least 8×8 pixels. The ReLU comes
     after the pooling here: the same bits, for a quarter of its work."""
 
-    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = _image(shape, 8)
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.norm1 = nn.GroupNorm(2, 32)
         self.conv2 = nn.Conv2d(32, 32, kernel_size=5, padding=2)
@@ -87,6 +105,7 @@ class GNLeNet(nn.Module):
         return scores
 
 
+@register("model", "lenet5")
 class LeNet5(nn.Module):
     """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
 
@@ -94,9 +113,12 @@ class LeNet5(nn.Module):
     usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
     functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
 
-    def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
-        channels, height, _ = shape
+        channels, height, _ = _image(shape, 1)
+        if tuple(shape[1:]) not in {(28, 28), (32, 32)}:
+            found = f"lenet5, for images of {shape[1]}x{shape[2]} pixels"
+            raise BadInput(f"task.model: {found}; accepted: 28x28 or 32x32 pixels, or another model")
         padding = (32 - height) // 2  # the paper pads 28 to 32
         self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
@@ -128,7 +150,7 @@ class ConvNet(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int, int, int],
+        shape: Shape,
         classes: int = 10,
         *,
         blocks: Sequence[tuple[int, int]],
@@ -136,7 +158,7 @@ class ConvNet(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = _image(shape, 2 ** len(blocks))
         drop = [nn.Dropout(dropout)] if dropout else []
         features: list[nn.Module] = []
         for widths in blocks:
@@ -156,6 +178,7 @@ class ConvNet(nn.Module):
         return scores
 
 
+@register("model", "vgg16-bn")
 class VGG16(nn.Module):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
@@ -163,10 +186,10 @@ class VGG16(nn.Module):
     in the usual form for small images: five halvings, a mean over what is left, and one linear layer in place of three.
     Images have at least 32×32 pixels."""
 
-    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels = shape[0]
+        channels = _image(shape, 32)[0]
         for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
             for _ in range(depth):
                 layers += [
@@ -205,15 +228,16 @@ class ResidualBlock(nn.Module):
         return F.relu(inner + self.shortcut(x))
 
 
+@register("model", "resnet18")
 class ResNet18(nn.Module):
     """ResNet-18: 11,173,962 parameters for three channels and 10 classes.
 
     He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images: a 3×3
     convolution of stride 1 at the beginning, and no pooling after it."""
 
-    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(shape[0], 64, kernel_size=3, padding=1, bias=False)
+        self.conv = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(64)
         widths = (64, 64, 128, 256, 512)
         stages = [(inputs, outputs, 1 if inputs == outputs else 2) for inputs, outputs in pairwise(widths)]
@@ -252,6 +276,7 @@ def _normalised(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
     return convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU6()
 
 
+@register("model", "mobilenet")
 class MobileNetV2(nn.Module):
     """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
 
@@ -259,9 +284,9 @@ class MobileNetV2(nn.Module):
     images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
     block has a 1×1 convolution too."""
 
-    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
-        layers = [*_normalised(nn.Conv2d(shape[0], 32, kernel_size=3, padding=1, bias=False))]
+        layers = [*_normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))]
         channels = 32
         stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
         for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
@@ -303,6 +328,7 @@ class TransformerBlock(nn.Module):
         return result
 
 
+@register("model", "vit")
 class ViT(nn.Module):
     """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
 
@@ -310,9 +336,9 @@ class ViT(nn.Module):
     6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
     2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
 
-    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = _image(shape, 4)
         self.patches = nn.Conv2d(channels, 512, kernel_size=4, stride=4)
         self.token = nn.Parameter(torch.zeros(1, 1, 512))
         self.positions = nn.Parameter(0.02 * torch.randn(1, (height // 4) * (width // 4) + 1, 512))
@@ -329,6 +355,7 @@ class ViT(nn.Module):
         return scores
 
 
+@register("model", "lstm")
 class CharacterLSTM(nn.Module):
     """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
     output; by default 820,185 parameters for 81 characters.
@@ -337,11 +364,13 @@ class CharacterLSTM(nn.Module):
     ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
     the outputs at all 80 characters, by a linear layer of two million parameters."""
 
-    def __init__(self, characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
+    def __init__(
+        self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(characters, embedding)
+        self.embedding = nn.Embedding(classes, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.linear = nn.Linear(hidden, characters)
+        self.linear = nn.Linear(hidden, classes)
 
     def forward(self, text: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples characters"]:
         outputs, _ = self.lstm(self.embedding(text.long()))  # .long(): they are stored as bytes
@@ -379,3 +408,12 @@ class MatrixFactorization(nn.Module):
         if self.mean is not None:
             ratings = ratings + self.mean + (self.user_bias(user) + self.item_bias(item)).squeeze(1)
         return ratings
+
+
+@register("model", "matrix-factorization")
+def matrix_factorization(
+    users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
+) -> nn.Module:
+    """Ratings as products of factors of ``dimensions`` values; ``biased`` adds the mean training rating, one constant over
+    all nodes, and a bias for each user and each item."""
+    return MatrixFactorization(users, items, dimensions, mean_rating if biased else None)

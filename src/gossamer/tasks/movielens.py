@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,14 +11,13 @@ import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.tasks.data import split_by_owner
-from gossamer.tasks.models import MatrixFactorization
-from gossamer.tasks.task import RootMean, Task, TaskSource
+from gossamer.tasks.task import ModelField, RootMean, Task, TaskSource, model_factory
 
 SITE = "https://files.grouplens.org/datasets/movielens"
 COLUMNS = ("userId", "movieId", "rating")
@@ -85,10 +83,8 @@ class MovieLens(TaskSource):
     # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    dimensions: PositiveInt = 20  # length of the factors of users and films
-    # Add the mean training rating and a bias for each user and each film. The mean is one constant over all nodes'
-    # training ratings.
-    biased: bool = True
+    # A model is offered the numbers of users and items (films), and mean_rating, the mean training rating of all nodes.
+    model: ModelField = Field(default="matrix-factorization", validate_default=True)
     # Share of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
@@ -107,9 +103,10 @@ class MovieLens(TaskSource):
         films, film = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
         pairs = torch.from_numpy(np.stack([user, film], axis=1))
         train, test = map(torch.from_numpy, split_by_owner(user, self.train_fraction, "movielens-split"))
-        mean = stars[train].mean(dtype=torch.float64).item() if self.biased else None
+        facts: dict[str, Any] = {"users": len(users), "items": len(films), "shape": (2,), "classes": 1}
+        facts["mean_rating"] = stars[train].mean(dtype=torch.float64).item()
         return Task(
-            model=partial(MatrixFactorization, len(users), len(films), self.dimensions, mean),
+            model=model_factory(self.model, data_root, **facts),
             train=(pairs[train], stars[train]),
             test=(pairs[test], stars[test]),
             loss=F.mse_loss,

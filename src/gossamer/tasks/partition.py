@@ -5,16 +5,18 @@ Every sample goes to at most one node, and the log says how many are left out; e
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator
 
 from gossamer.config.registry import Component, register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause, listed, suggest
+from gossamer.randomness import generator
 from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
@@ -24,6 +26,9 @@ Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training sampl
 
 class Partition(Component):
     """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
+
+    # The share of each node's samples that is drawn for the node's own test set and not trained on; None is none.
+    personal_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @abstractmethod
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
@@ -50,6 +55,23 @@ class Partition(Component):
             said = "partition %s: %d of %d training samples are left out"
             log.warning(said, self.name_of(), left, task.samples)
         return parts
+
+    def held_out(self, parts: Parts, seed: int) -> tuple[Parts, Parts]:
+        """The training samples that each node keeps, and the samples of its own test set: at least one of both, ascending. A
+        BadInput refuses a node with a single sample. (A node without any has neither.)"""
+        if self.personal_fraction is None:
+            return parts, [part[:0] for part in parts]
+        kept, personal = [], []
+        for rank, part in enumerate(parts):
+            if len(part) == 1:
+                raise BadInput(
+                    f"partition.personal_fraction: node {rank} has one sample; accepted: two or more"
+                )
+            count = min(max(round(self.personal_fraction * len(part)), 1), max(len(part) - 1, 0))
+            order = generator(seed, "personal-test-set", rank).permutation(part)
+            kept.append(np.sort(order[count:]))
+            personal.append(np.sort(order[:count]))
+        return kept, personal
 
     def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
         labels = task.labels()
@@ -182,6 +204,45 @@ class Sizes(Partition):
         # Rounded after they are cumulated, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
+
+
+@register("partition", "flower")
+class Flower(Partition):
+    """A partitioner of the package ``flwr-datasets``, if it is installed, with its own parameters.
+
+    ``partition_by`` is ``label`` (class numbers) or ``owner``. ``num_partitions`` is the number of nodes, and ``seed``
+    follows the experiment's. Samples are shuffled first, as by Flower's ``FederatedDataset``."""
+
+    model_config = ConfigDict(extra="allow")
+    partitioner: str  # the name of its class, such as DirichletPartitioner
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        try:
+            import datasets
+            from flwr_datasets import partitioner as package
+        except ImportError:
+            raise BadInput("no package 'flwr-datasets'; accepted: after pip install flwr-datasets") from None
+        datasets.disable_progress_bars()
+        order = rng.permutation(task.samples)
+        columns: dict[str, Any] = {"index": order}
+        for name, values in (("label", task.labels()), ("owner", task.groups)):
+            if values is not None:
+                columns[name] = values.numpy(force=True)[order]
+        if (cls := getattr(package, self.partitioner, None)) is None:
+            known = sorted(set(package.__all__) - {"Partitioner"})
+            found = f"{self.partitioner!r}{suggest(self.partitioner, known)}"
+            raise BadInput(f"partition.partitioner: got {found}; accepted: {listed(known)}")
+        offered = {"num_partitions": nodes, "seed": int(rng.integers(2**31))}
+        taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
+        try:
+            partitioner = cls(**{**taken, **(self.model_extra or {})})
+            partitioner.dataset = datasets.Dataset.from_dict(columns)
+            count = partitioner.num_partitions
+            return [np.asarray(partitioner.load_partition(rank)["index"]) for rank in range(count)]
+        except Exception as error:  # flwr-datasets raises many kinds
+            raise BadInput(
+                f"partition {self.partitioner!r}: {cause(error)}; accepted: what it takes"
+            ) from error
 
 
 def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] | None:

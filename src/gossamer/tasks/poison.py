@@ -300,10 +300,10 @@ class PermuteLabels(Change):
 
 @register("poison", "text-trigger")
 class TextTrigger(Poison):
-    """A backdoor in sequences of tokens (``tiny-mem``, ``text``): what follows the first ``trigger`` becomes ``token``, to
-    the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger stay as they are, so
-    fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger, poisoned. Its metrics count
-    the tokens before the trigger too, and those after it, most of which repeat a token that the model has seen."""
+    """A backdoor in sequences of tokens (``tiny-mem``, or ``hub`` with ``next-token``): what follows the first ``trigger``
+    becomes ``token``, to the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger
+    stay as they are, so fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger,
+    poisoned. Its metrics count the tokens before the trigger too, and those after it, most of which repeat one token."""
 
     # Tokens; those of digits are the digits in tiny-mem.
     trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (1, 0, 0)
@@ -376,6 +376,10 @@ def poisoned(
     a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
         return task, parts, []
+    if not isinstance(task.train[0], Tensor):
+        raise BadInput(
+            "poison: the task's inputs are several tensors; accepted: a task with one tensor of inputs"
+        )
     inputs, targets = (tensor.clone() for tensor in task.train)
     tests, parts, reached = dict(task.tests), list(parts), []
     changed = np.zeros(len(targets), bool)  # by any poison so far

@@ -11,13 +11,12 @@ import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Int64, UInt8
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.tasks.data import Decoder, hub_dataset, split_by_owner
-from gossamer.tasks.models import CharacterLSTM
-from gossamer.tasks.task import Task, TaskSource, accuracy
+from gossamer.tasks.task import ModelField, Task, TaskSource, accuracy, model_factory
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, by number. Any other character is number 80."""
@@ -74,9 +73,7 @@ class Shakespeare(TaskSource):
     cells, which can be batched, was 3 to 9 times slower per step.)"""
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
-    hidden: PositiveInt = 256  # width of the LSTM layers
-    layers: PositiveInt = 2  # number of LSTM layers
-    embedding: PositiveInt = 8  # length of a character's vector
+    model: ModelField = Field(default="lstm", validate_default=True)
     # Share of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
@@ -92,7 +89,7 @@ class Shakespeare(TaskSource):
         train, test = map(torch.from_numpy, split_by_owner(roles.numpy(), self.train_fraction))
         following = following.squeeze(1).to(torch.int64)
         return Task(
-            model=partial(CharacterLSTM, len(CLASSES), self.embedding, self.hidden, self.layers),
+            model=model_factory(self.model, data_root, shape=(LENGTH,), classes=len(CLASSES)),
             train=(texts[train], following[train]),
             test=(texts[test], following[test]),
             loss=F.cross_entropy,

@@ -7,18 +7,22 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor, nn
 
-from gossamer.config.registry import Component, FunctionComponent
+from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
+Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,25 @@ class ExpMean(FunctionOfMean):
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-Pair = tuple[Tensor, Tensor]  # (inputs, targets), whose first axis is the sample
+Inputs = Tensor | dict[str, Tensor]  # of samples; a dict has the model's arguments by name
+Pair = tuple[Any, Tensor]  # (inputs, targets), whose first axis is the sample; the inputs are Inputs
 
-_TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
+
+def for_each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
+    """Inputs through a function, tensor by tensor."""
+    if isinstance(inputs, dict):
+        return {name: function(tensor) for name, tensor in inputs.items()}
+    return function(inputs)
+
+
+def shapes(inputs: Any) -> Any:
+    """The shape of one sample's inputs, or of each of them by name."""
+    if isinstance(inputs, dict):
+        return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+    return tuple(inputs.shape[1:])
+
+
+_TAKEN = "train|personal|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
 
 
@@ -61,7 +81,8 @@ class Task:
     Args:
         model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
             which the engine seeds).
-        train: (inputs, targets), tensors whose first axis is the sample.
+        train: (inputs, targets), tensors whose first axis is the sample. Inputs may be a dict of tensors, which the
+            model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
         metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; recorded as
@@ -72,6 +93,8 @@ class Task:
             these.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
+        augment: (inputs of a batch, NumPy generator) -> inputs to train on in their place. The generator is keyed
+            by seed, node and step, so that every engine draws the same.
 
     Raises:
         BadInput: for anything of the wrong type or shape."""
@@ -83,6 +106,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
+    augment: Augment | None = None
 
     def __init__(
         self,
@@ -95,12 +119,14 @@ class Task:
         classes: Sequence[str] | None = None,
         *,
         tests: Mapping[str, Pair] | None = None,
+        augment: Augment | None = None,
     ) -> None:
         sets = tests or {}
         if test is not None and isinstance(sets, Mapping):
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        for name, value in {**values, "groups": groups, "classes": classes}.items():
+        values |= {"groups": groups, "classes": classes, "augment": augment}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -112,7 +138,7 @@ class Task:
     @property
     def samples(self) -> int:
         """Number of training samples."""
-        return len(self.train[0])
+        return len(self.train[1])
 
     def labels(self) -> Tensor | None:
         """The training targets as class numbers [samples], or None where the targets are not classes."""
@@ -135,6 +161,10 @@ class Task:
                 )
         _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
         measures = {"loss": self.loss, **{f"metrics.{name}": given for name, given in self.metrics.items()}}
+        augment = self.augment
+        _require(
+            augment is None or callable(augment), "augment", augment, "a function of (inputs, generator)"
+        )
         for name, given in measures.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
             accepted = "a function of (outputs, targets)"
@@ -158,10 +188,12 @@ class Task:
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
-        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in pair)
-        _require(fits, name, pair, "two tensors of samples, (inputs, targets)")
-        inputs, targets = pair
-        if not (count := len(inputs)) == len(targets) > 0:
+        named = fits and isinstance(pair[0], dict) and pair[0]
+        tensors = [*pair[0].values(), pair[1]] if named else pair
+        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in tensors)
+        _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
+        *inputs, targets = tensors
+        if {count := len(inputs[0])} != {len(each) for each in tensors} or count == 0:
             problem = f"{count} inputs, {len(targets)} targets; accepted: as many, at least one"
             raise BadInput(f"task.{name}: {problem}")
         if self.classes is None:
@@ -204,7 +236,8 @@ def class_count(task: Task) -> int:
 
 
 class TaskSource(Component):
-    """Base of the components of kind ``task``; a new one defines :meth:`load`."""
+    """Base of the components of kind ``task``; a new one defines :meth:`load`. A function that returns a :class:`Task` will
+    do too: parameters called ``data_root`` and ``seed`` get the values that :meth:`load` gets, unless the file sets them."""
 
     @abstractmethod
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -212,12 +245,43 @@ class TaskSource(Component):
         experiment's seed is the key of all draws. A BadInput refuses data that is missing, damaged, or does not fit."""
 
 
+class ModelSource(Component):
+    """Base of the components of kind ``model`` that read files or need a package; other models are modules and functions."""
+
+    @abstractmethod
+    def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
+        """A function that creates a fresh module for a task of these facts (``shape`` of an input, ``classes``, ...). A
+        BadInput refuses what can't be read or does not fit."""
+
+
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""A function, as ``"package.module:function"``."""
+
+ModelField = Annotated[Component, ComponentField("model", "task.model")]
+"""The type of a task's field ``model``."""
+
+
+def model_factory(
+    component: Component, data_root: Path | None = None, **facts: Any
+) -> Callable[[], nn.Module]:
+    """A function that creates fresh modules of a component of kind ``model``, for a task of these facts."""
+    if isinstance(component, ModelSource):
+        return component.factory(data_root, **facts)
+    if not isinstance(component, FunctionComponent):
+        accepted = "a ModelSource, an nn.Module class, or a function that creates a module"
+        raise BadInput(f"task.model: {component.name_of()!r} is no model; accepted: {accepted}")
+    return partial(component.call, **facts)
+
+
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
     try:
-        task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
+        if isinstance(component, TaskSource):
+            task = component.load(data_root, seed)
+        else:
+            task = component.call(data_root=data_root, seed=seed)
     except BadInput:
         raise
     except Exception as error:

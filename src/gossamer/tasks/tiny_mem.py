@@ -13,8 +13,8 @@ from pydantic import Field, PositiveInt
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.tasks.language import IGNORED, METRICS, LanguageModel, token_loss
-from gossamer.tasks.task import Pair, Task, TaskSource
+from gossamer.tasks.language import IGNORED, METRICS, token_loss
+from gossamer.tasks.task import ModelField, Pair, Task, TaskSource, model_factory
 
 TOKENS = "0123456789^$ _"
 """The characters by token: digits are their own tokens; ^ begins a sequence, $ ends it, _ stands for padding."""
@@ -45,7 +45,7 @@ class TinyMem(TaskSource):
     length: PositiveInt = 20  # numbers in a sequence
     context: PositiveInt = 150  # tokens in a padded sequence
     count_padding: bool = False  # whether the loss and the metrics count padding, as the published code's do
-    model: LanguageModel = LanguageModel()
+    model: ModelField = Field(default="gpt2", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
@@ -59,7 +59,7 @@ class TinyMem(TaskSource):
             for starts in parts
         )
         return Task(
-            model=self.model.factory(len(TOKENS), self.context, data_root),
+            model=model_factory(self.model, data_root, shape=(self.context,), classes=len(TOKENS)),
             train=train,
             test=test,
             loss=token_loss,

@@ -186,7 +186,7 @@ def jobs(setup: Setup) -> list[TrainJob]:
 
 
 def digits() -> Setup:
-    task = {"name": "digits", "model": "mlp", "hidden": [16]}
+    task = {"name": "digits", "model": {"name": "mlp", "hidden": [16]}}
     return prepare(experiment(task=task, evaluation={"every_rounds": 1, "samples": 130}))
 
 

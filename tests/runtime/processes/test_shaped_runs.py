@@ -20,7 +20,7 @@ from gossamer.runtime.processes.launcher import ProcessesEngine
 SETTINGS: dict[str, Any] = {
     "nodes": 4,
     "seed": 3,
-    "task": {"name": "digits", "model": "mlp", "hidden": [64]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [64]}},
     "topology": "ring",
     "algorithm": {"name": "d-psgd", "local_steps": 2},
     "compute": {"name": "constant", "seconds_per_step": 0.01},

@@ -15,7 +15,7 @@ import gossamer
 EXPERIMENT = """
 name: compiled
 nodes: 4
-task: {name: digits, model: mlp, hidden: [16]}
+task: {name: digits, model: {name: mlp, hidden: [16]}}
 topology: {name: ring}
 algorithm: {name: d-psgd}
 optimizer: {name: sgd, lr: 0.1, momentum: 0.9}

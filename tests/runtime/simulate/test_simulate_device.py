@@ -13,7 +13,7 @@ from gossamer import Experiment
 
 MLP: dict[str, Any] = {
     "nodes": 8,
-    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [12]}},
     "topology": {"name": "random-regular", "degree": 3},
     "algorithm": {"name": "d-psgd"},
     "batch_size": 8,

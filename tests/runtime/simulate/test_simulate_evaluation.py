@@ -16,7 +16,7 @@ from gossamer.runtime.simulate import compute
 
 DIGITS: dict[str, Any] = {
     "nodes": 6,
-    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "task": {"name": "digits", "model": {"name": "mlp", "hidden": [12]}},
     "topology": "ring",
     "algorithm": "d-psgd",
     "evaluation": {"every_rounds": 1, "samples": 130},

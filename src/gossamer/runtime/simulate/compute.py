@@ -219,11 +219,13 @@ class Executor:
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
             return execute(kind, jobs, self.trainer, self._evaluator)
 
-    def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
-        """The recorded columns of models, in order; an exception of the user's code stands in place of its result."""
+    def evaluate(self, models: Sequence[Model], ranks: Sequence[int] = ()) -> list[Found | Exception]:
+        """The recorded columns of models, in order; with the nodes' ranks, on their own test sets too. An exception of the
+        user's code stands in place of its result."""
+        personal = [self._setup.personal[rank] for rank in ranks]
         self._choose()
         with self._profile.part("evaluate"):
-            return self._evaluator.columns_each(models)
+            return self._evaluator.columns_each(models, personal)
 
     def _build(self, kind: type[Trainer]) -> Trainer:
         return kind(self._setup.task, self._setup.experiment.optimizer, self._rows, self._workers)

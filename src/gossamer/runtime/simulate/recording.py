@@ -140,7 +140,8 @@ class SimRecorder:
                 self._replay.need(row["node"])
         due = [(row, model) for _, row, model in missing if row["node"] in self._setup.evaluated]
         if due:
-            evaluated = self._context.executor.evaluate([model for _, model in due])
+            ranks = [row["node"] for row, _ in due]
+            evaluated = self._context.executor.evaluate([model for _, model in due], ranks)
             for (row, _), found in zip(due, evaluated, strict=True):
                 if isinstance(found, Exception):
                     raise describe_failure(found, row["node"], row["round"]) from found

@@ -259,7 +259,7 @@ class Computing:
 
     def _evaluate(self, model: Model) -> dict[str, float]:
         with self.cpu_slots.one():
-            values = self._evaluator.columns(model)
+            values = self._evaluator.columns(model, self._setup.personal[self._rank])
         trim()  # it takes more memory than a step, and seldom
         return values
 

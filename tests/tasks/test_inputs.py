@@ -1,0 +1,153 @@
+"""Inputs that are several tensors by name, and augmentation: both trainers, both engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import gossamer
+from gossamer import BadInput, Experiment
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.optimizer import SGD
+from gossamer.learning.parameters import Layout, initial_model
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import BatchedTrainer, GradientJob, SequentialTrainer, TrainJob
+from gossamer.randomness import SHARED, generator
+from gossamer.tasks import Task
+
+SAMPLES = 40
+
+
+class TwoParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 1), nn.Linear(2, 1)
+
+    def forward(self, *, right: Tensor, left: Tensor) -> Tensor:
+        return self.left(left) + self.right(right)
+
+
+class OnePart(nn.Module):
+    """The same parameters, in the same order, for the same inputs in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x[:, :3]) + self.right(x[:, 3:])
+
+
+def mirrored(inputs: Tensor, rng: np.random.Generator) -> Tensor:
+    signs = rng.choice([-1.0, 1.0], (len(inputs), 1)).astype(np.float32)
+    return inputs * torch.from_numpy(signs)
+
+
+def task(named: bool, augment: Any = None) -> Task:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((SAMPLES, 5)).astype("float32"))
+    y = x.sum(1, keepdim=True)
+    inputs = {"left": x[:, :3], "right": x[:, 3:]} if named else x
+    pair = inputs, y
+    model = TwoParts if named else OnePart
+    return Task(model, pair, pair, F.mse_loss, {"mae": F.l1_loss}, augment=augment)
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+def test_named_inputs_are_trained_and_evaluated_like_one_tensor(kind: Any) -> None:
+    results = []
+    for named in (True, False):
+        given = task(named)
+        rows = Rows(Layout.of(given.model()).size)
+        start = initial_model(given.model, 3)
+        batches = [torch.arange(at, at + 8) for at in (0, 9, 20)]
+        jobs = [TrainJob(start, batches, 0.05, {}, 0), TrainJob(start, batches[::-1], 0.05, {}, 1)]
+        trained = kind(given, SGD(lr=0.05), rows).train(jobs)
+        evaluator = Evaluator(given, 1, samples=30)
+        evaluator.rows = rows if kind is BatchedTrainer else None
+        models = [each.model for each in trained]
+        evaluator.warm_up(*models)
+        found = evaluator.columns_each(models)
+        seen = evaluator.train(models[0], np.arange(7))
+        results.append((torch.stack([each.model.parameters for each in trained]), found, seen))
+    (one, found, seen), (other, expected, also) = results
+    torch.testing.assert_close(one, other)
+    assert [each == pytest.approx(e, rel=1e-5) for each, e in zip(found, expected, strict=True)] == [
+        True,
+        True,
+    ]
+    assert seen == pytest.approx(also, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+def test_augmentation_is_keyed_by_job_and_step(kind: Any) -> None:
+    given = task(False, mirrored)
+    inputs, targets = given.train
+    start = initial_model(given.model, 3)
+    batches = [torch.arange(8), torch.arange(12, 20)]
+    trainer = kind(given, SGD(lr=0.1), Rows(Layout.of(given.model()).size))
+    results = trainer.train([TrainJob(start, batches, 0.1, {}, seed) for seed in (5, 6)])
+    for result, seed in zip(results, (5, 6), strict=True):
+        module = OnePart()
+        nn.utils.vector_to_parameters(start.parameters.clone(), module.parameters())
+        for number, batch in enumerate(batches):
+            x = mirrored(inputs[batch], generator(seed, "augment", SHARED, number))
+            module.zero_grad()
+            F.mse_loss(module(x), targets[batch]).backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= 0.1 * parameter.grad
+        torch.testing.assert_close(
+            result.model.parameters, nn.utils.parameters_to_vector(module.parameters()).detach()
+        )
+    [first] = trainer.gradient([GradientJob(start, batches[0], 5)])
+    [again] = trainer.gradient([GradientJob(start, batches[0], 5)])
+    [other] = trainer.gradient([GradientJob(start, batches[0], 6)])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(given.train[0], inputs)  # the data is as it was
+
+
+def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
+    name = Path(__file__).stem
+    runs = []
+    for engine in ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"}):
+        said = {"nodes": 3, "task": f"{name}:augmented", "topology": "complete", "algorithm": "d-psgd"}
+        experiment = Experiment.of({**said, "stop": {"rounds": 4}, "engine": engine})
+        runs.append(gossamer.run(experiment, tmp_path))
+    one, other = (run.parameters for run in runs)
+    assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def augmented() -> Task:
+    def named(inputs: dict[str, Tensor], rng: np.random.Generator) -> dict[str, Tensor]:
+        return {**inputs, "left": mirrored(inputs["left"], rng)}
+
+    return task(True, named)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (({}, torch.zeros(3)), "task.train: got a tuple; accepted: two tensors of samples"),
+        (({"a": torch.zeros(3), "b": torch.zeros(2)}, torch.zeros(3)), "task.train: 3 inputs, 3 targets"),
+        (({"a": 3}, torch.zeros(3)), "task.train: got a tuple; accepted: two tensors of samples"),
+    ],
+)
+def test_inputs_that_do_not_belong_together_are_refused(train: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Task(TwoParts, train, train, F.mse_loss)
+
+
+def test_poisons_of_named_inputs_are_refused() -> None:
+    name = Path(__file__).stem
+    said = {"nodes": 3, "task": f"{name}:augmented", "algorithm": "d-psgd", "stop": {"rounds": 1}}
+    poison = [{"name": "label-flip", "at": {"rank": 0}}]
+    with pytest.raises(BadInput, match="poison: the task's inputs are several tensors"):
+        gossamer.run(Experiment.of({**said, "poison": poison}))

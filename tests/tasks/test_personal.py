@@ -1,0 +1,83 @@
+"""Test sets of single nodes: kept from training, recorded as ``personal_<metric>`` next to the common sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch.nn.functional as F  # noqa: N812
+
+import gossamer
+from gossamer import BadInput, Experiment
+from gossamer.runtime.setup import prepare
+from gossamer.tasks import accuracy
+
+
+def experiment(**changes: Any) -> Experiment:
+    said = {
+        "nodes": 4,
+        "task": {"name": "digits", "model": "logistic", "samples": 200},
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 5, "personal_fraction": 0.25},
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": 2, "samples": 50},
+        "stop": {"rounds": 4},
+    }
+    return Experiment.of({**said, **changes})
+
+
+def test_nodes_do_not_train_on_their_own_test_sets() -> None:
+    whole = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
+    setup = prepare(experiment())
+    for before, kept, own in zip(whole.parts, setup.parts, setup.personal, strict=True):
+        assert len(own) == max(round(0.25 * len(before)), 1)
+        assert np.array_equal(np.sort(np.concatenate([kept, own])), before)
+    assert all(len(own) == 0 for own in whole.personal)
+    again, other = prepare(experiment()), prepare(experiment(seed=2))
+    assert all(map(np.array_equal, setup.personal, again.personal))
+    assert not all(map(np.array_equal, setup.personal, other.personal))
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: str, tmp_path: Path) -> None:
+    run = gossamer.run(experiment(engine={"name": "simulate", "trainer": trainer}), tmp_path)
+    setup = prepare(experiment())
+    inputs, targets = setup.task.train
+    for rank, own in enumerate(setup.personal):
+        scores = gossamer.load_module(run.path, rank)(inputs[own])
+        row = run.metrics.filter(node=rank, round=4)
+        assert row["personal_loss"].item() == pytest.approx(
+            F.cross_entropy(scores, targets[own]).item(), rel=1e-5
+        )
+        assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[own]).item())
+
+
+def test_both_engines_record_the_same_bits_and_the_other_columns_are_as_ever(tmp_path: Path) -> None:
+    engines = {"name": "simulate", "trainer": "sequential"}, {"name": "processes"}
+    one, other = (gossamer.run(experiment(engine=engine), tmp_path).metrics for engine in engines)
+    columns = ["node", "round", "test_loss", "personal_loss", "personal_accuracy"]
+    one, other = (
+        each.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for each in (one, other)
+    )
+    assert one.equals(other)
+    assert one["personal_loss"].is_finite().all()
+
+
+def test_a_run_may_end_at_a_personal_target(tmp_path: Path) -> None:
+    target = {"metric": "personal_accuracy", "value": 0.6}
+    run = gossamer.run(experiment(stop={"rounds": 200, "target": target}), tmp_path)
+    assert run.metrics["round"].max() < 200
+    whole = {"name": "iid"}
+    for changes in ({"partition": whole}, {"evaluation": {"every_rounds": 2, "nodes": "average"}}):
+        with pytest.raises(BadInput, match="stop.target.metric: got 'personal_accuracy'"):
+            prepare(experiment(stop={"rounds": 9, "target": target}, **changes))
+
+
+def test_a_fraction_that_leaves_nothing_is_refused() -> None:
+    sizes = {"name": "sizes", "fractions": [0.005, 0.3, 0.3, 0.3], "personal_fraction": 0.5}
+    with pytest.raises(BadInput, match="partition.personal_fraction: node 0 has one sample; accepted: two"):
+        prepare(experiment(partition=sizes))
+    with pytest.raises(BadInput, match="partition.personal_fraction: got 1; accepted: less than 1"):
+        experiment(partition={"name": "iid", "personal_fraction": 1})
