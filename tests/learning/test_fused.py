@@ -18,7 +18,7 @@ from gossamer.learning.fused.trainer import FusedTrainer
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer, RMSprop
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
+from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult, settle
 from gossamer.learning.workers import Workers
 from gossamer.tasks.models import model_factory
 from gossamer.tasks.task import Task
@@ -405,11 +405,22 @@ def test_other_models_and_losses_are_not_recognised() -> None:
             plan_of(task_of(linear, (6,), loss, targets), linear())
 
 
-def test_a_trainer_by_name_says_what_it_does_not_know() -> None:
-    with pytest.raises(
-        BadInput, match=r"engine\.trainer: 'fused' does not know buffers.*; accepted: auto, sequential"
-    ):
-        trainer(images("batch norm"))
+def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one() -> None:
+    said = r"^engine\.trainer: 'fused' does not know buffers.*; accepted: auto, sequential$"
+    with pytest.raises(BadInput, match=said):
+        settle("fused", images("batch norm"), "cpu", 16)
+    with pytest.raises(BadInput, match="does not know the device cuda;"):
+        settle("fused", images("mlp"), "cuda", 16)
+    name, reason = settle("auto", images("batch norm"), "cpu", 16)
+    assert name == "auto"
+    assert str(reason).startswith("it does not know buffers")
+    for model in ("logistic", "mlp"):
+        assert (
+            settle("auto", images(model), "cpu", 16)
+            == settle("fused", images(model), "cpu", 16)
+            == ("fused", None)
+        )
+    assert settle("sequential", images("mlp"), "cpu", 16) == ("sequential", None)
 
 
 def test_usual_ways_to_write_a_model_are_recognised() -> None:

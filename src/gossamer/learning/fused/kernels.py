@@ -1,9 +1,9 @@
 """Compiled kernels of the fused trainer: local steps of nodes, with the samples of a batch in SIMD lanes.
 
-An activation is stored as [feature, 16 samples], so that one vector instruction serves 16 samples. The gradient of a weight
-is applied by the optimizer's rule while it is in the core's cache, as the activations are. All arithmetic is on explicit
-vectors, with explicit fused multiply-adds in a fixed order, and exp and tanh are computed here: neither the compiler nor the width of
-the machine's registers changes a bit.
+An activation is stored as [feature, 16 samples], so that one vector instruction serves 16 samples. The optimizer's rule is
+applied to the gradient of a weight while that is in the core's cache, as the activations are. All arithmetic is on explicit
+vectors, with explicit fused multiply-adds in a fixed order, and exp and tanh are computed here: neither the compiler nor the
+width of the machine's registers changes a bit.
 
 (Numba's cache notices changes of this file only. So everything that is compiled is in it.)
 """
@@ -314,7 +314,7 @@ LINEAR, CONVOLUTION, NORM, RELU, TANH, MAX_POOL, AVERAGE_POOL, PAD = range(8)
 # Columns of jobs: positions of a node's start and result, and of the state's two vectors before and after.
 START, RESULT, FIRST_FROM, FIRST, SECOND_FROM, SECOND, STEPS, TAKEN = range(8)
 # Values of an optimizer's rule: those that are given, and those that depend on the step.
-(RULE, MOMENTUM, DAMPENING, NESTEROV, DECAY, CLIP, BETA1, BETA2, EPSILON, DECOUPLED) = range(10)
+(RULE, MOMENTUM, DAMPENING, NESTEROV, DECAY, BETA1, BETA2, EPSILON, DECOUPLED, CLIP) = range(10)
 RATE, FRESH, SHRINK, SCALE = range(10, 14)
 GRADIENT, SGD, ADAM = range(3)
 CROSS_ENTROPY, SQUARED_ERROR = range(2)

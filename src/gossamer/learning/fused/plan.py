@@ -25,6 +25,9 @@ from gossamer.tasks.task import Task
 
 Shape = tuple[int, ...]
 SAMPLES = 3  # of the call
+MOST_WORK = {False: 32_000_000, True: 160_000_000}
+"""The most multiplications of a forward pass, without and with convolutions, with which the kernels were measured to be
+faster than torch."""
 
 
 class Unknown(Exception):
@@ -52,6 +55,15 @@ class Plan:
     spaces: Int[np.ndarray, "6"]
     spare: int
     work: int
+
+    def worthwhile(self, batch: int) -> bool:
+        """Whether the kernels are faster than torch, which catches up with large products, and with vectors that are not
+        full."""
+        full = -(-batch // k.LANES) * k.LANES
+        return (
+            self.work * full * (full / batch)
+            <= MOST_WORK[bool((self.layers[:, k.KIND] == k.CONVOLUTION).any())]
+        )
 
     def memory(self, batch: int) -> int:
         """The number of values that a step with this batch size needs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.errors import BadInput
 from gossamer.learning.fused import kernels
-from gossamer.learning.fused.plan import Unknown, plan_of
+from gossamer.learning.fused.plan import plan_of
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import ALIGNMENT, Rows
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
@@ -21,37 +20,28 @@ from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 AT_ONCE = 8
-"""Jobs in one call, at most: the call costs as much as a step of logistic regression."""
+"""The most jobs in one call, which costs as much as a step of logistic regression."""
 
 
 class FusedTrainer(Trainer):
-    """One node at a time on each worker, for models that the kernels know; other optimizers than SGD, Adam and AdamW step in
-    torch. Its bits are the same with any number of workers or nodes, and on every machine.
+    """One node at a time on each worker, for models that the kernels know; optimizers that they do not know step in torch.
+    Its bits are the same with any number of workers or nodes.
 
     Raises:
-        BadInput: if the kernels do not know the model, the loss or the data."""
+        Unknown: if the kernels do not know the model, the loss or the data."""
 
     name = "fused"
+    evaluates_many = True
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         super().__init__(task, optimizer, rows, workers)
-        if rows.device.type != "cpu":
-            raise BadInput(f"engine.device: {rows.device}, with the trainer 'fused'; accepted: cpu")
-        try:
-            self._plan = plan_of(task, self.module)
-        except Unknown as reason:
-            raise BadInput(
-                f"engine.trainer: 'fused' does not know {reason}; accepted: auto, sequential"
-            ) from None
-        self._rule = rule_of(optimizer)
-        stride = rows.matrix.stride(0)
-        self._stride, whole = stride, stride * len(rows.matrix)
-        self._memory = rows.matrix.as_strided((whole,), (1,)).numpy()
-        inputs, targets = task.train
-        classes = self._plan.loss == kernels.CROSS_ENTROPY
-        self._labels = targets.contiguous().numpy() if classes else np.zeros(1, dtype=np.int64)
-        self._values = np.zeros(1, dtype=np.float32) if classes else targets.contiguous().view(-1).numpy()
-        self._inputs = inputs.contiguous().view(-1).numpy()
+        self._plan, self._rule = plan_of(task, self.module), _rule_of(optimizer)
+        values = rows.matrix.stride(0) * len(rows.matrix)
+        self._memory = rows.matrix.as_strided((values,), (1,)).numpy()
+        inputs, targets = (part.contiguous().view(-1).numpy() for part in task.train)
+        classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
+        labels = targets if classes else none.astype(np.int64)
+        self._given = inputs, labels, none.astype(np.float32) if classes else targets
 
     def forms(self) -> dict[str, int]:
         """How gradients were computed."""
@@ -63,100 +53,76 @@ class FusedTrainer(Trainer):
         return self._share(self._train, jobs)
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
-        return self._share(self._some_gradients, jobs)
+        return self._share(
+            lambda part: [self._gradient(job.at.parameters, job.batch)[0] for job in part], jobs
+        )
 
-    def _share(self, run: Any, jobs: Sequence[Any]) -> list[Any]:
+    def _share(self, run: Callable[[Any], list[Any]], jobs: Sequence[Any]) -> list[Any]:
         size = max(1, min(AT_ONCE, len(jobs) // (2 * self._workers.count)))
         parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
         return list(chain(*self._workers.map(run, parts)))
 
-    def _some_gradients(self, jobs: Sequence[GradientJob]) -> list[Tensor]:
-        results = [self.rows.fresh() for _ in jobs]
-        steps = [
-            ([job.at.parameters, result], [job.batch], 0.0, 0)
-            for job, result in zip(jobs, results, strict=True)
-        ]
-        self._run(steps, [kernels.GRADIENT])
-        return results
-
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         assert self._rule is not None
-        vectors, rule = self._rule
-        steps, results = [], []
+        names, rule = self._rule
+        vectors, results, taken = [], [], []
         for job in jobs:
-            result, state = (
-                self.rows.fresh(),
-                {name: value.clone() for name, value in job.state.items() if name == "steps"},
-            )
-            moved = [job.start.parameters, result]
-            for name in vectors:
+            result, state = self.rows.fresh(), dict(job.state)
+            pairs = [self.rows.store(job.start.parameters), result]
+            for name in names:
                 state[name] = self.rows.fresh()
-                moved += [job.state[name], state[name]]
-            taken = int(job.state["steps"]) if "steps" in state else 0
-            steps.append((moved, job.batches, job.lr, taken))
+                pairs += [self.rows.store(job.state[name]), state[name]]
             if "steps" in state:
-                state["steps"] += len(job.batches)
-            results.append((Model(result, job.start.buffers), {name: state[name] for name in job.state}))
-        losses = self._run(steps, rule)
+                state["steps"] = job.state["steps"] + len(job.batches)
+            taken.append(int(job.state["steps"]) if "steps" in state else 0)
+            vectors.append(pairs)
+            results.append((Model(result, job.start.buffers), state))
+        rates, batches = [job.lr for job in jobs], [job.batches for job in jobs]
+        losses = self._run(rule, vectors, batches, rates, taken)
         return [TrainResult(*result, loss) for result, loss in zip(results, losses, strict=True)]
 
+    def _gradient(self, at: Tensor, batch: Tensor) -> tuple[Tensor, float]:
+        gradient = self.rows.fresh()
+        vectors = [[self.rows.store(at), gradient]]
+        [loss] = self._run([kernels.GRADIENT], vectors, [[batch]], [0.0], [0])
+        return gradient, loss
+
     def _step_in_torch(self, job: TrainJob) -> TrainResult:
-        """The steps of a node whose optimizer the kernels do not have."""
+        """The steps of a node by an optimizer that the kernels do not know."""
         state = {name: value.clone() for name, value in job.state.items()}
-        parameters, gradient, losses = self.rows.fresh(), self.rows.fresh(), 0.0
-        start = job.start.parameters
+        parameters, losses = self.rows.fresh().copy_(job.start.parameters), 0.0
         for batch in job.batches:
-            [loss] = self._run([([start, gradient], [batch], 0.0, 0)], [kernels.GRADIENT])
-            self.optimizer.step(parameters, gradient, state, job.lr, start)
-            start, losses = parameters, losses + loss
+            gradient, loss = self._gradient(parameters, batch)
+            self.optimizer.step(parameters, gradient, state, job.lr)
+            losses += loss
         return TrainResult(Model(parameters, job.start.buffers), state, losses / max(len(job.batches), 1))
 
     def _run(
-        self, steps: Sequence[tuple[list[Tensor], Sequence[Tensor], float, int]], rule: Sequence[float]
+        self,
+        rule: Sequence[float],
+        vectors: Sequence[Sequence[Tensor]],
+        batches: Sequence[Sequence[Tensor]],
+        rates: Sequence[float],
+        taken: Sequence[int],
     ) -> list[float]:
-        """Steps of some nodes, each with vectors before and after, batches, learning rate and the number of steps before;
-        gives the mean losses."""
-        jobs = np.zeros((len(steps), 8), dtype=np.int64)
-        kept = []  # copies of vectors that are no rows
-        for job, (vectors, batches, _, taken) in zip(jobs, steps, strict=True):
-            stored = [self.rows.store(vector) for vector in vectors]
-            kept.append(stored)
-            numbers = self.rows.numbers(stored)
-            assert numbers is not None
-            job[: len(stored)] = numbers
-            job[kernels.STEPS], job[kernels.TAKEN] = len(batches), taken
-        jobs[:, : kernels.STEPS] *= self._stride
-        drawn = [batch.numpy() for _, batches, _, _ in steps for batch in batches]
-        samples = np.concatenate(drawn)
-        if samples.min() < 0 or samples.max() >= self.task.samples:
-            raise IndexError(
-                f"sample {samples.min()} or {samples.max()} is out of bounds: there are {self.task.samples}"
-            )
-        sizes = np.array([len(batch) for batch in drawn])
-        options = np.zeros(10)
-        options[kernels.CLIP] = self.optimizer.clip_value or np.inf
+        """Steps some nodes, of each of which are given: rows before and after, batches, the learning rate, and the number of
+        steps before; gives the mean losses."""
+        base, jobs = self._memory.ctypes.data, np.zeros((len(vectors), 8), dtype=np.int64)
+        for job, rows in zip(jobs, vectors, strict=True):
+            job[: len(rows)] = [(row.data_ptr() - base) // 4 for row in rows]
+        jobs[:, kernels.STEPS], jobs[:, kernels.TAKEN] = [len(each) for each in batches], taken
+        drawn = [batch.numpy() for each in batches for batch in each]
+        samples, sizes = np.concatenate(drawn), np.array([len(batch) for batch in drawn])
+        if len(samples) and (samples.min() < 0 or samples.max() >= self.task.samples):
+            found = f"{samples.min()} to {samples.max()}"
+            raise IndexError(f"samples {found}: out of bounds, there are {self.task.samples}")
+        options, plan, losses = np.zeros(10), self._plan, np.zeros(len(vectors))
+        options[kernels.CLIP] = np.inf if self.optimizer.clip_value is None else self.optimizer.clip_value
         options[: len(rule)] = rule
-        losses, plan = np.zeros(len(steps)), self._plan
+        steps = jobs, np.array(rates, dtype=np.float64), sizes, samples
+        layers = plan.loss, plan.factor, options, plan.layers, plan.epsilons, plan.taps, plan.spaces
         space = self._workers.own(_Space).of(plan.memory(int(sizes.max())))
-        kernels.train(
-            self._memory,
-            jobs,
-            np.array([lr for _, _, lr, _ in steps]),
-            sizes,
-            samples,
-            self._inputs,
-            self._labels,
-            self._values,
-            plan.loss,
-            plan.factor,
-            options,
-            plan.layers,
-            plan.epsilons,
-            plan.taps,
-            plan.spaces,
-            space,
-            losses,
-        )
+        kernels.train(self._memory, *steps, *self._given, *layers, space, losses)
         return list(losses.tolist())
 
 
@@ -174,16 +140,14 @@ class _Space:
         return self._values
 
 
-def rule_of(optimizer: Optimizer) -> tuple[list[str], list[float]] | None:
-    """The names of an optimizer's vectors and its options in the kernels' order, or None if the kernels do not have it."""
+def _rule_of(optimizer: Optimizer) -> tuple[list[str], list[float]] | None:
+    """The names of an optimizer's vectors and its options in the kernels' order; None if they do not know it."""
     if optimizer.clip_norm is not None:
         return None
-    clip = optimizer.clip_value or np.inf
     if type(optimizer) is SGD:
-        momentum = [optimizer.momentum, optimizer.dampening, float(optimizer.nesterov)]
-        names = ["velocity"] if optimizer.momentum else []
-        return names, [kernels.SGD, *momentum, optimizer.weight_decay, clip]
+        options = [optimizer.momentum, optimizer.dampening, float(optimizer.nesterov), optimizer.weight_decay]
+        return ["velocity"] if optimizer.momentum else [], [kernels.SGD, *options]
     if type(optimizer) in (Adam, AdamW) and isinstance(optimizer, Adam) and not optimizer.amsgrad:
         moments = [optimizer.beta1, optimizer.beta2, optimizer.eps, float(isinstance(optimizer, AdamW))]
-        return ["first", "second"], [kernels.ADAM, 0, 0, 0, optimizer.weight_decay, clip, *moments]
+        return ["first", "second"], [kernels.ADAM, 0, 0, 0, optimizer.weight_decay, *moments]
     return None
