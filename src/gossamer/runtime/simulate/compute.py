@@ -193,8 +193,8 @@ class Executor:
         assert isinstance(options, Simulate)
         self._setup, self._rows = setup, rows
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
-        self._to_choose = setup.trainer == "auto"
-        self.trainer = self._build(trainer_of("sequential" if self._to_choose else setup.trainer))
+        self._to_choose = options.trainer == "auto"
+        self.trainer = self._build(trainer_of("sequential" if setup.trainer == "auto" else setup.trainer))
         samples = setup.experiment.evaluation.samples
         self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers, say)
 
@@ -226,10 +226,11 @@ class Executor:
         """Measure trainers on the first batches of some nodes, unless one is chosen. The recorded trainer's name determines
         how models are evaluated too."""
         if self._to_choose:
-            self._to_choose = False
+            self._to_choose, said = False, "trainer: fused"
             with self._profile.part("train"):
                 try:
-                    self.trainer, said = choose(self._build, self._first_steps())
+                    if self._setup.trainer == "auto":
+                        self.trainer, said = choose(self._build, self._first_steps())
                 except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
                     said = f"trainer: sequential (no comparison: {cause(error)})"
             if said:
