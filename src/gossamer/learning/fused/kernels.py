@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils, typing
 from numba.core.datamodel import models
@@ -24,8 +24,8 @@ from numba.extending import intrinsic, register_model
 
 LANES = 16
 """Samples of a vector."""
-ROWS = 8
-"""Vectors of a tile: as many accumulators hide the latency of a multiply-add. Results do not depend on it."""
+ROWS = 8 if binding.get_host_cpu_features().get("avx512f") else 4
+"""Vectors of a tile, which fill the registers of a processor with or without AVX-512. Results do not depend on it."""
 
 Array = Any  # a NumPy array in compiled code
 
@@ -421,15 +421,11 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
                     d = place + o * area * LANES
                     sums = add_scaled(sums, p, at, 1, n, load(a, d))
                     sums2 = add_scaled(sums2, p, at, 1, n, load(a, d + step * LANES))
-                put(a, spare, LANES, ROWS, sums)
-                put(a, spare + ROWS * LANES, LANES, ROWS, sums2)
-                for t in range(n):
-                    target = one + taps[q + t]
-                    store(a, target, add(load(a, target), load(a, spare + t * LANES)))
-                if step:
-                    for t in range(n):
-                        target = one + layer[SW] * LANES + taps[q + t]
-                        store(a, target, add(load(a, target), load(a, spare + (ROWS + t) * LANES)))
+                put(a, spare + q * LANES, LANES, n, sums)
+                put(a, spare + (count + q) * LANES, LANES, n, sums2)
+            for k in range((1 + step) * count):
+                there = one + taps[k % count] + k // count * layer[SW] * LANES
+                store(a, there, add(load(a, there), load(a, spare + k * LANES)))
 
 
 @kernel

@@ -302,7 +302,7 @@ class _Reader(TorchFunctionMode):
             loss=self._loss,
             factor=float(self._factor),
             spaces=np.array(spaces, dtype=np.int64),
-            spare=2 * (_padded(int(largest)) + k.LANES),
+            spare=2 * k.LANES * (int(largest) + k.LANES),
             work=self._work,
         )
 
