@@ -321,6 +321,15 @@ def test_several_steps_are_the_same_as_one_after_the_other() -> None:
     assert all(torch.equal(whole.state[name], state[name]) for name in state)
 
 
+def test_no_steps_change_nothing() -> None:
+    task, optimizer = task_of(*LAYERS["linear"]), Adam(lr=0.1)
+    one, two = some_jobs(task, optimizer, 2)
+    idle, stepped = trainer(task, optimizer).train([one._replace(batches=[]), two])
+    assert torch.equal(idle.model.parameters, one.start.parameters)
+    assert idle.loss == 0
+    assert_same_bits(stepped, trainer(task, optimizer).train([two])[0])
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -307,8 +307,8 @@ def tanh(x: Any) -> Any:
 # --- layers; x and y are positions in an array of activations, w and bias in one of parameters
 
 # Columns of a plan, which has a row for each layer. Sizes of activations are padded to multiples of 16.
-(KIND, X, X_SIZE, Y, Y_SIZE, WEIGHT, BIAS, C, H, W, OC, OH, OW, KH, KW, SH, SW, TAPS, STATISTICS, BACK) = (
-    range(20)
+KIND, X, X_SIZE, Y, Y_SIZE, WEIGHT, BIAS, C, H, W, OC, OH, OW, KH, KW, SH, SW, TAPS, STATISTICS, BACK = range(
+    20
 )
 LINEAR, CONVOLUTION, NORM, RELU, TANH, MAX_POOL, AVERAGE_POOL, PAD = range(8)
 # Columns of jobs: positions of a node's start and result, and of the state's two vectors before and after.
@@ -343,16 +343,7 @@ def linear_backward(p: Array, w: int, a: Array, dx: int, dy: int, inputs: int, o
 
 @kernel
 def linear_update(
-    p: Array,
-    at: Any,
-    rule: Array,
-    layer: Array,
-    a: Array,
-    rows: int,
-    width: int,
-    dy: int,
-    batch: int,
-    spare: int,
+    step: Any, layer: Array, a: Array, rows: int, width: int, dy: int, batch: int, spare: int
 ) -> None:
     """The gradient of the weights, whose input is in rows of samples, with the update of each tile of it."""
     inputs, outputs, w = layer[C], layer[OC], layer[WEIGHT]
@@ -365,13 +356,11 @@ def linear_update(
                 sums = add_scaled(sums, a, d, LANES, n, load(a, rows + s * width + k))
             put(a, spare, LANES, ROWS, sums)
             for t in range(n):
-                change(p, at, rule, w + (o + t) * inputs + k, a, spare + t * LANES, min(LANES, inputs - k))
+                change(step, w + (o + t) * inputs + k, a, spare + t * LANES, min(LANES, inputs - k))
 
 
 @kernel
-def bias_update(
-    p: Array, at: Any, rule: Array, layer: Array, a: Array, dy: int, groups: int, spare: int
-) -> None:
+def bias_update(step: Any, layer: Array, a: Array, dy: int, groups: int, spare: int) -> None:
     """Steps the biases, whose gradients are sums over samples and places."""
     channels, area = layer[OC], layer[OH] * layer[OW]
     for o in range(channels):
@@ -380,7 +369,7 @@ def bias_update(
             for k in range(area):
                 sums = add(sums, load(a, dy + (g * layer[Y_SIZE] + o * area + k) * LANES))
         a[spare + o] = total(sums)
-    change(p, at, rule, layer[BIAS], a, spare, channels)
+    change(step, layer[BIAS], a, spare, channels)
 
 
 @kernel
@@ -392,8 +381,8 @@ def convolution(p: Array, layer: Array, taps: Array, a: Array, x: int, y: int) -
         for i in range(layer[OH]):
             for j in range(0, layer[OW], 2):  # two places at a time share the weights
                 one = x + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
-                step = 1 if j + 1 < layer[OW] else 0
-                other = one + step * layer[SW] * LANES
+                more = 1 if j + 1 < layer[OW] else 0
+                other = one + more * layer[SW] * LANES
                 sums = zeros() if layer[BIAS] < 0 else broadcast(p, layer[BIAS] + o, 1, n)
                 sums2 = sums
                 for q in range(count):
@@ -402,7 +391,7 @@ def convolution(p: Array, layer: Array, taps: Array, a: Array, x: int, y: int) -
                     sums2 = add_scaled(sums2, p, at, count, n, load(a, other + taps[q]))
                 place = y + (o * area + i * layer[OW] + j) * LANES
                 put(a, place, area * LANES, n, sums)
-                put(a, place + step * LANES, area * LANES, n, sums2)
+                put(a, place + more * LANES, area * LANES, n, sums2)
 
 
 @kernel
@@ -412,7 +401,7 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
     for i in range(layer[OH]):
         for j in range(0, layer[OW], 2):
             one = dx + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
-            step = 1 if j + 1 < layer[OW] else 0
+            more = 1 if j + 1 < layer[OW] else 0
             place = dy + (i * layer[OW] + j) * LANES
             for q in range(0, count, ROWS):
                 n, sums, sums2 = min(ROWS, count - q), zeros(), zeros()
@@ -420,19 +409,17 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
                     at = layer[WEIGHT] + o * count + q
                     d = place + o * area * LANES
                     sums = add_scaled(sums, p, at, 1, n, load(a, d))
-                    sums2 = add_scaled(sums2, p, at, 1, n, load(a, d + step * LANES))
+                    sums2 = add_scaled(sums2, p, at, 1, n, load(a, d + more * LANES))
                 put(a, spare + q * LANES, LANES, n, sums)
                 put(a, spare + (count + q) * LANES, LANES, n, sums2)
-            for k in range((1 + step) * count):
+            for k in range((1 + more) * count):
                 there = one + taps[k % count] + k // count * layer[SW] * LANES
                 store(a, there, add(load(a, there), load(a, spare + k * LANES)))
 
 
 @kernel
 def convolution_update(
-    p: Array,
-    at: Any,
-    rule: Array,
+    step: Any,
     layer: Array,
     taps: Array,
     a: Array,
@@ -445,7 +432,7 @@ def convolution_update(
     count, area, channels = layer[C] * layer[KH] * layer[KW], layer[OH] * layer[OW], layer[OC]
     length = -(-count // LANES) * LANES
     for o in range(0, channels, 2):  # two channels at a time share the inputs
-        step = 1 if o + 1 < channels else 0
+        more = 1 if o + 1 < channels else 0
         for q in range(0, count, ROWS):
             n, sums, sums2 = min(ROWS, count - q), zeros(), zeros()
             for g in range(groups):
@@ -455,11 +442,11 @@ def convolution_update(
                         one = x + (g * layer[X_SIZE] + i * layer[SH] * layer[W] + j * layer[SW]) * LANES
                         d = place + (i * layer[OW] + j) * LANES
                         sums = add_products(sums, a, one, taps, q, n, load(a, d))
-                        sums2 = add_products(sums2, a, one, taps, q, n, load(a, d + step * area * LANES))
+                        sums2 = add_products(sums2, a, one, taps, q, n, load(a, d + more * area * LANES))
             put_totals(a, spare + q, sums)
             put_totals(a, spare + length + q, sums2)
-        for t in range(1 + step):
-            change(p, at, rule, layer[WEIGHT] + (o + t) * count, a, spare + t * length, count)
+        for t in range(1 + more):
+            change(step, layer[WEIGHT] + (o + t) * count, a, spare + t * length, count)
 
 
 @kernel
@@ -515,12 +502,12 @@ def norm_backward(
 
 
 @kernel
-def norm_update(p: Array, at: Any, rule: Array, layer: Array, a: Array, sums: int, spare: int) -> None:
+def norm_update(step: Any, layer: Array, a: Array, sums: int, spare: int) -> None:
     """Steps the weights and the biases by the sums of :func:`norm_backward`."""
     for part in range(2):
         for c in range(layer[C]):
             a[spare + c] = total(load(a, sums + (2 * c + part) * LANES))
-        change(p, at, rule, layer[WEIGHT] if part == 0 else layer[BIAS], a, spare, layer[C])
+        change(step, layer[WEIGHT] if part == 0 else layer[BIAS], a, spare, layer[C])
 
 
 @kernel
@@ -657,11 +644,10 @@ def squared_error(
 
 
 @kernel
-def change(p: Array, at: Any, rule: Array, i: int, a: Array, gradient: int, count: int) -> None:
-    """Steps parameters from ``i`` on by their gradients, and the optimizer's state with them; or stores the gradients.
-
-    ``at`` are positions: of parameters before and after, of the state's first vector before and after, and of its second."""
-    before, after, first_from, first, second_from, second = at
+def change(step: Any, i: int, a: Array, gradient: int, count: int) -> None:
+    """Steps parameters from ``i`` on by their gradients, and the optimizer's state with them; or stores the gradients. A step
+    is the store, the positions of the parameters and the state's vectors, each before and after, and the optimizer's rule."""
+    p, (before, after, first_from, first, second_from, second), rule = step
     for k in range(0, count, LANES):
         n, g = min(LANES, count - k), load(a, gradient + k)
         if rule[CLIP] < np.inf:
@@ -762,30 +748,20 @@ def backward(
 
 @kernel
 def update(
-    p: Array,
-    at: Any,
-    rule: Array,
-    layer: Array,
-    taps: Array,
-    a: Array,
-    dy: int,
-    batch: int,
-    rows: int,
-    sums: int,
-    spare: int,
+    step: Any, layer: Array, taps: Array, a: Array, dy: int, batch: int, rows: int, sums: int, spare: int
 ) -> None:
-    """Steps the parameters of a layer, whose input is in lanes, or in ``rows`` of samples if that is not negative."""
+    """Steps the parameters of a layer; the input of a linear one is in ``rows`` of samples."""
     groups = -(-batch // LANES)
     x = layer[X] * groups * LANES
     if layer[KIND] == NORM:
-        norm_update(p, at, rule, layer, a, sums, spare)
+        norm_update(step, layer, a, sums, spare)
         return
     if layer[KIND] == CONVOLUTION:
-        convolution_update(p, at, rule, layer, taps, a, x, dy, groups, spare)
+        convolution_update(step, layer, taps, a, x, dy, groups, spare)
     else:
-        linear_update(p, at, rule, layer, a, rows, layer[X_SIZE], dy, batch, spare)
+        linear_update(step, layer, a, rows, layer[X_SIZE], dy, batch, spare)
     if layer[BIAS] >= 0:
-        bias_update(p, at, rule, layer, a, dy, groups, spare)
+        bias_update(step, layer, a, dy, groups, spare)
 
 
 @kernel
@@ -807,36 +783,22 @@ def fill(data: Array, batch: Array, length: int, size: int, a: Array, rows: int)
 
 @entrance
 def train(
-    memory: Array,
-    jobs: Array,
-    rates: Array,
-    sizes: Array,
-    samples: Array,
-    data: Array,
-    labels: Array,
-    values: Array,
-    loss_kind: int,
-    factor: float,
-    options: Array,
-    plan: Array,
-    epsilons: Array,
-    taps: Array,
-    spaces: Array,
-    a: Array,
-    losses: Array,
+    memory: Array, work: Any, data: Any, loss: Any, options: Array, model: Any, a: Array, losses: Array
 ) -> None:
     """Some local steps of some nodes, one node after the other.
 
     Args:
-        memory: the store of vectors; the positions in ``jobs`` [nodes, 8] are those of its values.
-        rates, losses: learning rate of each node, and the mean loss of its steps, which is written.
-        sizes, samples: the batch sizes of all steps, and the numbers of their samples, in order.
-        data, labels, values: inputs, class numbers and target values of all samples, flat.
-        loss_kind, factor: the loss and what it is multiplied by.
-        options: of the optimizer.
-        plan, epsilons, taps: the layers; see :mod:`gossamer.learning.fused.plan`.
-        spaces: where activations end, the width of an input and of its row, the sizes of gradients and of rows.
-        a: memory for activations."""
+        memory: the store of vectors.
+        work: jobs [nodes, 8] with positions in the store, the nodes' learning rates, and of all steps, in order, the batch
+            sizes and the numbers of the samples.
+        data: inputs, class numbers and target values of all samples, flat.
+        loss: its kind, and what it is multiplied by.
+        options: those of the optimizer.
+        model: the layers; see :class:`gossamer.learning.fused.plan.Plan`.
+        a: memory for activations.
+        losses: the mean loss of each node's steps, which is written."""
+    (jobs, rates, sizes, samples), (given, labels, values), (loss_kind, factor) = work, data, loss
+    plan, epsilons, taps, spaces = model
     rule, cursor, step = np.empty(14, np.float32), 0, 0
     ends, length, input_size, largest, widest, most_sums = spaces
     for node in range(len(jobs)):
@@ -855,7 +817,7 @@ def train(
             spare = sums + most_sums * LANES
             p = memory[at[0] :]
             prepare(rule, options, rates[node], job[TAKEN] + taken)
-            fill(data, batch, length, input_size, a, inputs)
+            fill(given, batch, length, input_size, a, inputs)
             for g in range(groups):
                 for k in range(0, input_size, LANES):
                     there = inputs + g * LANES * input_size + k
@@ -863,16 +825,16 @@ def train(
             for number in range(len(plan)):
                 forward(p, plan[number], taps[plan[number, TAPS] :], epsilons[number], a, groups)
             last = plan[len(plan) - 1]
-            loss = 0.0
+            found = 0.0
             for g in range(groups):
                 z = dy + g * last[Y_SIZE] * LANES
                 for k in range(last[OC]):
                     store(a, z + k * LANES, load(a, (last[Y] * groups + g * last[Y_SIZE] + k) * LANES))
                 if loss_kind == CROSS_ENTROPY:
-                    loss += cross_entropy(labels, batch, g * LANES, a, z, last[OC], spare)
+                    found += cross_entropy(labels, batch, g * LANES, a, z, last[OC], spare)
                 else:
-                    loss += squared_error(values, batch, g * LANES, factor, a, z, last[OC])
-            mean += np.float64(np.float32(loss))
+                    found += squared_error(values, batch, g * LANES, factor, a, z, last[OC])
+            mean += np.float64(np.float32(found))
             for number in range(len(plan) - 1, -1, -1):
                 layer = plan[number]
                 own = taps[layer[TAPS] :]
@@ -883,7 +845,7 @@ def train(
                     if layer[KIND] == LINEAR and layer[X] > 0:
                         there = rows
                         to_rows(a, layer[X] * groups * LANES, layer[X_SIZE], groups, rows)
-                    update(memory, at, rule, layer, own, a, dy, count, there, sums, spare)
+                    update((memory, at, rule), layer, own, a, dy, count, there, sums, spare)
                 if layer[BACK] and layer[KIND] != RELU and layer[KIND] != TANH:
                     dx, dy = dy, dx
             at = (job[RESULT], job[RESULT], job[FIRST], job[FIRST], job[SECOND], job[SECOND])

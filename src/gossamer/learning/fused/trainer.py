@@ -50,7 +50,8 @@ class FusedTrainer(Trainer):
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         if self._rule is None:
             return self._workers.map(self._step_in_torch, jobs)
-        return self._share(self._train, jobs)
+        stepped = iter(self._share(self._train, [job for job in jobs if job.batches]))
+        return [next(stepped) if job.batches else self._step_in_torch(job) for job in jobs]
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(
@@ -119,10 +120,10 @@ class FusedTrainer(Trainer):
         options, plan, losses = np.zeros(10), self._plan, np.zeros(len(vectors))
         options[kernels.CLIP] = np.inf if self.optimizer.clip_value is None else self.optimizer.clip_value
         options[: len(rule)] = rule
-        steps = jobs, np.array(rates, dtype=np.float64), sizes, samples
-        layers = plan.loss, plan.factor, options, plan.layers, plan.epsilons, plan.taps, plan.spaces
+        work = jobs, np.array(rates, dtype=np.float64), sizes, samples
+        model, loss = (plan.layers, plan.epsilons, plan.taps, plan.spaces), (plan.loss, plan.factor)
         space = self._workers.own(_Space).of(plan.memory(int(sizes.max())))
-        kernels.train(self._memory, *steps, *self._given, *layers, space, losses)
+        kernels.train(self._memory, work, self._given, loss, options, model, space, losses)
         return list(losses.tolist())
 
 
