@@ -81,7 +81,7 @@ def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> None:
-    changes = {"engine": engine} if engine == "processes" else {}
+    changes = {"engine": {"name": engine, "trainer": "sequential"}}
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
     with pytest.raises(
         BadInput,
@@ -217,7 +217,13 @@ def test_a_killed_program_is_started_again_and_goes_on(
 ) -> None:
     """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
     rounds = 200
-    described = {**SETTINGS, "engine": engine, "stop": {"rounds": rounds}, "evaluation": {"every_rounds": 50}}
+    engines = {"name": engine, "trainer": "sequential"}
+    described = {
+        **SETTINGS,
+        "engine": engines,
+        "stop": {"rounds": rounds},
+        "evaluation": {"every_rounds": 50},
+    }
     described["checkpoint"] = {"every_rounds": 20}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
     monkeypatch.chdir(tmp_path)

@@ -181,7 +181,10 @@ def test_a_resumed_run_and_real_processes_keep_the_bits(algorithm: str, tmp_path
     whole = gossamer.run(described(algorithm, 6, codec=codec), tmp_path / "whole")
     cut = gossamer.run(described(algorithm, 3, codec=codec, checkpoint={"every_rounds": 3}), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
-    real = gossamer.run(described(algorithm, 6, codec=codec, engine={"name": "processes"}), tmp_path / "real")
+    real = gossamer.run(
+        described(algorithm, 6, codec=codec, engine={"name": "processes", "trainer": "sequential"}),
+        tmp_path / "real",
+    )
     for run in (resumed, real):
         assert torch.equal(run.parameters, whole.parameters)  # type: ignore[arg-type]
 

@@ -131,7 +131,9 @@ def test_resumed_runs_and_real_processes_keep_the_bits(tmp_path: Path) -> None:
     whole = gossamer.run(described(6, **learns), tmp_path / "whole")
     cut = gossamer.run(described(3, checkpoint={"every_rounds": 3}, **learns), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
-    real = gossamer.run(described(6, engine={"name": "processes"}, **learns), tmp_path / "real")
+    real = gossamer.run(
+        described(6, engine={"name": "processes", "trainer": "sequential"}, **learns), tmp_path / "real"
+    )
     for run in (resumed, real):
         assert torch.equal(run.parameters, whole.parameters)  # type: ignore[arg-type]
 

@@ -249,7 +249,9 @@ def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["top-k, forgetful", "random-k", "chain"])
 def test_both_engines_end_with_the_same_bits_and_bytes(name: str, tmp_path: Path) -> None:
     simulated = gossamer.run(described(CODECS[name]), tmp_path / "simulated")
-    real = gossamer.run(described(CODECS[name], engine="processes"), tmp_path / "real")
+    real = gossamer.run(
+        described(CODECS[name], engine={"name": "processes", "trainer": "sequential"}), tmp_path / "real"
+    )
     assert torch.equal(bits(simulated), bits(real))
     assert total(simulated, "bytes_sent") == total(real, "bytes_sent") == total(real, "bytes_received")
 

@@ -376,7 +376,7 @@ class Played:
             "initial": "independent",
             "evaluation": {"every_rounds": 5},
             "stop": {"rounds": ROUNDS},
-            "engine": {"name": "processes", **(self.case.processes or {})}
+            "engine": {"name": "processes", "trainer": "sequential", **(self.case.processes or {})}
             if engine == "processes"
             else {"name": "simulate", "trainer": engine},
         }

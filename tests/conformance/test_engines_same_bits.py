@@ -74,7 +74,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     def get(settings: dict[str, Any]) -> tuple[Run, Run]:
         out = tmp_path_factory.mktemp("runs")
         if str(settings) not in runs:
-            runs[str(settings)] = play(settings, out), play(settings, out, engine={"name": "processes"})
+            runs[str(settings)] = (
+                play(settings, out),
+                play(settings, out, engine={"name": "processes", "trainer": "sequential"}),
+            )
         return runs[str(settings)]
 
     return get
@@ -97,6 +100,38 @@ def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None
     check_network_rows(real, rounds_of(simulated, -1))
     there = pl.col("round").is_in(rounds_of(real, -1)) | (pl.col("node") >= 0)
     assert expected.filter(there).equals(real.metrics.select(columns))
+
+
+def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: Path) -> None:
+    """By name and chosen by ``auto``, with one worker or two; and as well as the sequential trainer, to rounding."""
+    settings = {**MLP, "evaluation": {"every_rounds": 8, "samples": 500}, "stop": {"rounds": 16}}
+    engines: tuple[dict[str, Any], ...] = (
+        {"name": "simulate", "trainer": "fused", "workers": 1},
+        {"name": "simulate", "workers": 2},
+        {"name": "processes", "trainer": "fused"},
+        {"name": "processes"},
+    )
+    runs = [play(settings, tmp_path, engine=engine) for engine in engines]
+    first, reference = runs[0], play(settings, tmp_path)
+    for run in runs:
+        assert Experiment.load(run.path / "experiment.yaml").engine.trainer == "fused"
+        assert "fused" in run.execution["train"]
+        assert torch.equal(run.parameters, first.parameters)
+        losses = run.metrics.filter(pl.col("node") >= 0).sort("round", "node")["train_loss"]
+        expected = first.metrics.filter(pl.col("node") >= 0).sort("round", "node")["train_loss"]
+        assert losses.equals(expected)
+    torch.testing.assert_close(first.parameters, reference.parameters, rtol=1e-3, atol=1e-4)
+    accuracies = [run.metrics.filter(pl.col("node") >= 0)["test_accuracy"][-8:] for run in (first, reference)]
+    assert accuracies[0].mean() == pytest.approx(accuracies[1].mean(), abs=0.01)  # type: ignore[arg-type]
+    assert float(accuracies[0].mean()) > 0.6  # type: ignore[arg-type]
+
+
+def test_auto_says_why_it_is_not_fused(tmp_path: Path) -> None:
+    for engine in ("simulate", "processes"):
+        run = play(BATCH_NORM, tmp_path, engine=engine, stop={"rounds": 1})
+        assert any("not fused: it does not know buffers" in form for form in run.execution["train"])
+    with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not know buffers"):
+        play(BATCH_NORM, tmp_path, engine={"name": "processes", "trainer": "fused"})
 
 
 @pytest.mark.parametrize("settings", [MLP, BATCH_NORM, FROZEN], ids=["mlp", "batch-norm", "frozen"])

@@ -132,7 +132,7 @@ def play(name: str, engine: str, out: Path) -> Any:
     base, rounds = RESUMED.get(name, (name, None))
     settings = {**BASE, "name": name, **EXPERIMENTS[base]}
     if engine == "processes":
-        settings |= {"engine": {"name": engine}}
+        settings |= {"engine": {"name": engine, "trainer": "sequential"}}
     if rounds is not None:
         settings |= {"stop": {"rounds": rounds}}
     try:

@@ -59,7 +59,7 @@ def _nothing_heard():
     heard.clear()
 
 
-ENGINES = ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"})
+ENGINES = ({"name": "simulate", "trainer": "sequential"}, {"name": "processes", "trainer": "sequential"})
 
 
 def experiment(*trackers, **changes) -> Experiment:

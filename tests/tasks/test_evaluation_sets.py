@@ -76,7 +76,10 @@ COLUMNS = ["test_loss", "test_accuracy", "ood_loss", "ood_accuracy"]
 @pytest.mark.parametrize("nodes", ["all", "average"])
 def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
     found = []
-    for engine in ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"}):
+    for engine in (
+        {"name": "simulate", "trainer": "sequential"},
+        {"name": "processes", "trainer": "sequential"},
+    ):
         done = run(
             experiment(engine=engine, evaluation={"every_rounds": 2, "nodes": nodes, "samples": 30}), tmp_path
         )

@@ -259,7 +259,10 @@ def test_both_engines_see_the_same_poisoned_data(tmp_path):
         {"name": "label-flip", "share": 0.5, "at": {"hops_from": {"rank": 2, "hops": 1}}},
     ]
     found = []
-    for engine in ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"}):
+    for engine in (
+        {"name": "simulate", "trainer": "sequential"},
+        {"name": "processes", "trainer": "sequential"},
+    ):
         done = run(experiment(said, engine=engine), tmp_path)
         found.append(
             done.metrics.select("node", "round", "train_loss", "ood_loss", "ood_accuracy").sort(

@@ -201,7 +201,7 @@ class Simulate(Section):
     """The engine ``simulate``: virtual time on one machine."""
 
     name: Literal["simulate"] = "simulate"
-    trainer: Literal["auto", "sequential", "batched", "compiled"] = "auto"
+    trainer: Literal["auto", "sequential", "batched", "compiled", "fused"] = "auto"
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -209,10 +209,10 @@ class Simulate(Section):
 
 class Processes(Section):
     """The engine ``processes``: one operating-system process for each node, TCP between them. A process has one node and
-    can't batch: the trainer "auto" is "sequential"."""
+    can't batch: the trainer "auto" is "fused" where "simulate" would choose it too, else "sequential"."""
 
     name: Literal["processes"] = "processes"
-    trainer: Literal["auto", "sequential"] = "auto"
+    trainer: Literal["auto", "sequential", "fused"] = "auto"
     threads: Literal[1] = 1
     start_timeout_s: float = Field(default=120.0, gt=0)
     train_at_once: Threads | None = None

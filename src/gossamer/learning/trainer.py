@@ -81,6 +81,7 @@ class Trainer(ABC):
 
     name = ""
     nodes = False  # whether it computes the gradients of many nodes at once
+    evaluates_many = False  # whether evaluation of many models at once goes with it
     compiled = False  # whether it computes them by torch.compile
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
@@ -223,7 +224,7 @@ class BatchedTrainer(Trainer):
     recurrent layers."""
 
     name = "batched"
-    nodes = True
+    nodes = evaluates_many = True
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         super().__init__(task, optimizer, rows, workers)
@@ -322,6 +323,36 @@ def _hindrance(module: nn.Module) -> str | None:
         if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
     return None
+
+
+def settle(name: str, task: Task, device: str, batch: int) -> tuple[str, str | None]:
+    """The trainer "auto" is "fused" if the kernels know the task and are faster, which depends only on the sizes of layers
+    and batches; else it stays, with the reason why. A BadInput refuses "fused" for a task that the kernels do not know."""
+    if name not in ("auto", "fused"):
+        return name, None
+    from gossamer.learning.fused.plan import Unknown, plan_of  # which loads numba
+
+    try:
+        if device != "cpu":
+            raise Unknown(f"the device {device}")
+        plan = plan_of(task, bare_module(task.model).train())
+    except Unknown as reason:
+        if name == "fused":
+            problem = f"'fused' does not know {reason}; accepted: auto, sequential"
+            raise BadInput(f"engine.trainer: {problem}") from None
+        return name, f"it does not know {reason}"
+    if name == "auto" and not plan.worthwhile(batch):
+        return name, "torch is faster for layers of this size"
+    return "fused", None
+
+
+def trainer_of(name: str) -> type[Trainer]:
+    """The class of a trainer."""
+    if name == "fused":
+        from gossamer.learning.fused.trainer import FusedTrainer
+
+        return FusedTrainer
+    return {kind.name: kind for kind in (SequentialTrainer, BatchedTrainer, CompiledTrainer)}[name]
 
 
 def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -> tuple[Trainer, str]:

@@ -20,6 +20,7 @@ from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
+from gossamer.learning.trainer import settle
 from gossamer.messages.tags import Model
 from gossamer.network import Network
 from gossamer.node import Setting
@@ -80,6 +81,7 @@ def prepare(experiment: Experiment) -> Setup:
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
+    trainer, not_fused = _settled_trainer(experiment, task)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
     _check_metric(experiment, task)
@@ -97,6 +99,8 @@ def prepare(experiment: Experiment) -> Setup:
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=_message_limit(experiment, layout),
+        trainer=trainer,
+        not_fused=not_fused,
         poisoned=reached,
         warm_start=warm_start,
     )
@@ -161,6 +165,14 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
             if field.name in found:
                 field.of(vector).copy_(found[field.name])
     return model
+
+
+def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str | None]:
+    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same, under both engines."""
+    engine, batch = experiment.engine, experiment.batch_size
+    size = task.samples // experiment.nodes if batch == "full" else batch
+    name, not_fused = settle(engine.trainer, task, getattr(engine, "device", "cpu"), max(size, 1))
+    return "sequential" if name == "auto" and isinstance(engine, Processes) else name, not_fused
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:

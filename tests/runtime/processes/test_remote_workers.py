@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "evaluation": {"every_rounds": 2},
     "failures": {"detection_s": 3.0},
     "stop": {"rounds": 6},
-    "engine": {"name": "processes"},
+    "engine": {"name": "processes", "trainer": "sequential"},
 }
 SLOW: dict[str, Any] = {
     "compute": {"name": "constant", "seconds_per_step": 0.05},

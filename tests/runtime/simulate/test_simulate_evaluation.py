@@ -12,6 +12,7 @@ import gossamer
 from gossamer import Experiment
 from gossamer.api import Silent
 from gossamer.learning.trainer import BatchedTrainer
+from gossamer.runtime import setup
 from gossamer.runtime.simulate import compute
 
 DIGITS: dict[str, Any] = {
@@ -42,6 +43,7 @@ def test_the_chosen_trainer_determines_the_evaluator_from_the_first_evaluation_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the record, which names it, can be repeated to the bit."""
+    monkeypatch.setattr(setup, "settle", lambda name, *_: (name, None))
     monkeypatch.setattr(compute, "choose", lambda make, jobs: (make(BatchedTrainer), "chosen"))
     first = play(tmp_path)
     assert first.experiment["engine"]["trainer"] == "batched"
@@ -67,6 +69,7 @@ def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
     def fail(make: Any, jobs: Any) -> Any:
         raise ArithmeticError("a target beyond all measure")
 
+    monkeypatch.setattr(setup, "settle", lambda name, *_: (name, None))
     monkeypatch.setattr(compute, "choose", fail)
     observer = Listening()
     run = play(tmp_path, observer)

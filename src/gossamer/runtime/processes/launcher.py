@@ -103,7 +103,7 @@ class ProcessesEngine:
             parameters,
             buffers,
             None if ended.failure is None else RunFailed(**ended.failure),
-            "sequential",
+            self._prepared.trainer,
             private_bytes=ended.private,
             execution=ended.execution,
         )

@@ -420,6 +420,7 @@ class Prepared(Message):
     description: dict[str, Any]  # ``Setup.description``
     parameters: int  # the lengths of its flat vectors
     buffers: int
+    trainer: str
     address: str | None  # at which workers join, if they do
 
 

@@ -21,12 +21,10 @@ from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import (
     MEASURED_NODES,
-    BatchedTrainer,
-    CompiledTrainer,
-    SequentialTrainer,
     Trainer,
     TrainJob,
     choose,
+    trainer_of,
 )
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
@@ -178,13 +176,9 @@ class Compute:
         return [result for job in jobs for result in self._attempt(execute, kind, [job])]
 
 
-_KINDS: tuple[type[Trainer], ...] = (SequentialTrainer, BatchedTrainer, CompiledTrainer)
-_TRAINERS = {trainer.name: trainer for trainer in _KINDS}
-
-
 class Executor:
-    """Trains and evaluates models with the ``trainer``. Without a named one it measures which is faster, with the present
-    models of some nodes, and chooses it before the first step or evaluation."""
+    """Trains and evaluates models with the ``trainer``. Where the experiment does not settle it, it measures which is faster,
+    with the present models of some nodes, and chooses it before the first step or evaluation."""
 
     def __init__(
         self,
@@ -199,10 +193,10 @@ class Executor:
         assert isinstance(options, Simulate)
         self._setup, self._rows = setup, rows
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
-        self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))
+        self._to_choose = options.trainer == "auto"
+        self.trainer = self._build(trainer_of("sequential" if setup.trainer == "auto" else setup.trainer))
         samples = setup.experiment.evaluation.samples
         self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers, say)
-        self._to_choose = options.trainer == "auto"
 
     @property
     def chosen(self) -> str | None:
@@ -211,7 +205,7 @@ class Executor:
 
     def forms(self) -> dict[str, dict[str, int]]:
         """How steps and evaluations were computed: recorded, or eagerly and why."""
-        return {"train": self.trainer.forms(), "evaluate": self._evaluator.forms()}
+        return {"train": self.trainer.forms() | self._setup.unfused(), "evaluate": self._evaluator.forms()}
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         if kind not in (ComputationKind.APPLY, ComputationKind.ENCODE):
@@ -231,18 +225,19 @@ class Executor:
         return kind(self._setup.task, self._setup.experiment.optimizer, self._rows, self._workers)
 
     def _choose(self) -> None:
-        """Measure both trainers on the first batches of some nodes, unless one is chosen. A trainer of many nodes at once
-        goes with evaluation of many: the recorded trainer's name determines both."""
+        """Measure trainers on the first batches of some nodes, unless one is chosen. The recorded trainer's name determines
+        how models are evaluated too."""
         if self._to_choose:
-            self._to_choose = False
+            self._to_choose, said = False, "trainer: fused"
             with self._profile.part("train"):
                 try:
-                    self.trainer, said = choose(self._build, self._first_steps())
+                    if self._setup.trainer == "auto":
+                        self.trainer, said = choose(self._build, self._first_steps())
                 except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
                     said = f"trainer: sequential (no comparison: {cause(error)})"
             if said:
                 self._say(said)
-        self._evaluator.rows = self._rows if self.trainer.nodes else None
+        self._evaluator.rows = self._rows if self.trainer.evaluates_many else None
 
     def _first_steps(self) -> list[TrainJob]:
         experiment, parts = self._setup.experiment, self._setup.parts

@@ -87,7 +87,7 @@ class Coordinator:
         self._clock = HeardClock(time.monotonic)
         self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
-            setup.experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")
+            setup.experiment, setup.trainer, folder, cut, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._said = 0.0
@@ -270,7 +270,9 @@ def serve(channel: int, memory: int) -> None:
         launcher.send(protocol.Refused(list(error.problems)))
         return
     layout, where = setup.layout, None if door is None else door.address
-    launcher.send(protocol.Prepared(setup.description(), layout.size, layout.buffer_size, where))
+    launcher.send(
+        protocol.Prepared(setup.description(), layout.size, layout.buffer_size, setup.trainer, where)
+    )
     stage = Stage(setup)
     if door is None:
         stage.warm_up()  # while the launcher makes the folder

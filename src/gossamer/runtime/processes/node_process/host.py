@@ -31,7 +31,7 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import trim
 from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import SequentialTrainer, TrainJob
+from gossamer.learning.trainer import TrainJob, trainer_of
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.results.checkpoints import Cut
@@ -142,7 +142,7 @@ class Stage:
         experiment = setup.experiment
         self._setup = setup
         self.rows = Rows(setup.layout.size)
-        self.trainer = SequentialTrainer(setup.task, experiment.optimizer, self.rows)
+        self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, self.rows)
         self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         self._freed_bytes: int | None = None  # what a step took and gave back
         self._common: Model | None = None
@@ -251,7 +251,7 @@ class Computing:
         return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
 
     def forms(self) -> dict[str, dict[str, int]]:
-        return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
+        return {"train": self._trainer.forms() | self._setup.unfused(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
         """The columns of all evaluation sets for a model; off the node's clock."""

@@ -1,0 +1,315 @@
+"""Plans: the operations of a model and its loss, recognised as a list of layers that the kernels know.
+
+The model is called once, on a few samples, and every function of torch that it calls is seen. Each has to take the result
+of the one before, and parameters that no other takes. So it does not matter how the model is written; a model that does
+anything else (decides by values, draws, has a shortcut) is not recognised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gossamer.errors import GossamerError
+from gossamer.learning.fused import kernels as k
+from gossamer.learning.parameters import Layout
+from gossamer.tasks.task import Task
+
+Shape = tuple[int, ...]
+SAMPLES = 3  # of the call
+MOST_WORK = {False: 32_000_000, True: 160_000_000}
+"""The most multiplications of a forward pass, without and with convolutions, with which the kernels were measured to be
+faster than torch."""
+
+
+class Unknown(Exception):
+    """The reason why there is no plan: what the kernels do not know, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The layers of a model, and its loss, as :func:`gossamer.learning.fused.kernels.train` takes them.
+
+    Attributes:
+        layers: a row for each layer.
+        epsilons: of normalisations, one value for each layer.
+        taps: for each weight of a convolution's filter, how far its input is from that of the first one.
+        loss, factor: the kind of the loss, and what it is multiplied by.
+        spaces: sizes of the parts of the memory for activations.
+        spare: values of temporary memory.
+        work: multiplications of a forward pass, for one sample."""
+
+    layers: Int[np.ndarray, "layers columns"]
+    epsilons: Float[np.ndarray, " layers"]
+    taps: Int[np.ndarray, " taps"]
+    loss: int
+    factor: float
+    spaces: Int[np.ndarray, "6"]
+    spare: int
+    work: int
+
+    def worthwhile(self, batch: int) -> bool:
+        """Whether the kernels are faster than torch, which catches up with large products, and with vectors that are not
+        full."""
+        full = -(-batch // k.LANES) * k.LANES
+        return (
+            self.work * full * (full / batch)
+            <= MOST_WORK[bool((self.layers[:, k.KIND] == k.CONVOLUTION).any())]
+        )
+
+    def memory(self, batch: int) -> int:
+        """The number of values that a step with this batch size needs."""
+        ends, _, size, largest, widest, sums = self.spaces.tolist()
+        groups = -(-batch // k.LANES)
+        return int((groups * (ends + size + widest + 2 * largest) + sums) * k.LANES + self.spare)
+
+
+def plan_of(task: Task, module: nn.Module) -> Plan:
+    """The plan of a task, whose model creates modules like this one; raises :class:`Unknown`."""
+    inputs, targets = (part[:SAMPLES] for part in task.train)
+    reader = _Reader(task, module, inputs, targets)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), reader:
+            result = task.loss(module(inputs), targets)
+    except (Unknown, GossamerError):
+        raise
+    except Exception as error:  # the user's own, of any kind; a step will raise it again
+        raise Unknown(f"a model or a loss that raises {type(error).__name__}") from error
+    return reader.plan(result)
+
+
+def _names(*names: str, **defaults: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    return (*names, *defaults), defaults
+
+
+_MAX_POOL = _names(
+    "x", "kernel_size", stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+)
+_AVERAGE_POOL = _names(
+    "x", "kernel_size", stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+)
+_LOSS = _names("x", "targets", weight=None, size_average=None, reduce=None, reduction="mean")
+_KNOWN: dict[Any, tuple[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
+    F.linear: ("linear", _names("x", "weight", bias=None)),
+    F.conv2d: ("convolution", _names("x", "weight", bias=None, stride=1, padding=0, dilation=1, groups=1)),
+    F.group_norm: ("norm", _names("x", "groups", weight=None, bias=None, eps=1e-5)),
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), ("relu", _names("x", inplace=False))),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), ("tanh", _names("x"))),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), ("max_pool", _MAX_POOL)),
+    F.avg_pool2d: ("average_pool", _AVERAGE_POOL),
+    F.cross_entropy: ("cross_entropy", (_LOSS[0], _LOSS[1] | {"ignore_index": -100, "label_smoothing": 0.0})),
+    F.mse_loss: ("squared_error", _LOSS),
+    **dict.fromkeys((Tensor.mul, torch.mul), ("scaled", _names("x", "factor"))),
+    **dict.fromkeys((Tensor.div, torch.div), ("divided", _names("x", "factor"))),
+}
+_RESHAPES = (Tensor.flatten, torch.flatten, Tensor.view, Tensor.reshape, torch.reshape)
+_QUESTIONS = ("__get__", "__len__", "size", "dim", "numel", "is_floating_point")
+
+
+class _Reader(TorchFunctionMode):
+    """Follows the functions from the inputs to the loss, each of which becomes a layer."""
+
+    def __init__(self, task: Task, module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+        super().__init__()
+        layout = Layout.of(module)
+        if layout.buffers:
+            raise Unknown("buffers, such as running statistics")
+        if inputs.dtype != torch.float32:
+            raise Unknown(f"inputs of type {inputs.dtype}")
+        starts = {field.name: field.start for field in layout.parameters}
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._starts = starts  # of parameters that no layer has taken
+        self._all_targets, self._targets = task.train[1], targets
+        self._result: Tensor = inputs  # so far
+        self._shape: Shape = tuple(inputs.shape[1:])
+        self._length = math.prod(self._shape)
+        self._layers: list[dict[int, int]] = []
+        self._epsilons: list[float] = []
+        self._taps: list[int] = []
+        self._at, self._end = 0, _padded(self._length)  # where the result is, and where activations end
+        self._loss: int | None = None
+        self._factor = 1.0
+        self._work = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if name in _QUESTIONS and not isinstance(result, Tensor):
+            return result
+        if not args or args[0] is not self._result:
+            raise Unknown(f"operations that are no chain ({name})")
+        if func in _RESHAPES:
+            if self._loss is not None or result.shape != (len(self._result), math.prod(self._shape)):
+                raise Unknown(f"{name} to {tuple(result.shape)}")
+            self._shape = (math.prod(self._shape),)
+        elif func in _KNOWN:
+            kind, (names, defaults) = _KNOWN[func]
+            given = defaults | dict(zip(names, args, strict=False)) | kwargs
+            if (self._loss is None) == (kind in ("scaled", "divided")):
+                raise Unknown(f"{name} {'before' if self._loss is None else 'after'} the loss")
+            getattr(self, f"_{kind}")(given, dict(defaults))
+        else:
+            raise Unknown(f"the operation {name}")
+        self._result = result
+        return result
+
+    def _start(self, parameter: Tensor | None) -> int:
+        if parameter is None:
+            return -1
+        name = self._names.get(id(parameter), "a tensor that is none")
+        if name not in self._starts:
+            raise Unknown(f"a parameter that is frozen or used twice ({name})")
+        return self._starts.pop(name)
+
+    def _add(self, kind: int, shape: Shape, result: Shape, **columns: int) -> None:
+        """Adds a layer with images [channels, height, width] as input and result; a vector is an image of one pixel."""
+        (c, h, w), (oc, oh, ow) = ((*each, 1, 1)[:3] for each in (shape, result))
+        size = _padded(math.prod(result))
+        in_place = kind in (k.RELU, k.TANH) and bool(self._layers) and self._layers[-1][k.KIND] != k.MAX_POOL
+        y = self._at if in_place else self._end
+        row = {k.KIND: kind, k.X: self._at, k.X_SIZE: _padded(math.prod(shape)), k.Y: y, k.Y_SIZE: size}
+        row |= {k.C: c, k.H: h, k.W: w, k.OC: oc, k.OH: oh, k.OW: ow, k.WEIGHT: -1, k.BIAS: -1}
+        self._layers.append(row | {getattr(k, name): value for name, value in columns.items()})
+        self._epsilons.append(0.0)
+        self._at, self._end, self._shape = y, max(self._end, y + size), result
+
+    def _linear(self, given: dict[str, Any], _: Any) -> None:
+        if len(self._shape) != 1:
+            raise Unknown(f"linear of {len(self._shape)} dimensions")
+        weight, bias = self._start(given["weight"]), self._start(given["bias"])
+        outputs = len(given["weight"])
+        self._work += self._shape[0] * outputs
+        self._add(k.LINEAR, self._shape, (outputs,), WEIGHT=weight, BIAS=bias)
+
+    def _convolution(self, given: dict[str, Any], _: Any) -> None:
+        padding = 0 if given["padding"] == "valid" else given["padding"]
+        if isinstance(padding, str) or given["groups"] != 1 or _pair(given["dilation"]) != (1, 1):
+            raise Unknown("conv2d with groups, dilation or unusual padding")
+        if len(self._shape) != 3:
+            raise Unknown(f"conv2d of {len(self._shape)} dimensions")
+        weight, bias = self._start(given["weight"]), self._start(given["bias"])
+        (ph, pw), (sh, sw) = _pair(padding), _pair(given["stride"])
+        c, h, w = self._shape
+        if ph or pw:
+            self._add(k.PAD, self._shape, (c, h + 2 * ph, w + 2 * pw), KH=ph, KW=pw)
+            c, h, w = self._shape
+        channels, _, kh, kw = given["weight"].shape
+        sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
+        self._taps += [
+            ((i * h + u) * w + v) * k.LANES for i in range(c) for u in range(kh) for v in range(kw)
+        ]
+        result = channels, (h - kh) // sh + 1, (w - kw) // sw + 1
+        self._work += math.prod(result) * c * kh * kw
+        self._add(k.CONVOLUTION, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
+
+    def _norm(self, given: dict[str, Any], _: Any) -> None:
+        if given["weight"] is None or given["bias"] is None:
+            raise Unknown("group_norm without weights")
+        if len(self._shape) not in (1, 3):
+            raise Unknown(f"group_norm of {len(self._shape)} dimensions")
+        weight, bias, groups = self._start(given["weight"]), self._start(given["bias"]), given["groups"]
+        statistics, self._end = self._end, self._end + _padded(2 * groups)
+        columns = {"WEIGHT": weight, "BIAS": bias, "KH": groups, "STATISTICS": statistics}
+        self._add(k.NORM, self._shape, self._shape, **columns)
+        self._epsilons[-1] = given["eps"]
+
+    def _relu(self, *_: Any) -> None:
+        self._add(k.RELU, self._shape, self._shape)
+
+    def _tanh(self, *_: Any) -> None:
+        self._add(k.TANH, self._shape, self._shape)
+
+    def _max_pool(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
+        self._pool(k.MAX_POOL, given, usual)
+
+    def _average_pool(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
+        self._pool(k.AVERAGE_POOL, given, usual)
+
+    def _pool(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
+        for option, value in usual.items():
+            if option != "stride" and given[option] not in (value, (value, value)):
+                raise Unknown(f"pooling with {option}")
+        if len(self._shape) != 3:
+            raise Unknown(f"pooling of {len(self._shape)} dimensions")
+        (c, h, w), (kh, kw) = self._shape, _pair(given["kernel_size"])
+        sh, sw = _pair(given["stride"] or (kh, kw))
+        result = c, (h - kh) // sh + 1, (w - kw) // sw + 1
+        self._add(kind, self._shape, result, KH=kh, KW=kw, SH=sh, SW=sw)
+
+    def _cross_entropy(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
+        targets = self._all_targets
+        fits = targets.dtype == torch.int64 and targets.dim() == len(self._shape) == 1
+        fits = fits and int(targets.min()) >= 0 and int(targets.max()) < self._shape[0]
+        self._take_loss(k.CROSS_ENTROPY, given, usual, fits)
+
+    def _squared_error(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
+        targets = self._all_targets
+        fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
+        self._take_loss(k.SQUARED_ERROR, given, usual, fits and len(self._shape) == 1)
+
+    def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any], fits: bool) -> None:
+        if any(given[option] != value for option, value in usual.items()):
+            raise Unknown("a loss with other than the usual settings")
+        if given["targets"] is not self._targets or not fits:
+            raise Unknown("a loss of such targets")
+        self._loss = kind
+
+    def _scaled(self, given: dict[str, Any], _: Any) -> None:
+        if not isinstance(given["factor"], int | float):
+            raise Unknown("a loss that is multiplied by a tensor")
+        self._factor *= given["factor"]
+
+    def _divided(self, given: dict[str, Any], _: Any) -> None:
+        self._scaled({"factor": 1 / given["factor"]}, None)
+
+    def plan(self, result: object) -> Plan:
+        """The plan, when the loss has returned its result."""
+        if self._loss is None or result is not self._result:
+            raise Unknown("a loss that is not cross-entropy or a squared error")
+        if self._starts:
+            raise Unknown(f"a parameter that no layer has ({next(iter(self._starts))})")
+        layers = np.zeros((len(self._layers), 20), dtype=np.int64)
+        for row, columns in zip(layers, self._layers, strict=True):
+            row[list(columns)] = list(columns.values())
+        kinds = layers[:, k.KIND]
+        first = int(np.flatnonzero(layers[:, k.WEIGHT] >= 0)[0])
+        layers[first + 1 :, k.BACK] = 1
+        layers[first, k.BACK] = kinds[first] == k.NORM  # which finds the gradients of its weights there
+        inner = layers[(kinds == k.LINEAR) & (layers[:, k.X] > 0)]
+        filters = (layers[:, k.C] * layers[:, k.KH] * layers[:, k.KW])[kinds == k.CONVOLUTION]
+        largest = max(filters.max(initial=128), layers[:, [k.C, k.OC]].max())
+        spaces = [
+            self._end,
+            self._length,
+            _padded(self._length),
+            layers[:, [k.X_SIZE, k.Y_SIZE]].max(),
+            inner[:, k.X_SIZE].max(initial=0),
+            2 * layers[kinds == k.NORM, k.C].max(initial=0),
+        ]
+        return Plan(
+            layers=layers,
+            epsilons=np.array(self._epsilons),
+            taps=np.array([*self._taps, 0], dtype=np.int64),
+            loss=self._loss,
+            factor=float(self._factor),
+            spaces=np.array(spaces, dtype=np.int64),
+            spare=2 * k.LANES * (int(largest) + k.LANES),
+            work=self._work,
+        )
+
+
+def _padded(size: int) -> int:
+    return -(-size // k.LANES) * k.LANES
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])

@@ -1,0 +1,154 @@
+"""The fused trainer: the steps of a node in one call of compiled code, straight on the store's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from gossamer.learning.fused import kernels
+from gossamer.learning.fused.plan import plan_of
+from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
+from gossamer.learning.rows import ALIGNMENT, Rows
+from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
+from gossamer.learning.workers import Workers
+from gossamer.messages.tags import Model
+from gossamer.tasks.task import Task
+
+AT_ONCE = 8
+"""The most jobs in one call, which costs as much as a step of logistic regression."""
+
+
+class FusedTrainer(Trainer):
+    """One node at a time on each worker, for models that the kernels know; optimizers that they do not know step in torch.
+    Its bits are the same with any number of workers or nodes.
+
+    Raises:
+        Unknown: if the kernels do not know the model, the loss or the data."""
+
+    name = "fused"
+    evaluates_many = True
+
+    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+        super().__init__(task, optimizer, rows, workers)
+        self._plan, self._rule = plan_of(task, self.module), _rule_of(optimizer)
+        values = rows.matrix.stride(0) * len(rows.matrix)
+        self._memory = rows.matrix.as_strided((values,), (1,)).numpy()
+        inputs, targets = (part.contiguous().view(-1).numpy() for part in task.train)
+        classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
+        labels = targets if classes else none.astype(np.int64)
+        self._given = inputs, labels, none.astype(np.float32) if classes else targets
+
+    def forms(self) -> dict[str, int]:
+        """How gradients were computed."""
+        return {"fused": 1}
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+        if self._rule is None:
+            return self._workers.map(self._step_in_torch, jobs)
+        stepped = iter(self._share(self._train, [job for job in jobs if job.batches]))
+        return [next(stepped) if job.batches else self._step_in_torch(job) for job in jobs]
+
+    def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
+        return self._share(
+            lambda part: [self._gradient(job.at.parameters, job.batch)[0] for job in part], jobs
+        )
+
+    def _share(self, run: Callable[[Any], list[Any]], jobs: Sequence[Any]) -> list[Any]:
+        size = max(1, min(AT_ONCE, len(jobs) // (2 * self._workers.count)))
+        parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+        return list(chain(*self._workers.map(run, parts)))
+
+    def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+        assert self._rule is not None
+        names, rule = self._rule
+        vectors, results, taken = [], [], []
+        for job in jobs:
+            result, state = self.rows.fresh(), dict(job.state)
+            pairs = [self.rows.store(job.start.parameters), result]
+            for name in names:
+                state[name] = self.rows.fresh()
+                pairs += [self.rows.store(job.state[name]), state[name]]
+            if "steps" in state:
+                state["steps"] = job.state["steps"] + len(job.batches)
+            taken.append(int(job.state["steps"]) if "steps" in state else 0)
+            vectors.append(pairs)
+            results.append((Model(result, job.start.buffers), state))
+        rates, batches = [job.lr for job in jobs], [job.batches for job in jobs]
+        losses = self._run(rule, vectors, batches, rates, taken)
+        return [TrainResult(*result, loss) for result, loss in zip(results, losses, strict=True)]
+
+    def _gradient(self, at: Tensor, batch: Tensor) -> tuple[Tensor, float]:
+        gradient = self.rows.fresh()
+        vectors = [[self.rows.store(at), gradient]]
+        [loss] = self._run([kernels.GRADIENT], vectors, [[batch]], [0.0], [0])
+        return gradient, loss
+
+    def _step_in_torch(self, job: TrainJob) -> TrainResult:
+        """The steps of a node by an optimizer that the kernels do not know."""
+        state = {name: value.clone() for name, value in job.state.items()}
+        parameters, losses = self.rows.fresh().copy_(job.start.parameters), 0.0
+        for batch in job.batches:
+            gradient, loss = self._gradient(parameters, batch)
+            self.optimizer.step(parameters, gradient, state, job.lr)
+            losses += loss
+        return TrainResult(Model(parameters, job.start.buffers), state, losses / max(len(job.batches), 1))
+
+    def _run(
+        self,
+        rule: Sequence[float],
+        vectors: Sequence[Sequence[Tensor]],
+        batches: Sequence[Sequence[Tensor]],
+        rates: Sequence[float],
+        taken: Sequence[int],
+    ) -> list[float]:
+        """Steps some nodes, of each of which are given: rows before and after, batches, the learning rate, and the number of
+        steps before; gives the mean losses."""
+        base, jobs = self._memory.ctypes.data, np.zeros((len(vectors), 8), dtype=np.int64)
+        for job, rows in zip(jobs, vectors, strict=True):
+            job[: len(rows)] = [(row.data_ptr() - base) // 4 for row in rows]
+        jobs[:, kernels.STEPS], jobs[:, kernels.TAKEN] = [len(each) for each in batches], taken
+        drawn = [batch.numpy() for each in batches for batch in each]
+        samples, sizes = np.concatenate(drawn), np.array([len(batch) for batch in drawn])
+        if len(samples) and (samples.min() < 0 or samples.max() >= self.task.samples):
+            found = f"{samples.min()} to {samples.max()}"
+            raise IndexError(f"samples {found}: out of bounds, there are {self.task.samples}")
+        options, plan, losses = np.zeros(10), self._plan, np.zeros(len(vectors))
+        options[kernels.CLIP] = np.inf if self.optimizer.clip_value is None else self.optimizer.clip_value
+        options[: len(rule)] = rule
+        work = jobs, np.array(rates, dtype=np.float64), sizes, samples
+        model, loss = (plan.layers, plan.epsilons, plan.taps, plan.spaces), (plan.loss, plan.factor)
+        space = self._workers.own(_Space).of(plan.memory(int(sizes.max())))
+        kernels.train(self._memory, work, self._given, loss, options, model, space, losses)
+        return list(losses.tolist())
+
+
+class _Space:
+    """A thread's memory for activations."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, dtype=np.float32)
+
+    def of(self, size: int) -> Float[np.ndarray, " size"]:
+        if len(self._values) < size:
+            wider = np.empty(size + ALIGNMENT // 4, dtype=np.float32)
+            start = -wider.ctypes.data % ALIGNMENT // 4
+            self._values = wider[start : start + size]
+        return self._values
+
+
+def _rule_of(optimizer: Optimizer) -> tuple[list[str], list[float]] | None:
+    """The names of an optimizer's vectors and its options in the kernels' order; None if they do not know it."""
+    if optimizer.clip_norm is not None:
+        return None
+    if type(optimizer) is SGD:
+        options = [optimizer.momentum, optimizer.dampening, float(optimizer.nesterov), optimizer.weight_decay]
+        return ["velocity"] if optimizer.momentum else [], [kernels.SGD, *options]
+    if type(optimizer) in (Adam, AdamW) and isinstance(optimizer, Adam) and not optimizer.amsgrad:
+        moments = [optimizer.beta1, optimizer.beta2, optimizer.eps, float(isinstance(optimizer, AdamW))]
+        return ["first", "second"], [kernels.ADAM, 0, 0, 0, optimizer.weight_decay, *moments]
+    return None
