@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 
 from figures import Row, report
 from gossamer import Task
+from gossamer.config.registry import build
 from gossamer.cores import cores
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.optimizer import SGD
@@ -26,7 +27,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import TrainJob, trainer_of
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
-from gossamer.tasks.models import model_factory
+from gossamer.tasks import model_factory
 
 REPEATS, WARMUPS = 7, 3  # the first two steps are recorded
 # Model, image (channels, height and width), nodes, batch size.
@@ -61,7 +62,8 @@ def measured(model: str, image: tuple[int, int], nodes: int, batch: int, threads
     """Medians of processor and wall time; every step starts where the one before ended."""
     channels, size = image
     inputs, labels = torch.randn(6400, channels, size, size), torch.randint(10, (6400,))
-    make: Any = model_factory(model, (channels, size, size), 10, hidden=(128,))
+    given = {"name": "mlp", "hidden": [128]} if model == "mlp" else model
+    make: Any = model_factory(build("model", given), shape=(channels, size, size), classes=10)
     task = Task(make, (inputs, labels), (inputs[:10], labels[:10]), F.cross_entropy)
     names = ["sequential", "batched", "fused"] if model in ("logistic", "mlp") else ["sequential", "fused"]
     start = initial_model(task.model, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from learning_tasks import images
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.learning.fused.plan import Unknown, plan_of
 from gossamer.learning.fused.trainer import FusedTrainer
@@ -20,7 +22,7 @@ from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult, settle
 from gossamer.learning.workers import Workers
-from gossamer.tasks.models import model_factory
+from gossamer.tasks import model_factory
 from gossamer.tasks.task import Task
 
 CLASSES, SAMPLES = 5, 60
@@ -171,7 +173,8 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
 @pytest.mark.parametrize("name", ["logistic", "mlp", "lenet5", "gn-lenet"])
 def test_whole_models(name: str) -> None:
     shape = (1, 28, 28) if name == "lenet5" else (2, 9, 8)
-    make = model_factory(name, shape, CLASSES, **({"hidden": (30, 17)} if name == "mlp" else {}))
+    given = {"name": "mlp", "hidden": [30, 17]} if name == "mlp" else name
+    make = model_factory(build("model", given), shape=shape, classes=CLASSES)
     check_gradient(task_of(make, shape), (16, 21))
 
 
@@ -403,6 +406,13 @@ def test_other_models_and_losses_are_not_recognised() -> None:
     ):
         with pytest.raises(Unknown, match=reason):
             plan_of(task_of(make, shape), make())
+    plain = task_of(linear, (6,))
+    for task, reason in (
+        (replace(plain, augment=lambda inputs, rng: inputs), "augmented"),
+        (replace(plain, train=({"x": plain.train[0]}, plain.train[1])), "several tensors"),
+    ):
+        with pytest.raises(Unknown, match=reason):
+            plan_of(task, linear())
     for loss, targets, reason in (
         (partial(F.cross_entropy, label_smoothing=0.1), None, "usual"),
         (lambda outputs, targets: F.cross_entropy(outputs, targets) ** 2, None, "the operation pow"),

@@ -74,6 +74,10 @@ class Plan:
 
 def plan_of(task: Task, module: nn.Module) -> Plan:
     """The plan of a task, whose model creates modules like this one; raises :class:`Unknown`."""
+    if task.augment is not None:
+        raise Unknown("augmented inputs")
+    if not isinstance(task.train[0], torch.Tensor):
+        raise Unknown("inputs of several tensors")
     inputs, targets = (part[:SAMPLES] for part in task.train)
     reader = _Reader(task, module, inputs, targets)
     try:

@@ -41,7 +41,7 @@ class FusedTrainer(Trainer):
         inputs, targets = (part.contiguous().view(-1).numpy() for part in task.train)
         classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
         labels = targets if classes else none.astype(np.int64)
-        self._given = inputs, labels, none.astype(np.float32) if classes else targets
+        self._samples = inputs, labels, none.astype(np.float32) if classes else targets
 
     def forms(self) -> dict[str, int]:
         """How gradients were computed."""
@@ -123,7 +123,7 @@ class FusedTrainer(Trainer):
         work = jobs, np.array(rates, dtype=np.float64), sizes, samples
         model, loss = (plan.layers, plan.epsilons, plan.taps, plan.spaces), (plan.loss, plan.factor)
         space = self._workers.own(_Space).of(plan.memory(int(sizes.max())))
-        kernels.train(self._memory, work, self._given, loss, options, model, space, losses)
+        kernels.train(self._memory, work, self._samples, loss, options, model, space, losses)
         return list(losses.tolist())
 
 
