@@ -100,7 +100,7 @@ class Schedule:
         simulated = engine == "simulate"
         faults = [each.fault for each in self.disturbances if each.fault and (simulated or not each.outside)]
         killed = any(each.outside == "kill" for each in self.disturbances)
-        real = {"pace": True, "restart": "always" if killed else "never"}
+        real = {"trainer": "sequential", "pace": True, "restart": "always" if killed else "never"}
         options = {"name": engine, **({"trainer": "sequential", "workers": 1} if simulated else real)}
         # Real nodes that only a busy machine holds up are not to be taken for dead.
         failures = {"detection_s": 0.3 if simulated else 5.0}

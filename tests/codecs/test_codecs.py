@@ -568,7 +568,7 @@ def test_nodes_fail_while_they_encode_and_others_go_on(fault: str, at_s: float, 
 
 def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
-    engine = {"name": "processes", "pace": True}
+    engine = {"name": "processes", "trainer": "sequential", "pace": True}
     run = gossamer.run(described("float16", 3, compute=compute, engine=engine), tmp_path)
     assert run.metrics["time_s"].max() >= 3 * 0.21  # type: ignore[operator]
 

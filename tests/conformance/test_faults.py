@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 NODES, VICTIM, ROUNDS = 6, 2, 12
 BOTH = pytest.mark.parametrize("engine", ["simulate", "processes"])
-REAL: dict[str, Any] = {"name": "processes", "pace": True}
+REAL: dict[str, Any] = {"name": "processes", "trainer": "sequential", "pace": True}
 
 
 def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes: Any) -> Run:

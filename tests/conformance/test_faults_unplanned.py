@@ -33,7 +33,7 @@ def described(nodes: int, rounds: int, **changes: Any) -> Experiment:
         "gather": {"lost_peer": "skip"},
         "evaluation": {"every_rounds": 5},
         "stop": {"rounds": rounds},
-        "engine": {"name": "processes", "pace": True},
+        "engine": {"name": "processes", "trainer": "sequential", "pace": True},
     }
     return Experiment.of({**settings, **changes})
 
@@ -123,7 +123,7 @@ def test_a_node_that_is_killed_is_named_with_the_time(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_killed_is_started_again_if_asked_for(tmp_path: Path) -> None:
-    engine = {"name": "processes", "pace": True, "restart": "always"}
+    engine = {"name": "processes", "trainer": "sequential", "pace": True, "restart": "always"}
     run, _ = with_victims(
         described(4, 60, engine=engine, checkpoint={"every_rounds": 2}), tmp_path, kill([2])
     )
@@ -141,7 +141,7 @@ def test_a_node_that_is_killed_is_started_again_if_asked_for(tmp_path: Path) -> 
 @pytest.mark.parametrize("count", [1, 5, 16])
 def test_many_are_killed_of_many(tmp_path: Path, count: int, restart: str) -> None:
     victims = random.Random(count).sample(range(32), count)
-    engine = {"name": "processes", "pace": True, "restart": restart}
+    engine = {"name": "processes", "trainer": "sequential", "pace": True, "restart": restart}
     run, said = with_victims(
         described(32, 100, engine=engine, topology={"name": "random-regular", "degree": 5}),
         tmp_path,

@@ -66,7 +66,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "ad-psgd-artifact": {"name": "ad-psgd-artifact", "degree": 2},
     "gossip-learning": {"name": "gossip-learning"},
 }
-PROCESSES = {"name": "processes"}
+PROCESSES = {"name": "processes", "trainer": "sequential"}
 REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s", "staleness_max_s")
 """Columns that a clock fills, which in a simulation is the experiment's."""
 

@@ -39,7 +39,7 @@ def described(**changes: Any) -> Experiment:
         "topology": "complete",
         "algorithm": "d-psgd",
         "evaluation": {"every_rounds": None},
-        "engine": {"name": "processes", "pace": True},
+        "engine": {"name": "processes", "trainer": "sequential", "pace": True},
         "compute": {"name": "constant", "seconds_per_step": 0.05},
         "stop": {"rounds": ROUNDS},
     }

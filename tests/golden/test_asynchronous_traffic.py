@@ -33,7 +33,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "simulate": {"name": "simulate", "trainer": "sequential"},
-    "processes": {"name": "processes", "pace": True},
+    "processes": {"name": "processes", "trainer": "sequential", "pace": True},
 }
 Traffic = list[dict[str, Any]]
 BOTH = pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])

@@ -629,7 +629,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
         "topology": topology,
         "compute": SLOW,
         "network": {"name": "uniform", "latency_s": 0.002},
-        "engine": {"name": engine, "pace": True}
+        "engine": {"name": engine, "trainer": "sequential", "pace": True}
         if engine == "processes"
         else {"name": engine, "trainer": "sequential"},
     }

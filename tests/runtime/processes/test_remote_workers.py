@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 }
 SLOW: dict[str, Any] = {
     "compute": {"name": "constant", "seconds_per_step": 0.05},
-    "engine": {"name": "processes", "pace": True},
+    "engine": {"name": "processes", "trainer": "sequential", "pace": True},
     "stop": {"rounds": 40},
 }
 

@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "topology": {"name": "random-regular", "degree": 3},
     "algorithm": "d-psgd",
     "evaluation": {"every_rounds": 2, "nodes": 2},
-    "engine": {"name": "processes"},
+    "engine": {"name": "processes", "trainer": "sequential"},
     "stop": {"rounds": 2},
 }
 linux = pytest.mark.skipif(
@@ -146,7 +146,9 @@ def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_le
 ) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: available)
     monkeypatch.setattr(host, "cores", lambda: 2)
-    stage = Stage(prepare(experiment(engine={"name": "processes", "memory": memory})))
+    stage = Stage(
+        prepare(experiment(engine={"name": "processes", "trainer": "sequential", "memory": memory}))
+    )
     stage._freed_bytes = freed
     assert stage.trims() is trims
 

@@ -57,7 +57,10 @@ def last_rows(run: Run) -> pl.DataFrame:
 
 
 def test_bits_and_bytes_are_the_simulator_s_and_the_time_is_no_less(tmp_path: Path) -> None:
-    runs = [play(tmp_path, engine=engine) for engine in (SIMULATE, {"name": "processes", "pace": True})]
+    runs = [
+        play(tmp_path, engine=engine)
+        for engine in (SIMULATE, {"name": "processes", "trainer": "sequential", "pace": True})
+    ]
     models = [load_file(run.path / "models.safetensors")["parameters"] for run in runs]
     assert bool((models[0] == models[1]).all())
     simulated, real = (last_rows(run) for run in runs)
@@ -106,7 +109,7 @@ def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> Non
         compute={"name": "constant", "seconds_per_step": 0.3},
         evaluation={"every_rounds": 2, "samples": 50, "timeline": {"to_s": 60.0}},
         stop={"rounds": 2},
-        engine={"name": "processes", "pace": True},
+        engine={"name": "processes", "trainer": "sequential", "pace": True},
     )
     lanes = run.timeline.filter(pl.col("kind") == "train")
     assert lanes["node"].to_list() == [0, 0, 1, 1]
@@ -117,7 +120,7 @@ def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> Non
 
 def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.0}
-    paced = {"name": "processes", "pace": True}
+    paced = {"name": "processes", "trainer": "sequential", "pace": True}
     changes = {"nodes": 2, "network": "uniform", "compute": compute, "stop": {"rounds": 3}, "engine": paced}
     run = play(tmp_path, notes := Notes(), **changes)
     assert not notes.of_compute

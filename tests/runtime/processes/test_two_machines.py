@@ -41,7 +41,7 @@ def test_sixteen_nodes_on_two_machines(machines: Lab, tmp_path: Path) -> None:
             "batch_size": 6,
             "evaluation": {"every_rounds": 5},
             "stop": {"rounds": 10},
-            "engine": "processes",
+            "engine": {"name": "processes", "trainer": "sequential"},
         }
     )
     described.save(tmp_path / "experiment.yaml")
