@@ -427,19 +427,22 @@ def test_other_models_and_losses_are_not_recognised() -> None:
 def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one() -> None:
     said = r"^engine\.trainer: 'fused' does not know buffers.*; accepted: auto, sequential$"
     with pytest.raises(BadInput, match=said):
-        settle("fused", images("batch norm"), "cpu", 16)
+        settle("fused", images("batch norm"), "cpu", 16, 32)
     with pytest.raises(BadInput, match="does not know the device cuda;"):
-        settle("fused", images("mlp"), "cuda", 16)
-    name, reason = settle("auto", images("batch norm"), "cpu", 16)
+        settle("fused", images("mlp"), "cuda", 16, 32)
+    name, reason = settle("auto", images("batch norm"), "cpu", 16, 32)
     assert name == "auto"
     assert str(reason).startswith("it does not know buffers")
     for model in ("logistic", "mlp"):
         assert (
-            settle("auto", images(model), "cpu", 16)
-            == settle("fused", images(model), "cpu", 16)
+            settle("auto", images(model), "cpu", 16, 32)
+            == settle("fused", images(model), "cpu", 16, 32)
             == ("fused", None)
         )
-    assert settle("sequential", images("mlp"), "cpu", 16) == ("sequential", None)
+    assert settle("sequential", images("mlp"), "cpu", 16, 32) == ("sequential", None)
+    few, why = settle("auto", images("mlp"), "cpu", 16, 31)
+    assert few == "auto"
+    assert "less than 32 nodes" in str(why)
 
 
 def test_usual_ways_to_write_a_model_are_recognised() -> None:

@@ -55,8 +55,8 @@ def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
         {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
         {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
     )
-    # One instant has one place, also for a metric that some nodes lack.
-    expected = {"round": [0, 5], "time_s": [0, 1.5], "wall_s": [2, 5], "bytes": [0, 40]}
+    # Where the nodes with the metric were.
+    expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
     for x, places in expected.items():
         table = summary(run, "test_loss")
         assert table[x].to_list() == places

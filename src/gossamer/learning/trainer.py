@@ -34,6 +34,9 @@ BOUND_S = 0.0025
 convolutional networks are. Then the batched trainer is not measured, which would take half a second and more."""
 FEW, MUCH = 4, 1.4  # if a few nodes take this many times as long in the batched trainer, that settles it
 
+MANY_NODES = 32
+"""With fewer nodes, "auto" leaves out the fused trainer, whose kernels take seconds to compile once, and time to load."""
+
 
 class TrainJob(NamedTuple):
     """Some local steps of one node, each with a batch of sample indices. Model and state, those before the first step, are
@@ -325,11 +328,14 @@ def _hindrance(module: nn.Module) -> str | None:
     return None
 
 
-def settle(name: str, task: Task, device: str, batch: int) -> tuple[str, str | None]:
-    """The trainer "auto" is "fused" if the kernels know the task and are faster, which depends only on the sizes of layers
-    and batches; else it stays, with the reason why. A BadInput refuses "fused" for a task that the kernels do not know."""
+def settle(name: str, task: Task, device: str, batch: int, nodes: int) -> tuple[str, str | None]:
+    """The trainer "auto" is "fused" if there are many nodes, and the kernels know the task and are faster, which depends only
+    on the sizes of layers and batches; else it stays, with the reason why. A BadInput refuses "fused" for a task that the
+    kernels do not know."""
     if name not in ("auto", "fused"):
         return name, None
+    if name == "auto" and nodes < MANY_NODES:
+        return name, f"with less than {MANY_NODES} nodes, it may take longer to load than it saves"
     from gossamer.learning.fused.plan import Unknown, plan_of  # which loads numba
 
     try:

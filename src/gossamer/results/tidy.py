@@ -176,7 +176,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         left: a run that goes on without them has an end all the same.
     """
     names = metric_names(run) if metrics is None else list(metrics)
-    index = ["node", "point", "instant"]
+    index = ["node", "point", "instant", *AXES]
     table = assigned(run).with_columns(pl.col(names).cast(pl.Float64))
     rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
@@ -184,12 +184,14 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     having = has.any().over("metric", "node")
     member = having & ~pl.col("node").is_in(run.away)
     shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
-    return (
+    table = (
         rows.filter(shown)
         .with_columns(member=pl.when(member.any().over("metric")).then(member).otherwise(having))
         .group_by("metric", "point", maintain_order=True)
         .agg(
             pl.col("instant").first(),
+            pl.col("round", "time_s", "wall_s").filter(has).mean(),
+            pl.col("bytes").first(),
             mean=value.mean(),
             std=value.std(ddof=0),
             min=value.min(),
@@ -199,10 +201,13 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         )
         .filter(pl.col("count") > 0)
         .with_columns(complete=pl.col("members") == pl.col("members").max().over("metric"))
-        .join(points(run), on="point")
-        .select("metric", "point", "instant", *AXES, *STATISTICS, "complete")
+        .drop("members")
         .sort("metric", "point")
     )
+    if (run.experiment.get("evaluation") or {}).get("every_s") is None:
+        return table  # a point is where the nodes with the metric were, such as a server
+    # An instant has one place for all metrics.
+    return table.update(points(run), on="point").select(table.columns)
 
 
 def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:

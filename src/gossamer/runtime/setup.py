@@ -171,7 +171,9 @@ def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str | Non
     """The trainer's name, and why "auto" is not "fused". All processes of a run find the same, under both engines."""
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
-    name, not_fused = settle(engine.trainer, task, getattr(engine, "device", "cpu"), max(size, 1))
+    name, not_fused = settle(
+        engine.trainer, task, getattr(engine, "device", "cpu"), max(size, 1), experiment.nodes
+    )
     return "sequential" if name == "auto" and isinstance(engine, Processes) else name, not_fused
 
 
