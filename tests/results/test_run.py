@@ -79,6 +79,8 @@ def test_the_mean_model_leaves_out_lost_nodes() -> None:
     assert model_of(both, 2).buffers.tolist() == [2.0]
     with pytest.raises(BadInput, match="rank: 3; accepted: 0 to 2"):
         model_of(both, 3)
+    with pytest.raises(BadInput, match="rank: 'first'; accepted: 0 to 2"):
+        model_of(both, "first")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="rank: null, of a run without finite models"):
         model_of({"parameters": parameters[1:2]}, None)
 
