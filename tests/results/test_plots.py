@@ -108,7 +108,7 @@ def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:
     assert [line.get_label() for line in axes.lines] == ["seed 1", "seed 2"]
     assert axes.lines[0].get_xdata().tolist() == [0, 3 * 10 * 80_000, 3 * 20 * 80_000]
     assert axes.get_xlabel() == "sent by all nodes / bytes"
-    with pytest.raises(BadInput, match="got 'nothing'"):
+    with pytest.raises(BadInput, match="metric nothing: no run has recorded it"):
         curve_figure(runs, "nothing")
 
 
@@ -134,5 +134,5 @@ def test_groups_are_drawn_as_one_curve_each(tmp_path: Path) -> None:
     half = 12.7062 * (means[0] - means[1]).abs() / 2  # t(0.975, 1) s / sqrt(2), s = |a - b| / sqrt(2)
     highest = [band[band[:, 0] == r][:, 1].max() for r in (0, 10)]
     assert highest == pytest.approx(((means[0] + means[1]) / 2 + half).to_list(), rel=1e-4)
-    with pytest.raises(BadInput, match="got 'nothing'"):
+    with pytest.raises(BadInput, match="metric nothing: no run has recorded it"):
         curve_figure(runs, "nothing", groups=groups(runs))

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -215,15 +214,6 @@ def _script() -> str | None:
 _imported: list[str] = []  # modules whose import is under way, innermost last
 
 
-@contextmanager
-def _importing(module: str) -> Iterator[None]:
-    _imported.append(module)
-    try:
-        yield
-    finally:
-        _imported.pop()
-
-
 def check_not_importing(call: str) -> None:
     """Refuse to start work while the module of a component is imported: a script whose classes other processes import would
     start it in each of them."""
@@ -240,9 +230,9 @@ def imported(path: str, said: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
+    _imported.append(module_name)
     try:
-        with _importing(module_name):
-            module = importlib.import_module("__main__" if module_name == _script() else module_name)
+        module = importlib.import_module("__main__" if module_name == _script() else module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{said}: no module named {error.name!r} (the working directory is searched too)"
@@ -252,6 +242,8 @@ def imported(path: str, said: str) -> Any:
         raise BadInput(f"{said}: {problem}; accepted: a type for each attribute, e.g. rate: float") from error
     except Exception as error:
         raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
+    finally:
+        _imported.pop()
     if (found := getattr(module, attribute, None)) is None:
         if module_name == "__main__":
             raise BadInput(

@@ -44,14 +44,11 @@ class Cut:
     time_s: float | None = None
 
     @property
-    def even(self) -> bool:
-        """Whether all nodes were saved after the same round."""
-        return len(set(self.rounds.values())) == 1
-
-    @property
-    def needs_even(self) -> bool:
-        """Whether nodes must be saved after the same round, because what they agreed on for a round is not saved."""
-        return self.experiment.get("secure_aggregation") is not None
+    def resumable(self) -> bool:
+        """Whether a run can go on from it: some node was saved, and under secure aggregation all after the same round,
+        because what they agreed on for a round is not saved."""
+        rounds = set(self.rounds.values())
+        return len(rounds) == 1 or bool(rounds and self.experiment.get("secure_aggregation") is None)
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
         """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
@@ -146,10 +143,9 @@ def newest(
     verified: bool = False,
     fits: Callable[[Cut], bool] = lambda cut: True,
 ) -> Cut | None:
-    """The newest complete checkpoint in a run's folder of checkpoints from which it can go on and that ``fits``, or None. It
-    has at least one node, and under secure aggregation all nodes after the same round. Damaged ones, those with a damaged
-    manifest or (``verified``) any damaged part, are left out, and ``say`` is told of them; if no other is left, that is bad
-    input."""
+    """The newest complete checkpoint in a run's folder of checkpoints that is resumable and ``fits``, or None. Those with a
+    damaged manifest or (``verified``) any damaged part are left out, and ``say`` is told of them; if no other is left, that
+    is bad input."""
     damaged = []
     for number in reversed(complete(path)):
         try:
@@ -159,7 +155,7 @@ def newest(
         except BadInput as error:
             damaged.append(f"checkpoint {number} can't be used: {error}")
             continue
-        if cut.rounds and (cut.even or not cut.needs_even) and fits(cut):
+        if cut.resumable and fits(cut):
             for each in damaged:
                 say(each)
             return cut

@@ -19,7 +19,7 @@ from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve, several
 from gossamer.results.run import Run, labels
-from gossamer.results.tidy import AXES, all_metrics, check_recorded, main_metric
+from gossamer.results.tidy import AXES, check_recorded, main_metric
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")
 """Colours with a contrast of at least 3:1 on white, chosen so that two of them differ for the colour-blind too (a distance of
@@ -127,18 +127,12 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
     """A metric against one of the axes, as a ``matplotlib.figure.Figure``: of each run the mean over the nodes in a band of
     one standard deviation, or of each group the mean over its runs in the band of its 95 % confidence interval. A metric
     that no run has recorded is bad input."""
+    check_recorded("metric", y, runs)
     if groups is None:
-        bands = [
-            run.curves.filter(pl.col("metric") == y, "complete").with_columns(spread="std") for run in runs
-        ]
-        names = labels(runs)
+        bands, names = [_band(run, y) for run in runs], labels(runs)
     else:
         bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
         names = [group.label for group in groups]
-    if not any(table[x].count() for table in bands):
-        raise BadInput(
-            f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
-        )
     figure, axes = _figure(6.4, 4.0)
     for label, band in zip(names, bands, strict=True):
         _draw_curve(axes, band, x, label)
@@ -153,11 +147,13 @@ def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
         raise BadInput(f"x: got {x!r}; accepted: {', '.join(AXES)}")
     check_recorded("metric", str(metric), [run])
     axes = matplotlib("pyplot").subplots(layout="constrained")[1] if ax is None else ax
-    _draw_curve(
-        axes, run.curves.filter(pl.col("metric") == metric, "complete").with_columns(spread="std"), x, label
-    )
+    _draw_curve(axes, _band(run, str(metric)), x, label)
     _name_axes(axes, x, str(metric), [run])
     return axes
+
+
+def _band(run: Run, metric: str) -> pl.DataFrame:
+    return run.curves.filter(pl.col("metric") == metric, "complete").with_columns(spread="std")
 
 
 def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:

@@ -122,19 +122,16 @@ def read_timeline(folder: Path) -> pl.DataFrame:
     return table.unique().sort("node", "start_s", "end_s", "kind", "to")
 
 
-def read_graphs(folder: Path) -> dict[str, list[list[int]]]:
-    """The graphs that were appended after the start: round as text -> [[i, j], ...]."""
-    rows = (row for path in _found(folder, "graphs") for row in read_segment(path, run_id(folder), folder))
-    checked = (files.conforming(row, GraphRow, str(folder / "segments" / "graphs-0.jsonl")) for row in rows)
-    return {str(row["round"]): row["edges"] for row in checked}
-
-
 def read_setup(folder: Path) -> dict[str, Any]:
     """The contents of ``setup.json`` (empty if it is missing), with all graphs that were recorded since."""
     path, setup = folder / "setup.json", dict[str, Any]()
     if path.exists():
         setup = files.read_json(path, SetupFile, folder, MOST_FIGURES_BYTES)
-    graphs = {**setup.get("graphs", {}), **read_graphs(folder)}
+    graphs = dict(setup.get("graphs", {}))
+    for segment in _found(folder, "graphs"):
+        for row in read_segment(segment, run_id(folder), folder):
+            said = files.conforming(row, GraphRow, str(segment))
+            graphs[str(said["round"])] = said["edges"]
     nodes = setup.get("nodes")
     ranks = [
         *chain(*setup.get("poisoned") or []),

@@ -112,8 +112,29 @@ class RandomTopology(Topology):
         )
 
 
+class CompositeTopology(Topology):
+    """A topology made of others. A schedule draws each of these with a key of its own, so that their graphs do not depend on
+    each other."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, Topology]:
+        """Field below this topology's -> topology."""
+
+    @abstractmethod
+    def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
+        """The graph of a round, from those of the parts; without a generator, with all links that are possible."""
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        parts = self.parts.values()
+        return self.combine([part.draw(nodes, rng, part.drawn_at(nodes, round)) for part in parts], rng)
+
+    def cycle(self, nodes: int) -> int:
+        return max(part.cycle(nodes) for part in self.parts.values())
+
+
 @register("topology", "layers")
-class Layers(Topology):
+class Layers(CompositeTopology):
     """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
 
     An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
@@ -139,20 +160,16 @@ class Layers(Topology):
     def _layers_spec(self, layers: dict[str, Topology]) -> dict[str, Any]:
         return {name: layer.spec() for name, layer in layers.items()}
 
-    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        # A schedule does not call this: it keeps one schedule per layer, each with its own key, so that the graphs of a layer
-        # do not depend on the other layers.
-        return union([layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()])
+    @property
+    def parts(self) -> dict[str, Topology]:
+        return {f"layers.{name}": layer for name, layer in self.layers.items()}
 
-    def drawn_at(self, nodes: int, round: int) -> int:
-        return round
-
-    def cycle(self, nodes: int) -> int:
-        return max(layer.cycle(nodes) for layer in self.layers.values())
+    def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
+        return union(graphs)
 
 
 @register("topology", "random-links")
-class RandomLinks(Topology):
+class RandomLinks(CompositeTopology):
     """The links of another topology, each of which is there in a round with some probability, independently of other links
     and rounds (Kar & Moura, "Sensor networks with random links", 2008).
 
@@ -194,15 +211,12 @@ class RandomLinks(Topology):
             )
         return P
 
-    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        # A schedule does not call this: the graph of the base has its own key, which is the same in all rounds.
-        return self.keep(self.base.draw(nodes, rng, self.base.drawn_at(nodes, round)), rng)
+    @property
+    def parts(self) -> dict[str, Topology]:
+        return {"base": self.base}
 
-    def cycle(self, nodes: int) -> int:
-        return self.base.cycle(nodes)
-
-    def keep(self, graph: Graph, rng: np.random.Generator | None) -> Graph:
-        """The links of a base that are there in one round; without a generator, all that can be."""
+    def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
+        [graph] = graphs
         if graph.directed and self.symmetric:
             raise BadInput("topology.symmetric: true for a directed base; accepted: false")
         links = list(graph.edges())
@@ -260,13 +274,13 @@ class TopologySchedule:
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
-        self._layers: dict[str, TopologySchedule] = {}
-        for name, layer in found.layers.items() if isinstance(found, Layers) else ():
-            field = f"{purpose}.layers.{name}"
-            self._layers[name] = TopologySchedule(layer, nodes, seed, samples, purpose=field)
-        self._base: TopologySchedule | None = None
-        if isinstance(found, RandomLinks):
-            self._base = TopologySchedule(found.base, nodes, seed, samples, purpose=f"{purpose}.base")
+        parts = found.parts if isinstance(found, CompositeTopology) else {}
+        self._parts = [
+            TopologySchedule(part, nodes, seed, samples, purpose=f"{purpose}.{name}")
+            for name, part in parts.items()
+        ]
+        names = found.layers if isinstance(found, Layers) else ()
+        self._layers = dict(zip(names, self._parts, strict=False))
 
     @property
     def sampled(self) -> bool:
@@ -281,12 +295,9 @@ class TopologySchedule:
     @property
     def static(self) -> bool:
         """Whether one graph is known to serve all rounds."""
-        if self._layers:
-            return all(layer.static for layer in self._layers.values())
-        if self._base is not None and not self._base.static:
-            return False
         # A topology that overrides drawn_at may change at any round.
-        return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
+        fixed = type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
+        return fixed and all(part.static for part in self._parts)
 
     @property
     def static_weights(self) -> bool:
@@ -330,7 +341,7 @@ class TopologySchedule:
         for layer in self._layers.values():
             layer.check()
         rounds = range(self.topology.cycle(self.nodes))
-        graph = union([self.graph(r) if self._base is None else self._links(r, None) for r in rounds])
+        graph = union([self._combined(r, None) if self._parts else self.graph(r) for r in rounds])
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
@@ -351,19 +362,14 @@ class TopologySchedule:
 
     def _key(self, round: int) -> Hashable:
         """Equal for two rounds exactly when they share a graph."""
-        if self._layers:
-            return tuple(layer._key(round) for layer in self._layers.values())
-        drawn_at = self.topology.drawn_at(self.nodes, round)
-        return drawn_at if self._base is None else (drawn_at, self._base._key(round))
+        return self.topology.drawn_at(self.nodes, round), *(part._key(round) for part in self._parts)
 
     def _draw(self, round: int) -> Graph:
-        if self._layers:
-            return union([layer.graph(round) for layer in self._layers.values()])
         first = self.topology.drawn_at(self.nodes, round)
         period = first // (self.topology.every_rounds or 1)
         rng = generator(self.seed, self._purpose, SHARED, period)
-        if self._base is not None:
-            return self._links(round, rng)
+        if self._parts:
+            return self._combined(round, rng)
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
@@ -371,12 +377,10 @@ class TopologySchedule:
             raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
         return graph
 
-    def _links(self, round: int, rng: np.random.Generator | None) -> Graph:
-        """The links that a base has in a round; without a generator, all that are possible."""
-        assert isinstance(self.topology, RandomLinks)
-        assert self._base is not None
+    def _combined(self, round: int, rng: np.random.Generator | None) -> Graph:
+        assert isinstance(self.topology, CompositeTopology)
         with located(self._purpose):
-            return self.topology.keep(self._base.graph(round), rng)
+            return self.topology.combine([part.graph(round) for part in self._parts], rng)
 
     def _weights(self, drawn: _DrawnGraph) -> Weights:
         if drawn.weights is None:
