@@ -20,7 +20,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.host import Stage
-from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
+from gossamer.runtime.processes.protocol import Exited, NotStarted, Said, Settled, Stood
 from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
@@ -125,10 +125,10 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool:
     channel = pool.pool._children[0].channel
     sent = 0
     while not channel.waiting:
-        pool.pool.do(protocol.Tell(0, Kept(sent)))
+        pool.pool.do(protocol.Tell(0, Settled(sent)))
         sent += 1
     for number in range(sent):
-        assert pool.theirs.receive() == Kept(number)
+        assert pool.theirs.receive() == Settled(number)
         pool.serve()
     assert not channel.waiting
 

@@ -198,14 +198,8 @@ class Expect(Message):
     sent: dict[int, int]
 
 
-class Kept(Message):
-    """A checkpoint is complete."""
-
-    number: int
-
-
-class Drop(Message):
-    """A checkpoint is given up."""
+class Settled(Message):
+    """This checkpoint, and all before it, are complete or given up."""
 
     number: int
 
@@ -244,9 +238,7 @@ class Consumed(Message):
     """The oldest snapshot of the node's model was read: its slot is free."""
 
 
-ToNode = (
-    Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Addresses
-)
+ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | Lost | Find | Meet | Addresses
 
 
 # --- coordinator -> worker

@@ -91,7 +91,7 @@ class NodeProcess:
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
-            self._checkpoints = NodeCheckpoints.of(self._node, experiment, context, self._tell)
+            self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])
@@ -333,7 +333,7 @@ class NodeProcess:
                 self._node.peer_lost()
                 if checkpoints is not None:
                     checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Kept() | protocol.Drop():
+            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
