@@ -310,15 +310,9 @@ ToWorker = ToPool | Job | File | Acknowledge | Finish
 
 
 class Exited(Message):
-    """The process of a node is gone; all that it said has come before."""
+    """The process of a node is gone, and all that it said has come before; or it can't be started."""
 
     how: str
-
-
-class NotStarted(Message):
-    """The process of a node could not be started, or no port opened for it."""
-
-    why: str
 
 
 class Stood(Message):
@@ -327,7 +321,7 @@ class Stood(Message):
     still: bool
 
 
-FromProcess = FromNode | Exited | NotStarted | Stood
+FromProcess = FromNode | Exited | Stood
 
 
 class Said(Message):

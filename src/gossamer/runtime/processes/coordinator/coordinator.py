@@ -172,8 +172,8 @@ class Coordinator:
 
     def _take(self, said: protocol.Said) -> None:
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
-        if node is None and isinstance(message, protocol.NotStarted):
-            raise RunFailed(f"node {rank} can't be started: {message.why}")
+        if node is None and isinstance(message, protocol.Exited):
+            raise RunFailed(f"node {rank}: {message.how}")
         if node is None or node.incarnation != said.incarnation or rank not in self._lifecycle.alive:
             return
         self._note(rank, message)
