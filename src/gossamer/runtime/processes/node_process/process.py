@@ -26,7 +26,7 @@ from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.host import Clock, Computing, NodeContext, NodeHost, Stage
+from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost, Stage
 from gossamer.runtime.processes.shared_models import FINAL, SNAPSHOTS, SharedModels
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
@@ -77,14 +77,14 @@ class NodeProcess:
 
         saved = self._saved = None if cut is None else cut.read(rank, self._place)
         self._clock = Clock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
-        self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         self._host = NodeHost(
-            stage.rows,
+            rank,
+            setup,
+            context,
+            stage,
             self._clock,
-            self._computing,
-            experiment.stop.rounds,
+            self._timeline,
             self._end_round,
-            context.security,
             lambda kind, text: self._tell(protocol.Event(kind, text)),
         )
         self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
@@ -95,7 +95,7 @@ class NodeProcess:
         if saved is not None:
             self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])
-            self._computing.busy.restore(saved.engine["computing_s"])
+            self._host.busy.restore(saved.engine["computing_s"])
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -144,11 +144,11 @@ class NodeProcess:
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
                     await self._take_part()
-            if (slowness := self._computing.slowness) is not None:
+            if (slowness := self._host.slowness) is not None:
                 self._tell(protocol.Event("slow", slowness))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(protocol.Final(self._node.round, private_bytes(), self._computing.forms()))
+            self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             self._tell(protocol.Failed.of(error, self._node.failure_round))
             await self._finish
@@ -239,7 +239,7 @@ class NodeProcess:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
         links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-        spent = Spent(self._computing.busy.seconds(), *links)
+        spent = Spent(self._host.busy.seconds(), *links)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
@@ -247,7 +247,7 @@ class NodeProcess:
             shares = self._usage.shares(time_s, spent)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
-                row |= await self._computing.evaluate(model)
+                row |= await self._host.evaluate(model)
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
@@ -301,7 +301,7 @@ class NodeProcess:
                 traffic.messages_sent - self._transport.outbox.lost_on_the_way,
                 traffic.messages_received,
             )
-            idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
+            idle = self._clock.quiet and not (self._host.under_way or self._transport.busy)
             if idle and counts == before:
                 self._tell(protocol.Idle(*counts, self._node.waiting()))
             elif before is not None:
@@ -352,7 +352,7 @@ class NodeProcess:
                 if first is not None:
                     self._node.rejoin(first)
             case protocol.Slots(count=count):
-                self._computing.cpu_slots.count = count
+                self._host.cpu_slots.count = count
             case protocol.Consumed():
                 self._consumed += 1
                 self._freed.set()
@@ -393,7 +393,7 @@ class NodeProcess:
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
-            "computing_s": self._computing.busy.seconds(),
+            "computing_s": self._host.busy.seconds(),
             "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},
             "secrets": 0,
