@@ -12,7 +12,7 @@ from gossamer.messages import raw
 from gossamer.messages.tags import Model
 
 SNAPSHOTS = 2
-"""Evaluations of a node that may wait for the other nodes' ones, at a time."""
+"""Snapshots of a node that the coordinator may still have to read, at a time."""
 FINAL = SNAPSHOTS
 """The slot of the models at the end."""
 

@@ -34,7 +34,7 @@ from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.2  # between two reports of a node's progress
-ALIVE_S = 1.0  # between two reports of a node that waits, or evaluates its last model
+ALIVE_S = 1.0  # between two looks at whether it waits
 NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may report in a second: a thousand that do so every second would keep a core busy."""
 TASKS_END_S = 5.0  # that a node waits at its end for tasks that were cancelled
@@ -163,17 +163,15 @@ class NodeProcess:
         experiment = self._setup.experiment
         if experiment.evaluation.every_rounds is not None and self._saved is None and self._arrival is None:
             await self._record(0)
-        helpers: list[Coroutine[Any, Any, None]] = [self._watch()]
+        watch = self._spawn(self._watch())
+        helpers = []
         if experiment.evaluation.every_s:
-            helpers.append(self._ticks(experiment.evaluation.every_s))
+            helpers.append(self._spawn(self._ticks(experiment.evaluation.every_s)))
         if experiment.stop.time_s is not None:
-            helpers.append(self._end_at(experiment.stop.time_s))
-        background = [asyncio.ensure_future(helper) for helper in helpers]
-        for task in background:
-            task.add_done_callback(self._helper_ended)
+            helpers.append(self._spawn(self._end_at(experiment.stop.time_s)))
         work = asyncio.ensure_future(self._protocol())
         await asyncio.wait((work, self._finish), return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, *background):
+        for task in (work, *helpers):
             task.cancel()
         if work.done() and not work.cancelled():
             work.result()  # its failure
@@ -183,15 +181,14 @@ class NodeProcess:
             async with asyncio.timeout(TASKS_END_S):
                 await self._node.end()
         if finish.row:
-            alive = asyncio.ensure_future(self._say_alive())
             await self._record("end")
-            alive.cancel()
         elif finish.reason == "left":
             await self._flush()
             if not is_due(self._setup, self._node.round):
                 await self._record("end")
         if self._checkpoints is not None and finish.checkpoint is not None:
             await self._checkpoints.last(finish.checkpoint, LAST_SNAPSHOT_S)
+        watch.cancel()
 
     async def _protocol(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
@@ -219,6 +216,12 @@ class NodeProcess:
                 self._report(always=True)
                 self._tell(protocol.Crash(number))
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something besides the algorithm, whose failure is the node's."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._helper_ended)
+        return task
 
     def _helper_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -248,19 +251,15 @@ class NodeProcess:
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 row |= await self._host.evaluate(model)
-            slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
+            slot = await self._slot() if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
         view = node.node.view
         self._tell(protocol.Row(moment, row, slot, None if view is None else list(view)))
 
-    async def _slot(self, last: bool) -> int | None:
-        """A slot for a snapshot, which is free again when the coordinator has read its last one. A node waits for that where
-        the network's rows are all there is, and for the last of them; otherwise it goes on without."""
-        waits = last or self._setup.experiment.evaluation.nodes == "average"
+    async def _slot(self) -> int:
+        """A slot for a snapshot, which is free again when the coordinator has read its last one."""
         while self._given - self._consumed >= SNAPSHOTS:
-            if not waits:
-                return None
             self._freed.clear()
             await self._freed.wait()
         self._given += 1
@@ -284,18 +283,13 @@ class NodeProcess:
             sent = self._transport.traffic.bytes_sent
             self._tell(protocol.Progress(self._node.round, self._clock.now(), sent))
 
-    async def _say_alive(self) -> None:
-        """Tell the coordinator that the last evaluation, which may take long, goes on."""
-        while True:
-            self._report(always=True)
-            await asyncio.sleep(ALIVE_S)
-
     async def _watch(self) -> None:
-        """Tell the coordinator when nothing but a message could wake this node, and what it waits for."""
+        """Tell the coordinator that this node lives, and what it waits for when nothing but a message could wake it."""
         before = None
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
             await asyncio.sleep(every_s)
+            self._report()
             traffic = self._transport.traffic
             counts = (
                 traffic.messages_sent - self._transport.outbox.lost_on_the_way,

@@ -157,7 +157,8 @@ class Outbox:
             if shaper is not None:
                 if link is not None and link.written - link.unacknowledged >= accepted_at and not accepting:
                     accepting = True
-                    node.loop.call_later(round_trip_s, sending.accept)
+                    peer.accepting.add(sending)
+                    node.loop.call_later(round_trip_s, self._accept, sending, peer)
                 await self._pass_uplink(shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
                 if link is not None and not shaper.reaches(sending.to):
@@ -211,6 +212,10 @@ class Outbox:
             timer.cancel()
         if sending.over:
             shaper.uplink.give_back(self._node.loop.time())
+
+    def _accept(self, sending: OwnSending, peer: Peer) -> None:
+        peer.accepting.discard(sending)
+        sending.accept()
 
     def _call_off(self, link: Outgoing, peer: Peer) -> None:
         if not link.closed:

@@ -40,6 +40,7 @@ class Peer:
         self.number = 0  # of the next message to it
         # By message number: bytes of chunks on the connection up to its end; the message.
         self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
+        self.accepting: set[OwnSending] = set()  # sent; the acknowledgement takes its simulated time
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
         # From it.
         self.answered = 0  # the newest of its connections to this node
@@ -88,9 +89,10 @@ class Peer:
 
     def forget(self) -> None:
         """Release the messages that it has not acknowledged."""
-        for _, sending in self.unacknowledged:
+        for sending in (*(sending for _, sending in self.unacknowledged), *self.accepting):
             sending.release()
         self.unacknowledged.clear()
+        self.accepting.clear()
 
     def reached(self) -> None:
         self.failures = 0
