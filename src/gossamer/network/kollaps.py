@@ -18,12 +18,12 @@ from jaxtyping import Float
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
 from gossamer.network.kollaps_file import KollapsFile, KollapsLink, LinkEvent, NodeEvent, read_kollaps
-from gossamer.network.network import Changing, Conditions, Path
+from gossamer.network.network import Conditions, Network, Path
 from gossamer.randomness import generator
 
 
 @register("network", "kollaps")
-class Kollaps(Changing):
+class Kollaps(Network):
     """The network of a topology file of Kollaps (Gouveia et al., EuroSys 2020), with its schedule.
 
     Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
