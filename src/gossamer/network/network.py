@@ -133,8 +133,8 @@ def bytes_per_second(mbps: float | None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Access(Conditions):
-    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and a latency, jitter and loss of all pairs. Those of
-    each node's own link are ``own``, float64 [3, nodes]; a message crosses two of them as well."""
+    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the latency, jitter and loss of every pair.
+    ``own`` are those of each node's own link, float64 [3, nodes]; a message crosses two of these as well."""
 
     rates: Float[np.ndarray, " links"]
     latency_s: float = 0.0
