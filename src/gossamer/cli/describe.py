@@ -209,11 +209,10 @@ def report(
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
     from gossamer.results.animation import Animation
-    from gossamer.results.figures import parse_width, write_figures
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
-    from gossamer.results.plots import choose, write_timeline
+    from gossamer.results.plots import choose, parse_width, write_figures, write_timeline
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
