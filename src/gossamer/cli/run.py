@@ -71,9 +71,9 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
-    from gossamer.config import Experiment
+    from gossamer.config import Experiment, examples
 
-    where = _listen(listen, token, min_workers, workers)
+    where, file = _listen(listen, token, min_workers, workers), examples.located(file)
     raw = Experiment.read(file, overrides or (), engine)
     with _server(raw) as server:
         experiment = Experiment.of(raw, file.resolve().parent)
