@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from gossamer.errors import BadInput, suggest
@@ -29,6 +30,13 @@ def located(path: str | Path, *, sweeps: bool = False) -> Path:
             f" {', '.join(known[sweeps])}"
         )
     return (_FOLDER / path).with_suffix(".yaml")
+
+
+def summary(name: str) -> str:
+    """The first sentence of an example's leading comment, without the stop."""
+    lines = (_FOLDER / name).with_suffix(".yaml").read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line[2:] for line in comment).partition(". ")[0].rstrip(".:")
 
 
 def _is_sweep(file: Path) -> bool:

@@ -43,6 +43,12 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def components(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The components of a kind in the schema: name -> the schema of its mapping."""
+    found = schema["$defs"].items()
+    return {key.removeprefix(f"{kind}."): each for key, each in found if key.startswith(f"{kind}.")}
+
+
 def _required(cls: type[Component]) -> bool:
     return any(field.is_required() for field in cls.model_fields.values())
 
