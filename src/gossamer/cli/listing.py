@@ -65,7 +65,12 @@ def listing(
     elif name is None:
         width = max(map(len, found[kind]), default=0) + 2
         for each, definition in found[kind].items():
-            text = textwrap.shorten(definition["description"], max(_width() - width, 20), placeholder=" …")
+            text = textwrap.shorten(
+                definition["description"],
+                max(_width() - width, 20),
+                placeholder=" …",
+                break_on_hyphens=False,
+            )
             _print_entry(each, width, text)
     else:
         _print_component(kind, name, found[kind][name])

@@ -18,6 +18,7 @@ from gossamer.cli.describe import report, topology, verify
 from gossamer.cli.listing import listing, schema
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
+from gossamer.cli.start import demo, new
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 
 # click's class, which some versions of typer contain and others import.
@@ -53,6 +54,8 @@ def program(
 
 
 # Help lists the commands in this order.
+app.command(epilog=EXIT_CODES)(demo)
+app.command()(new)
 app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
