@@ -43,7 +43,8 @@ _CHUNK = 2**20
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else ``~/.cache/gossamer``."""
+    """The folder of what can be made again: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
+    ``~/.cache/gossamer``."""
     if own := os.environ.get("GOSSAMER_CACHE"):
         return Path(own)
     users = os.environ.get("XDG_CACHE_HOME")

@@ -60,7 +60,7 @@ def assignments(ctx: typer.Context, incomplete: str) -> Offers:
         given = read_mapping(examples.located(ctx.params.get("file") or "quickstart"), "an experiment")
     schema = _schema()
     paths = dict(_paths(schema, schema["properties"], given))
-    path, separator, value = incomplete.partition("=")
+    path, separator, _ = incomplete.partition("=")
     if separator:
         offers = [(f"{path}={text}", "") for text in _values(schema, paths.get(path, {}))]
     else:
@@ -72,7 +72,11 @@ def _files(incomplete: str, *, sweeps: bool) -> Offers:
     from gossamer.config import examples
 
     patterns = (f"{incomplete}*.yaml", f"{incomplete}*/*.yaml")
-    own = [] if Path(incomplete).is_absolute() else [str(file) for each in patterns for file in Path().glob(each)]
+    own = (
+        []
+        if Path(incomplete).is_absolute()
+        else [str(file) for each in patterns for file in Path().glob(each)]
+    )
     known = [name for name in examples.names(sweeps=sweeps) if name.startswith(incomplete)]
     return [(file, "") for file in sorted(set(own))] + [(name, examples.summary(name)) for name in known]
 
@@ -125,9 +129,8 @@ def _mappings(schema: dict[str, Any], node: Any, value: object) -> Iterator[Any]
         yield from _mappings(schema, each, value)
     if "properties" in node:
         named = node["properties"].get("name", {}).get("const")
-        if named is None and "additionalProperties" in node:
-            yield node
-        elif named is not None and named == (value.get("name") if isinstance(value, Mapping) else value):
+        chosen = value.get("name") if isinstance(value, Mapping) else value
+        if named == chosen or (named is None and "additionalProperties" in node):
             yield node
 
 

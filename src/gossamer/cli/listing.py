@@ -98,7 +98,11 @@ def _print_component(kind: str, name: str, definition: dict[str, Any]) -> None:
 def _print_entry(head: str, width: int, text: str) -> None:
     """A line with a head and a text, which is wrapped beside it."""
     lines = textwrap.fill(
-        text, _width(), initial_indent=f"{head:{width}}", subsequent_indent=" " * width, break_on_hyphens=False
+        text,
+        _width(),
+        initial_indent=f"{head:{width}}",
+        subsequent_indent=" " * width,
+        break_on_hyphens=False,
     )
     typer.echo(lines)
 

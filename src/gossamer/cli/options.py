@@ -31,7 +31,12 @@ def argument(
 
 def overriding(what: str) -> Any:
     """The option ``--set``, which overrides ``what``."""
-    return option(f"Override {what}. May be repeated.", "--set", metavar="A.B=VALUE", autocompletion=completion.assignments)
+    return option(
+        f"Override {what}. May be repeated.",
+        "--set",
+        metavar="A.B=VALUE",
+        autocompletion=completion.assignments,
+    )
 
 
 File = Annotated[

@@ -48,7 +48,10 @@ MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1
 Workers = Annotated[
     str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
-EngineName = Annotated[str | None, option("simulate or processes, in place of the file's engine.", autocompletion=completion.engines)]
+EngineName = Annotated[
+    str | None,
+    option("simulate or processes, in place of the file's engine.", autocompletion=completion.engines),
+]
 Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
 Unfinished = Annotated[
     bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
@@ -123,9 +126,7 @@ def resume(
 
 
 def sweep(
-    file: Annotated[
-        Path, argument("A sweep file (YAML), or an example's name.", "FILE", completion.sweeps)
-    ],
+    file: Annotated[Path, argument("A sweep file (YAML), or an example's name.", "FILE", completion.sweeps)],
     overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
     only: Annotated[
         list[str] | None,

@@ -37,7 +37,9 @@ def new(
     folder: Annotated[Path, argument("The folder to write.", "DIR")],
     algorithm: Annotated[
         str | None,
-        option("Begin with the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms),
+        option(
+            "Begin with the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms
+        ),
     ] = None,
 ) -> None:
     """Write an algorithm, an experiment with it, and a test of it, to begin with."""
@@ -45,7 +47,9 @@ def new(
     from gossamer.config.schema import json_schema
 
     files = {file.name: file.read_text(encoding="utf-8") for file in _TEMPLATE.iterdir() if file.is_file()}
-    experiment = files["experiment.yaml"].replace("my-study", re.sub(r"[^\w.-]", "-", folder.resolve().name), 1)
+    experiment = files["experiment.yaml"].replace(
+        "my-study", re.sub(r"[^\w.-]", "-", folder.resolve().name), 1
+    )
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         files["algorithm.py"] = extracted(inspect.getsource(sys.modules[cls.__module__]), cls.__name__)
@@ -89,7 +93,9 @@ def extracted(source: str, name: str) -> str:
     tree, lines = ast.parse(source), source.splitlines()
     for each in tree.body:
         if isinstance(each, ast.ClassDef):
-            each.decorator_list = [it for it in each.decorator_list if not ast.unparse(it).startswith("register(")]
+            each.decorator_list = [
+                it for it in each.decorator_list if not ast.unparse(it).startswith("register(")
+            ]
     defined = {said: each for each in tree.body for said in _defines(each)}
     needed, used = {name}, _names(defined[name])
     while more := (used & defined.keys()) - needed:

@@ -228,7 +228,10 @@ class Processes(Section):
 
 _ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
 _Engine = Simulate | Processes | Literal["simulate", "processes"]
-_Codecs = Annotated[Any, ComponentField("codec", optional=True)] | Annotated[list[Any], ComponentField("codec", many=True)]
+_Codecs = (
+    Annotated[Any, ComponentField("codec", optional=True)]
+    | Annotated[list[Any], ComponentField("codec", many=True)]
+)
 """What a file may have in the fields ``engine`` and ``codec``."""
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 

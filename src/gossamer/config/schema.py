@@ -67,7 +67,8 @@ def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
     for name, text in parameters(cls).items():
         if name in found.get("properties", {}):
             found["properties"][name]["description"] = text
-    return _tidied(found)
+    tidied: dict[str, Any] = _tidied(found)
+    return tidied
 
 
 def parameters(cls: type[BaseModel]) -> dict[str, str]:
@@ -97,7 +98,11 @@ def _tidied(schema: Any) -> Any:
         return [_tidied(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema.keys() == {"component"} or (isinstance(schema.get("component"), str) and "properties" not in schema):
+    if schema.keys() == {"component"} or (
+        isinstance(schema.get("component"), str) and "properties" not in schema
+    ):
         schema = {**schema, "$ref": f"#/$defs/{schema['component']}"}
         del schema["component"]
-    return {key: _tidied(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+    return {
+        key: _tidied(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)
+    }

@@ -17,9 +17,11 @@ def short_run(folder: Path) -> Run:
 def test_the_nodes_learn(tmp_path: Path) -> None:
     metrics = short_run(tmp_path).metrics
     loss = metrics.group_by("round").agg(pl.col("test_loss").mean()).sort("round")["test_loss"]
-    assert loss[-1] < 0.9 * loss[0]
+    assert loss[-1] < 0.95 * loss[0]
 
 
 def test_a_second_run_gives_the_same_bits(tmp_path: Path) -> None:
-    first, second = short_run(tmp_path / "first"), short_run(tmp_path / "second")
-    assert torch.equal(first.parameters, second.parameters)
+    first, second = short_run(tmp_path / "first").parameters, short_run(tmp_path / "second").parameters
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
