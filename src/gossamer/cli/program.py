@@ -14,9 +14,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer import __version__
-from gossamer.cli.describe import listing, report, topology, verify
+from gossamer.cli.describe import report, topology, verify
+from gossamer.cli.listing import listing, schema
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
+from gossamer.cli.start import demo, new
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 
 # click's class, which some versions of typer contain and others import.
@@ -29,7 +31,6 @@ app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,12 +54,15 @@ def program(
 
 
 # Help lists the commands in this order.
+app.command(epilog=EXIT_CODES)(demo)
+app.command()(new)
 app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
 app.command()(report)
 app.command(epilog=EXIT_CODES)(verify)
 app.command("list")(listing)
+app.command()(schema)
 app.command()(topology)
 app.command(epilog=EXIT_CODES)(worker)
 
