@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 import threading
+from contextlib import suppress
 from typing import Annotated, Any, cast
 
 import typer
@@ -67,9 +68,17 @@ app.command()(topology)
 app.command(epilog=EXIT_CODES)(worker)
 
 
+class _Handler(logging.Handler):
+    """Logs to the standard error of the moment: a live display takes its place to make room for lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # a closed terminal
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """The program ``gossamer``."""
-    handler = logging.StreamHandler()
+    handler = _Handler()
     # Libraries that set their own level (Parsl) are heard from warnings on, too.
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])

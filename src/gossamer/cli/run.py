@@ -161,7 +161,7 @@ def sweep(
         print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
-    with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
+    with watching_sweep(loaded, quiet=quiet or as_json) as watcher, interruptible():
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
         typer.echo(json.dumps(as_data(loaded, compared(loaded, baseline), outcome)))
