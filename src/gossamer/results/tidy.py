@@ -120,7 +120,7 @@ def assigned(run: Run) -> pl.DataFrame:
     every_s = run.every_s
     moment = pl.col("moment")
     if every_s is None:
-        instant = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
+        instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
     else:  # rounded, so that grids share their common instants
         instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * every_s).round(9)
     metrics = run.metrics.sort("time_s", maintain_order=True)
