@@ -25,7 +25,7 @@ def offered(cli: Cli, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyp
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"gossamer {line}")
         code, out, err = cli()
         assert (code, err) == (0, "")
-        return [each.split("\t")[0] for each in out.splitlines()]
+        return [each.split("\t")[0] for each in out.splitlines() if each]
 
     return ask
 
@@ -78,11 +78,11 @@ def test_scripts_for_shells_are_printed(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_schema_is_kept_until_the_source_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path))
+    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
     made = []
     monkeypatch.setattr("gossamer.config.schema.json_schema", lambda: made.append(1) or {"made": len(made)})
     assert [completion._schema(), completion._schema()] == [{"made": 1}] * 2
-    [file] = tmp_path.iterdir()
+    [file] = (tmp_path / "cache").iterdir()
     os.utime(file, (0, 0))  # older than any source
     assert completion._schema() == {"made": 2}
     file.write_text("{")

@@ -38,7 +38,7 @@ def experiments() -> Iterator[tuple[str, dict[str, Any]]]:
             yield str(file.relative_to(EXPERIMENTS)), found
 
 
-@pytest.mark.parametrize(("name", "raw"), experiments())
+@pytest.mark.parametrize(("name", "raw"), [*experiments()])
 def test_experiment_files_are_accepted_as_written_and_as_saved(
     validator: Draft202012Validator, name: str, raw: dict[str, Any]
 ) -> None:
