@@ -55,9 +55,10 @@ chaos: $(READY)  ## seeded faults, half the time simulated and half among real p
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# Of pip's output, the size of each large download and the number of packages that are installed; errors as they are.
-TERSE := awk '/^ *Downloading .*(MB|GB)\)/ { sub(/^ */, "    "); print; fflush() } \
-	/^Installing collected packages/ { print "    Installing " NF - 3 " packages"; fflush() }'
+# Of pip's output: the large downloads, and the number of packages. Errors and warnings are shown as they are.
+TERSE := while read -r verb what rest; do case "$$verb $$rest" in \
+	"Downloading ("*[MG]B\)) echo "    $${what%%-[cp][py][0-9]*} $$rest";; \
+	"Installing packages:"*) set -- $$rest; echo "    installing $$(($$\# - 1)) packages";; esac; done
 
 # pip before 25.1 can't read dependency groups, so the environment's pip is brought up first. The torch pin is asked for by
 # itself: a range would fetch a build with CUDA where a CPU build is at hand.

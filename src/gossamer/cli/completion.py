@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
+import textwrap
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -56,15 +57,17 @@ def assignments(ctx: typer.Context, incomplete: str) -> Offers:
     from gossamer.config.experiment import read_mapping
 
     given: dict[str, Any] = {}
+    # Where the option still lacks its value, the parser leaves the file with the other arguments.
+    file = ctx.params.get("file") or next(iter(ctx.args), "")
     with suppress(GossamerError):  # what is wrong with the file is said when it runs
-        given = read_mapping(examples.located(ctx.params.get("file") or "quickstart"), "an experiment")
+        given = read_mapping(examples.located(file), "an experiment")
     schema = _schema()
     paths = dict(_paths(schema, schema["properties"], given))
     path, separator, _ = incomplete.partition("=")
     if separator:
         offers = [(f"{path}={text}", "") for text in _values(schema, paths.get(path, {}))]
     else:
-        offers = [(name, node.get("description", "")) for name, node in paths.items()]
+        offers = [(name, _short(node.get("description", ""))) for name, node in paths.items()]
     return [offer for offer in offers if offer[0].startswith(incomplete)]
 
 
@@ -78,14 +81,19 @@ def _files(incomplete: str, *, sweeps: bool) -> Offers:
         else [str(file) for each in patterns for file in Path().glob(each)]
     )
     known = [name for name in examples.names(sweeps=sweeps) if name.startswith(incomplete)]
-    return [(file, "") for file in sorted(set(own))] + [(name, examples.summary(name)) for name in known]
+    return [(file, "") for file in sorted(set(own))] + [(name, _short(examples.summary(name))) for name in known]
 
 
 def _names(kind: str, incomplete: str) -> Offers:
     from gossamer.config.schema import components
 
     found = components(_schema(), kind).items()
-    return [(name, each["description"]) for name, each in found if name.startswith(incomplete)]
+    return [(name, _short(each["description"])) for name, each in found if name.startswith(incomplete)]
+
+
+def _short(text: str) -> str:
+    """A text that no shell breaks into lines, since some take each for an offer."""
+    return textwrap.shorten(text, 50, placeholder=" …")
 
 
 def _schema() -> dict[str, Any]:
