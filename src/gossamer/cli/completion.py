@@ -81,7 +81,9 @@ def _files(incomplete: str, *, sweeps: bool) -> Offers:
         else [str(file) for each in patterns for file in Path().glob(each)]
     )
     known = [name for name in examples.names(sweeps=sweeps) if name.startswith(incomplete)]
-    return [(file, "") for file in sorted(set(own))] + [(name, _short(examples.summary(name))) for name in known]
+    return [(file, "") for file in sorted(set(own))] + [
+        (name, _short(examples.summary(name))) for name in known
+    ]
 
 
 def _names(kind: str, incomplete: str) -> Offers:

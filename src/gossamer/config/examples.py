@@ -21,7 +21,7 @@ def located(path: str | Path, *, sweeps: bool = False) -> Path:
     """The file behind a path or a name. A file of that path wins; a name that is unknown is bad input, and the message lists
     the experiments, or the sweeps."""
     path = Path(path)
-    if path.suffix or (path.exists() and not path.is_dir()):
+    if path.suffix or path.is_absolute() or path.is_file():
         return path
     known = {each: names(sweeps=each) for each in (False, True)}
     if str(path) not in known[False] + known[True]:

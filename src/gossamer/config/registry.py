@@ -339,7 +339,9 @@ class ComponentField:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         """A stand-in, which gossamer.config.schema replaces: the components of a kind may hold others of the same kind."""
-        if "json_schema_input_schema" in schema:  # another validator before this one, which says what it accepts
+        if (
+            "json_schema_input_schema" in schema
+        ):  # another validator before this one, which says what it accepts
             return dict(handler(schema))
         entry = {"component": self.kind}
         if self.many:
