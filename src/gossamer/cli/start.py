@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +69,7 @@ def new(
         "test_algorithm.py": "a test of it",
     }.items():
         typer.echo(f"{folder / name}: {what}")
-    typer.echo(f"\nnext:\n  cd {folder}\n  gossamer run experiment.yaml\n  pytest")
+    typer.echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  gossamer run experiment.yaml\n  pytest")
 
 
 def _naming(cls: type[Component], experiment: str) -> str:
