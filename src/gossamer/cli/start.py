@@ -47,7 +47,9 @@ def new(
     from gossamer.config.registry import find
     from gossamer.config.schema import json_schema
 
-    files = {file.name: file.read_text(encoding="utf-8") for file in _TEMPLATE.iterdir() if file.is_file()}
+    files = {
+        file.name: file.read_text(encoding="utf-8") for file in sorted(_TEMPLATE.iterdir()) if file.is_file()
+    }
     experiment = files["experiment.yaml"].replace(
         "my-study", re.sub(r"[^\w.-]", "-", folder.resolve().name), 1
     )
