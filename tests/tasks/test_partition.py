@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 
 import numpy as np
@@ -279,3 +280,48 @@ def test_label_counts():
     named = classification([0, 2, 2, 1, 0, 2], classes=["a", "b", "c", "d"])
     assert label_counts(named, parts).tolist() == [[1, 0, 2, 0], [1, 0, 1, 0]]
     assert label_counts(regression(), parts) is None
+
+
+# --- Flower's partitioners
+
+
+def test_partitioners_of_flower_split_by_label_and_by_owner():
+    pytest.importorskip("flwr_datasets")
+    said = {"name": "flower", "partitioner": "PathologicalPartitioner", "partition_by": "label"}
+    partition = build("partition", {**said, "num_classes_per_partition": 2})
+    assert build("partition", partition.spec()) == partition
+    task = classification(np.repeat(np.arange(4), 25), np.arange(100) % 5)
+    parts = partition.assign(task, 6, generator())
+    assert len(parts) == 6
+    assert all(len(set(task.train[1][part].tolist())) <= 2 for part in parts)
+    assert all(map(np.array_equal, parts, partition.assign(task, 6, generator())))
+    by_owner = build("partition", {**said, "partitioner": "NaturalIdPartitioner", "partition_by": "owner"})
+    assert all(len(set((part % 5).tolist())) == 1 for part in by_owner.assign(task, 5, generator()))
+    with pytest.raises(BadInput, match="partition 'flower': 5 parts for 4 nodes"):
+        by_owner.assign(task, 4, generator())
+    even = build("partition", {"name": "flower", "partitioner": "IidPartitioner", "personal_fraction": 0.5})
+    assert [len(part) for part in even.assign(task, 4, generator())] == [25] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"partitioner": "DirichletPartitoner"}, r"did you mean 'DirichletPartitioner'\?.*accepted: Cont"),
+        ({"partitioner": "ShardPartitioner"}, "partition 'ShardPartitioner': TypeError: .*partition_by"),
+        ({"partitioner": "ShardPartitioner", "partition_by": "colour"}, "partition 'ShardPartitioner': "),
+    ],
+)
+def test_what_flower_does_not_have_is_refused(given, message):
+    pytest.importorskip("flwr_datasets")
+    with pytest.raises(BadInput, match=message):
+        build("partition", {"name": "flower", **given}).assign(BALANCED, 4, generator())
+
+
+def test_without_flower_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(
+        BadInput, match="no package 'flwr-datasets'; accepted: after pip install flwr-datasets"
+    ):
+        build("partition", {"name": "flower", "partitioner": "IidPartitioner"}).assign(
+            BALANCED, 4, generator()
+        )

@@ -5,7 +5,7 @@ from gossamer.tasks.hub import Hub
 from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
-from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
+from gossamer.tasks.partition import IID, Dirichlet, Flower, Natural, Partition, Shards, Sizes, label_counts
 from gossamer.tasks.poison import (
     HeldOutClass,
     LabelFlip,
@@ -32,7 +32,7 @@ from gossamer.tasks.task import (
 from gossamer.tasks.tiny_mem import TinyMem
 
 __all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
-__all__ += ["HeldOutClass", "Hub", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens"]
+__all__ += ["Flower", "HeldOutClass", "Hub", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens"]
 __all__ += ["Natural", "Partition", "Patch", "PermuteLabels", "Poison", "RootMean", "Rotate", "SecondTask"]
 __all__ += ["Shakespeare", "Shards", "Sizes", "Task", "TaskSource", "TextTrigger", "Tint", "TinyMem"]
 __all__ += ["accuracy", "label_counts", "load_task", "model_factory", "poisoned"]

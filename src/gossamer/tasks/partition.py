@@ -5,16 +5,17 @@ Every sample goes to at most one node, and the log says how many are left out; e
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator
 
 from gossamer.config.registry import Component, register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause, listed, suggest
 from gossamer.randomness import generator
 from gossamer.tasks.task import Task, class_count
 
@@ -203,6 +204,45 @@ class Sizes(Partition):
         # Rounded after they are cumulated, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
+
+
+@register("partition", "flower")
+class Flower(Partition):
+    """A partitioner of the package ``flwr-datasets``, if it is installed, with its own parameters.
+
+    ``partition_by`` is ``label`` (class numbers) or ``owner``. ``num_partitions`` is the number of nodes, and ``seed``
+    follows the experiment's. Samples are shuffled first, as by Flower's ``FederatedDataset``."""
+
+    model_config = ConfigDict(extra="allow")
+    partitioner: str  # the name of its class, such as DirichletPartitioner
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        try:
+            import datasets
+            from flwr_datasets import partitioner as package
+        except ImportError:
+            raise BadInput("no package 'flwr-datasets'; accepted: after pip install flwr-datasets") from None
+        datasets.disable_progress_bars()
+        order = rng.permutation(task.samples)
+        columns: dict[str, Any] = {"index": order}
+        for name, values in (("label", task.labels()), ("owner", task.groups)):
+            if values is not None:
+                columns[name] = values.numpy(force=True)[order]
+        if (cls := getattr(package, self.partitioner, None)) is None:
+            known = sorted(set(package.__all__) - {"Partitioner"})
+            found = f"{self.partitioner!r}{suggest(self.partitioner, known)}"
+            raise BadInput(f"partition.partitioner: got {found}; accepted: {listed(known)}")
+        offered = {"num_partitions": nodes, "seed": int(rng.integers(2**31))}
+        taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
+        try:
+            partitioner = cls(**{**taken, **(self.model_extra or {})})
+            partitioner.dataset = datasets.Dataset.from_dict(columns)
+            count = partitioner.num_partitions
+            return [np.asarray(partitioner.load_partition(rank)["index"]) for rank in range(count)]
+        except Exception as error:  # flwr-datasets raises many kinds
+            raise BadInput(
+                f"partition {self.partitioner!r}: {cause(error)}; accepted: what it takes"
+            ) from error
 
 
 def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] | None:
