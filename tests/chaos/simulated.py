@@ -84,7 +84,7 @@ def simulate(schedule: Schedule) -> Record:
     metrics, graphs, events = Rows(), Rows(), Rows()
     setup = prepare(schedule.experiment("simulate"))
     with torch.random.fork_rng(devices=[]):
-        outcome = Simulation(setup, metrics, graphs, Silent(), events=events).run()  # type: ignore[arg-type]
+        outcome = Simulation(setup, metrics, graphs, events, Silent()).run()  # type: ignore[arg-type]
     status = outcome.reason if outcome.reason in ("failed", "stopped", "diverged") else "done"
     error = None if outcome.failure is None else str(outcome.failure)
     return Record(status, error, outcome.parameters, metrics, events)

@@ -172,4 +172,4 @@ def play(experiment: Experiment, folder: Path) -> Outcome:
         Segment(folder / "events") as events,
     ):
         setup = prepare(experiment)
-        return Simulation(setup, metrics, graphs, Silent(), None, None, None, events).run()
+        return Simulation(setup, metrics, graphs, events, Silent()).run()

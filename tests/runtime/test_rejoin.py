@@ -50,8 +50,12 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
     )
     setup = prepare(experiment)
     setup.faults.asks_neighbors = True  # as where a fault says that some come later
-    with Segment(folder / "metrics") as metrics, Segment(folder / "graphs") as graphs:
-        return Simulation(setup, metrics, graphs, Silent()).run()
+    with (
+        Segment(folder / "metrics") as metrics,
+        Segment(folder / "graphs") as graphs,
+        Segment(folder / "events") as events,
+    ):
+        return Simulation(setup, metrics, graphs, events, Silent()).run()
 
 
 class Noise(NodeWrapper):

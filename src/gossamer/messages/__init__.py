@@ -18,42 +18,20 @@ one. Nothing is unpickled, and nothing but :class:`FrameError` comes out of byte
 Both engines use this module: ``processes`` sends what :func:`encode` gives; ``simulate`` hands over what
 :func:`freeze` gives and charges :func:`wire_bytes` for it."""
 
-from gossamer.messages.encoding import (
-    BEGIN_BYTES,
-    CHUNK_BYTES,
-    DATA_BYTES,
-    BufferSpec,
-    Encoded,
-    FrameError,
-    decode,
-    describe,
-    encode,
-    framed_bytes,
-    freeze,
-    overwrite,
-    pack_head,
-    protect,
-    raw,
-    unpack_head,
-    wire_bytes,
-)
-
-__all__ = [
-    "BEGIN_BYTES",
-    "CHUNK_BYTES",
-    "DATA_BYTES",
-    "BufferSpec",
-    "Encoded",
-    "FrameError",
-    "decode",
-    "describe",
-    "encode",
-    "framed_bytes",
-    "freeze",
-    "overwrite",
-    "pack_head",
-    "protect",
-    "raw",
-    "unpack_head",
-    "wire_bytes",
-]
+from gossamer.messages.encoding import BEGIN_BYTES as BEGIN_BYTES
+from gossamer.messages.encoding import CHUNK_BYTES as CHUNK_BYTES
+from gossamer.messages.encoding import DATA_BYTES as DATA_BYTES
+from gossamer.messages.encoding import BufferSpec as BufferSpec
+from gossamer.messages.encoding import Encoded as Encoded
+from gossamer.messages.encoding import FrameError as FrameError
+from gossamer.messages.encoding import decode as decode
+from gossamer.messages.encoding import describe as describe
+from gossamer.messages.encoding import encode as encode
+from gossamer.messages.encoding import framed_bytes as framed_bytes
+from gossamer.messages.encoding import freeze as freeze
+from gossamer.messages.encoding import overwrite as overwrite
+from gossamer.messages.encoding import pack_head as pack_head
+from gossamer.messages.encoding import protect as protect
+from gossamer.messages.encoding import raw as raw
+from gossamer.messages.encoding import unpack_head as unpack_head
+from gossamer.messages.encoding import wire_bytes as wire_bytes

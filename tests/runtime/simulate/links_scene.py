@@ -12,10 +12,9 @@ import numpy as np
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message
 from gossamer.network import Conditions, Network, Path, Uniform
-from gossamer.runtime.simulate.clock import Clock, Deadlock, Order
+from gossamer.runtime.simulate.clock import Clock, Deadlock, Order, VirtualLoop
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fifo import FifoLinks
-from gossamer.runtime.simulate.loop import VirtualLoop
 
 TAG = ("t",)
 US = 1000

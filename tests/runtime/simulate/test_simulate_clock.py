@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.runtime.simulate import clock as clock_module
-from gossamer.runtime.simulate.clock import NS, Clock, Order, to_ns
-from gossamer.runtime.simulate.loop import VirtualLoop
+from gossamer.runtime.simulate.clock import NS, Clock, Order, VirtualLoop, to_ns
 
 Events = st.lists(
     st.tuples(

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gossamer.learning.computation import Computation, ComputationKind
-from gossamer.runtime.simulate.clock import Clock, Order
+from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop
 from gossamer.runtime.simulate.compute import Compute
-from gossamer.runtime.simulate.loop import VirtualLoop
 
 
 class Scene:

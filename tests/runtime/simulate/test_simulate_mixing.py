@@ -17,8 +17,7 @@ from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Part
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
-from gossamer.runtime.simulate.clock import Clock
-from gossamer.runtime.simulate.loop import VirtualLoop
+from gossamer.runtime.simulate.clock import Clock, VirtualLoop
 from gossamer.runtime.simulate.mixing import Mixing
 
 P = 100

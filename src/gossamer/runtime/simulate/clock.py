@@ -6,11 +6,15 @@ mixing steps run. This repeats until nothing of the instant is left; only then i
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from enum import IntEnum
 from operator import itemgetter
+from typing import Any, NoReturn
 
 from gossamer.errors import Deadlock, RunFailed
 
@@ -149,6 +153,40 @@ class Clock:
     def stop(self) -> None:
         """Stop time at the end of a run. Tasks may still end at this instant."""
         self._stopped, self._turns = True, 0
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop in virtual time, for coroutines, tasks and futures of one thread; it has no timers, sockets or executors.
+
+    asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of them. Its timers do not run,
+    because they wake ties in heap order, which an unrelated timer changes. Where a real loop would wait for sockets, this
+    one lets virtual time advance."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], Context]] = deque()
+        self.time = clock.now  # type: ignore[method-assign]
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> None:
+        """Call when the present callback has returned. Without a handle: tasks and futures never cancel such a call."""
+        self._ready.append((callback, args, copy_context() if context is None else context))
+
+    def call_at(self, *_: object, **__: object) -> NoReturn:
+        raise RunFailed("an asyncio timer is set, which virtual time does not know; accepted: node.sleep()")
+
+    def _run_once(self) -> None:
+        """Make all calls that are due; if there are none, let virtual time advance first."""
+        ready = self._ready
+        if ready:
+            self._clock.count_turn()
+        else:
+            self._clock.advance()
+        for _ in range(len(ready)):
+            callback, args, context = ready.popleft()
+            context.run(callback, *args)
 
 
 def to_ns(seconds: float) -> int:

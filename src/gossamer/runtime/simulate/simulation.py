@@ -34,13 +34,12 @@ from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
 from gossamer.runtime.recording import Observer, Profile, returned_early
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
-from gossamer.runtime.simulate.clock import Clock, Order, to_ns
+from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
-from gossamer.runtime.simulate.loop import VirtualLoop
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.recording import SimRecorder, model_of
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
@@ -93,7 +92,7 @@ class SimulateEngine:
             folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, replay, events).run()
+            return Simulation(self._setup, metrics, graphs, events, observer, timeline, folder, replay).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -121,18 +120,18 @@ def _tuned(threads: int, nodes: int) -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it goes on from a checkpoint. The folder receives
-    checkpoints, and holds the record up to a checkpoint; ``events`` are required if there are faults."""
+    checkpoints, and holds the record up to a checkpoint."""
 
     def __init__(
         self,
         setup: Setup,
         metrics: Segment,
         graphs: Segment,
+        events: Segment,
         observer: Observer,
         timeline: TimelineLog | None = None,
         folder: RunFolder | None = None,
         replay: Replay | None = None,
-        events: Segment | None = None,
     ) -> None:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
@@ -167,7 +166,7 @@ class Simulation:
         )
         self._context, finish = context, lambda: self._tasks.finish("target")
         self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
-        self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall, known_s)
+        self._events = EventLog(events, clock.now, self._recorder.wall, known_s)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -229,7 +228,6 @@ class Simulation:
     def _build(self) -> None:
         experiment = self._setup.experiment
         if self._setup.faults:
-            assert self._events is not None
             context, recorder = self._context, self._recorder
             self._faults = FaultRunner(context, self.nodes, self._tasks, recorder, self._start, self._events)
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
@@ -288,8 +286,6 @@ class Simulation:
         reason = "diverged" if self._ends_diverged else reason
         if self._checkpoints is not None:
             self._checkpoints.end()
-        if self._events is None:
-            return reason
         if reason == "rounds":
             early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
             if early is not None:
@@ -300,8 +296,7 @@ class Simulation:
         return reason
 
     def _event(self, rank: int, kind: str, text: str) -> None:
-        if self._events is not None:
-            self._events.append(rank, kind, text)
+        self._events.append(rank, kind, text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
                 self._tasks.fail(ReplayDiffers(f"what had not diverged does: {text}"))
