@@ -249,10 +249,8 @@ def _carry_out(
         prepare()
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
-        with (
-            engine,
-            _own_event_loop(),
-        ):  # the engine ends before its record is compacted: nothing writes to it any more
+        # The engine ends before its record is compacted: nothing writes to it any more.
+        with engine, _own_event_loop():
             outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
         close_after(error, folder)

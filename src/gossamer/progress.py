@@ -112,11 +112,8 @@ class Display(Silent):
         del self._values[evaluation]
         before, self.wall_s = (self._at, self._latest), row["wall_s"]
         self._at, self._latest = (row["round"], row["time_s"]), spread(values)
-        if before == (
-            self._at,
-            self._latest,
-        ):  # an instant of the grid at which all nodes also end a round, or the run
-            return None
+        if before == (self._at, self._latest):
+            return None  # an instant of the grid at which all nodes also end a round, or the run
         return (
             f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"

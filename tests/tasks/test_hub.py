@@ -95,7 +95,7 @@ def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatc
     assert list(task.metrics) == ["rmse", "mae"]
     assert hub(table, targets="height", loss="regression").train[1].shape == (36, 1)
     (tmp_path / "users_loss.py").write_text(
-        "def loss(outputs, targets): return (outputs.squeeze(1) - targets).abs().mean()\n"
+        "def loss(outputs, targets): return (outputs - targets).abs().mean()\n"
         "def scaled(inputs): return 10 * inputs\n"
         "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
     )
@@ -106,7 +106,8 @@ def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatc
     inputs, targets = everything(task)
     ordered = drawn().sort("a")
     np.testing.assert_allclose(inputs.numpy(), 10 * ordered.select("a", "b").to_numpy(), rtol=1e-6)
-    np.testing.assert_allclose(targets.numpy(), ordered["height"].to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(targets.numpy(), ordered.select("height").to_numpy(), rtol=1e-6)
+    assert targets.shape == task.model()(inputs).shape  # (others would be broadcast by the loss)
     assert task.augment is sys.modules.pop("users_loss").noisy
 
 
@@ -208,8 +209,9 @@ stop: {rounds: 5}
         ({"loss": "next-token"}, "task.targets: kind, with loss next-token"),
         ({"loss": "mse"}, "task.loss: got 'mse'; accepted: 'classification', 'regression' or 'next-token'"),
         ({"loss": "torch:no_such"}, "task.loss: 'torch' has no 'no_such'"),
-        ({"train": "half"}, "has no rows of the split 'half'"),
-        ({"path": "nowhere"}, "nowhere has no rows of the split 'train'"),
+        ({"train": "half"}, "task.train: .* has no files of the split 'half'"),
+        ({"test": "val"}, "task.test: .* has no files of the split 'val'"),
+        ({"path": "nowhere"}, "task.path: .*nowhere does not exist"),
         ({"image_size": [0, 3]}, "task.image_size.0: got 0"),
     ],
 )

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from gossamer.errors import GossamerError, cause, is_own
+from gossamer.errors import BadInput, GossamerError, cause, is_own
 from gossamer.learning.capture import Captured, DispatchMode, Function
 from gossamer.learning.parameters import (
     ForMany,
@@ -37,7 +37,7 @@ from gossamer.learning.parameters import (
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
-from gossamer.randomness import generator
+from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
@@ -206,7 +206,7 @@ class Evaluator:
             leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
         ) -> tuple[Tensor, ...]:
             with ForMany() if many else nullcontext():
-                with _naming("task.model", **(x if isinstance(x, dict) else {"inputs": x})):
+                with _naming("task.model", x):
                     outputs = forward(module, {**leaves, **buffers}, x)
                 return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
 
@@ -219,6 +219,34 @@ class Evaluator:
             return tuple(means_of(named, named_buffers(buffers, layout, module), x, y))
 
         return means
+
+
+def try_out(task: Task, module: nn.Module, seed: int) -> None:
+    """Have a fresh module of a task compute the outputs of two training samples, as they are augmented, and every measure of
+    two samples of each evaluation set; a BadInput names the part of the task that raised an error."""
+    module.eval()
+    part, measures = "task", {"loss": task.loss, **task.metrics}
+    try:
+        with torch.no_grad():
+            for inputs, targets in (task.train, *task.tests.values()):
+                highest = int(targets.flatten(1).amax(1).argmax() if targets.dim() > 1 else targets.argmax())
+                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
+                training = inputs is task.train[0]
+                if training and task.augment is not None:
+                    part = "task.augment"
+                    with _naming(part, x):
+                        x = unpacked(packed(task.augment(x, generator(seed, "try-out", SHARED))), inputs)
+                part = "task.model"
+                with _naming(part, x):
+                    outputs = forward(module, {}, x)
+                if training:
+                    continue  # the loss may refuse a single bad sample, and then the node that has it fails
+                for name, measure in measures.items():
+                    part = _part(name)
+                    _measured(name, measure, outputs, y)
+    except Exception as error:
+        said = f"{part}: {cause(error)}" if is_own(error) else str(error)
+        raise BadInput(f"{said}; accepted: what fits the task's other parts") from error
 
 
 class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
@@ -249,7 +277,7 @@ def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> T
     """The mean that a measure returns; a user's metric may also return a plain number."""
     if isinstance(measure, FunctionOfMean):
         measure = measure.mean
-    field = "task.loss" if name == "loss" else f"task.metrics.{name}"
+    field = _part(name)
     with _naming(field, outputs=outputs, targets=targets):
         value: object = measure(outputs, targets)
     if isinstance(value, int | float | np.generic | np.ndarray):
@@ -257,18 +285,26 @@ def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> T
     return one_value(field, value, "one value")
 
 
+def _part(measure: str) -> str:
+    return "task.loss" if measure == "loss" else f"task.metrics.{measure}"
+
+
 @contextmanager
-def _naming(field: str, **given: Any) -> Iterator[None]:
+def _naming(field: str, inputs: Any = None, **given: Any) -> Iterator[None]:
     """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
+    given |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
     try:
         yield
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
-        said = " and ".join(f"{name} {tuple(each.shape)} of {each.dtype}" for name, each in tensors.items())
+        said = " and ".join(f"{name} {_kind(value)}" for name, value in given.items() if value is not None)
         message = " ".join(str(error).split())
         raise RuntimeError(f"{field}, given {said}: {type(error).__name__}: {message}") from error
+
+
+def _kind(value: object) -> str:
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _batches(inputs: Any, targets: Tensor) -> Iterator[Pair]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
@@ -19,6 +18,7 @@ from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
+from gossamer.learning.evaluate import try_out
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
 from gossamer.learning.trainer import settle
 from gossamer.messages.tags import Model
@@ -48,7 +48,7 @@ def prepare(experiment: Experiment) -> Setup:
     if not holders:
         raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
-    layout = _layout(task.model)
+    layout = _layout(task, seed)
     warm_start = _warm_start(experiment, task, layout)
     check_memory(experiment, layout)
     task = sharing_constants(task, seed)
@@ -196,11 +196,12 @@ def _check_algorithm(algorithm: Any) -> None:
     )
 
 
-def _layout(make: Callable[[], Any]) -> Layout:
-    """The shapes of a task's model. It is built twice: all nodes would share a module that is the same again."""
+def _layout(task: Task, seed: int) -> Layout:
+    """The shapes of a task's model, which fits its data. It is built twice: all nodes would share a module that is the same
+    again."""
     with torch.random.fork_rng(devices=[]):
         try:
-            module, other = make(), make()
+            module, other = task.model(), task.model()
         except GossamerError:
             raise
         except Exception as error:
@@ -209,7 +210,10 @@ def _layout(make: Callable[[], Any]) -> Layout:
         raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
     if other is module:
         raise BadInput("task.model: gives the same module again; accepted: a fresh one at each call")
-    return Layout.of(module)
+    layout = Layout.of(module)
+    with torch.random.fork_rng(devices=[]):
+        try_out(task, module, seed)
+    return layout
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:

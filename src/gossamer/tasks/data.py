@@ -96,6 +96,11 @@ def is_image(column: pl.Series) -> bool:
     return isinstance(column.dtype, pl.Struct) and any(each.name == "bytes" for each in column.dtype.fields)
 
 
+def is_numeric(column: pl.Series) -> bool:
+    """Whether each value of a column is one number or truth value."""
+    return column.dtype.is_numeric() or column.dtype == pl.Boolean
+
+
 def image_shape(column: pl.Series) -> tuple[int, int, int]:
     """Height, width and channels of a column's first image; 32x32 pixels in colour, if it can't be read."""
     try:

@@ -58,9 +58,8 @@ class Hub(data.Source, TaskSource):
     transform: Reference | None = None  # a function of all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
-    metrics: dict[str, Reference] = Field(
-        default_factory=dict
-    )  # functions by name, in addition to the loss's own
+    # Functions by name, in addition to the loss's own.
+    metrics: dict[str, Reference] = Field(default_factory=dict)
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -99,16 +98,23 @@ class Hub(data.Source, TaskSource):
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
         """The rows of both splits, and which are of the test split."""
         place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
+        if not place.exists():
+            raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
         fields = {"inputs": self.inputs, "targets": self.targets, "owner": self.owner}
         named = {field: _listed(columns) for field, columns in fields.items()}
         parts = []
-        for split in (self.train, self.test):
+        for field, split in (("train", self.train), ("test", self.test)):
             files = data.files_of_split(place, split)
+            optional = field == split == "test"  # without it, some of the training samples are held out
+            if not files and not optional:
+                kinds = ", ".join((*data.DATA, *data.IMAGES))
+                raise BadInput(
+                    f"task.{field}: {place} has no files of the split {split!r}; accepted: {kinds}"
+                )
             parts.append(data.read_tables(files) if files else pl.DataFrame())
-        table = pl.concat([part for part in parts if len(part)] or parts[:1], how="vertical_relaxed")
         if not len(parts[0]):
-            kinds = ", ".join((*data.DATA, *data.IMAGES))
-            raise BadInput(f"task: {place} has no rows of the split {self.train!r}; accepted: {kinds}")
+            raise BadInput(f"task.train: {place} has no rows of the split {self.train!r}; accepted: some")
+        table = pl.concat([part for part in parts if len(part)], how="vertical_relaxed")
         for field, columns in named.items():
             for column in columns:
                 if column not in table.columns:
@@ -122,7 +128,7 @@ class Hub(data.Source, TaskSource):
             return {argument: self._tensor(table[column]) for argument, column in self.inputs.items()}
         columns = _listed(self.inputs)
         first = table[columns[0]]
-        if len(columns) > 1 or first.dtype.is_numeric() or first.dtype == pl.Boolean:
+        if len(columns) > 1 or data.is_numeric(first):
             return _features(table, columns, "inputs")
         return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(first)
 
@@ -165,9 +171,10 @@ class Hub(data.Source, TaskSource):
         """The targets, and the names of the classes if they are classes."""
         columns = _listed(self.targets)
         column = table[columns[0]]
-        if self.loss == "regression" or len(columns) > 1:
+        own = self.loss != "classification"  # the user's loss, or regression
+        if len(columns) > 1 or self.loss == "regression" or (own and data.is_numeric(column)):
             return _features(table, columns, "targets"), None
-        if self.loss != "classification" and column.dtype != pl.String:
+        if own and column.dtype != pl.String:
             return self._tensor(column), None
         if column.dtype.is_float() or column.dtype.is_nested():
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
@@ -231,7 +238,7 @@ def _numbers(column: pl.Series) -> tuple[Owners, list[str]]:
 def _features(table: pl.DataFrame, columns: Sequence[str], field: str) -> Tensor:
     """Columns of numbers side by side, float32 [samples, columns]."""
     for column in columns:
-        if not (table[column].dtype.is_numeric() or table[column].dtype == pl.Boolean):
+        if not data.is_numeric(table[column]):
             raise BadInput(
                 f"task.{field}: {column!r} is {table[column].dtype}; accepted: a column of numbers"
             )
