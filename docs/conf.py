@@ -21,6 +21,7 @@ html_show_copyright = html_show_sphinx = html_show_sourcelink = False
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 nb_execution_mode = "off"  # the tests run the notebooks
 myst_heading_anchors = 3
+highlight_language = "text"
 autodoc_default_options = {"members": True, "member-order": "bysource", "exclude-members": "model_config"}
 autodoc_typehints_format = "short"
 
