@@ -23,7 +23,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
     pages = {page.relative_to(tmp_path).as_posix(): page.read_text() for page in tmp_path.rglob("*.html")}
     api = pages["api.html"]
     assert [name for name in gossamer.__all__ if f'id="gossamer.{name}"' not in api] == []
-    sources = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*") if page.suffix in (".md", ".ipynb")]
-    assert [source for source in sources if source.with_suffix(".html").as_posix() not in pages] == []
+    notebooks = [f"tutorials/{each.stem}.html" for each in (ROOT / "docs" / "tutorials").glob("*.ipynb")]
+    assert {"index.html", "api.html", *notebooks} <= pages.keys()
     assert {name: found for name, page in pages.items() if (found := LOADED.findall(page))} == {}
-    assert "test_accuracy" in (tmp_path / "searchindex.js").read_text()
+    assert "krum" in (tmp_path / "searchindex.js").read_text()
