@@ -54,8 +54,20 @@ NOT_RUN = {
 }
 
 
+SLOW = (
+    "--engine processes",
+    "python -m chaos",
+    "stop.rounds=200",
+    "run_sweep",
+)  # in blocks that take seconds
+
+
 def of(language: str) -> list[Any]:
-    return [pytest.param(each, id=f"{each.page}-{n}") for n, each in enumerate(BLOCKS) if each.language == language]
+    return [
+        pytest.param(each, id=f"{each.page}-{n}", marks=[pytest.mark.slow] * any(map(each.text.count, SLOW)))
+        for n, each in enumerate(BLOCKS)
+        if each.language == language
+    ]
 
 
 def example(name: str) -> str:
@@ -126,16 +138,19 @@ def alternatives(text: str) -> Iterator[str]:
     yield "".join(part.values())
 
 
-@pytest.mark.parametrize("block", of("yaml"))
-def test_experiments_are_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text", [text for each in BLOCKS if each.language == "yaml" for text in alternatives(each.text)]
+)
+def test_experiments_are_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in re.findall("torchvision|timm", text):
+        pytest.importorskip(package)
     (tmp_path / "mymodels.py").write_text("def WideNet(width): pass")
     monkeypatch.syspath_prepend(tmp_path)
-    for text in alternatives(block.text):
-        fields = yaml.safe_load(text)
-        if "cells" in fields:
-            assert Sweep.of(fields, ROOT / "experiments" / "sweeps", out=tmp_path).planned
-        else:
-            Experiment.of({**yaml.safe_load(SMALL), **fields}, tmp_path)
+    fields = yaml.safe_load(text)
+    if "cells" in fields:
+        assert Sweep.of(fields, ROOT / "experiments" / "sweeps", out=tmp_path).planned
+    else:
+        Experiment.of({**yaml.safe_load(SMALL), **fields}, tmp_path)
 
 
 RUN = "runs/mine/20260101-120000-000000-abcd"
@@ -149,17 +164,19 @@ def folder(tmp_path: Path, examples: None, monkeypatch: pytest.MonkeyPatch) -> P
     experiment = Experiment.load(
         "experiments/quickstart.yaml",
         [
-            *("name=mine", "algorithm.local_steps=1", "evaluation.every_rounds=1", "checkpoint={every_rounds: 1}"),
-            *("compute.seconds_per_step=5", "evaluation.timeline={from_s: 0, to_s: 100, nodes: 16}"),
-            *("engine.trainer=sequential", "stop.rounds=4"),
+            *("name=mine", "task.model=logistic", "algorithm.local_steps=1", "compute.seconds_per_step=10"),
+            "evaluation={every_rounds: 2, samples: 50, timeline: {from_s: 0, to_s: 100, nodes: 16}}",
+            *("checkpoint={every_rounds: 2}", "stop.rounds=4", "engine.trainer=sequential"),
         ],
     )
     experiment.save("file.yaml")
-    (tmp_path / "sweep.yaml").write_text("base: file.yaml\nseeds: 2\ncells: {d-psgd: {}, local: {algorithm: local}}\n")
+    (tmp_path / "sweep.yaml").write_text(
+        "base: file.yaml\nseeds: 2\ncells: {d-psgd: {}, local: {algorithm: local}}\n"
+    )
     for seed in (1, 2):
         for algorithm in ("d-psgd", "local"):
             run(experiment.override(seed=seed, algorithm={"name": algorithm}))
-    stopped = run(experiment, observer=Stopper(50))
+    stopped = run(experiment, observer=Stopper(34))
     stopped.path.rename(RUN)
     return tmp_path
 
@@ -172,9 +189,13 @@ def test_programs_run(block: Block, folder: Path) -> None:
 @pytest.mark.parametrize("block", of("bash"))
 def test_commands_run(block: Block, cli: Cli, folder: Path) -> None:
     for line in block.text.splitlines():
-        words = [{"FILE": "file.yaml", "RUN": RUN}.get(word, word) for word in shlex.split(line, comments=True)]
+        words = [
+            {"FILE": "file.yaml", "RUN": RUN}.get(word, word) for word in shlex.split(line, comments=True)
+        ]
         if words[0] != "gossamer":
-            subprocess.run(["bash", "-c", line], cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": ""})
+            subprocess.run(
+                ["bash", "-c", line], cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": ""}
+            )
             continue
         fewer = ["--set", "stop.rounds=4"] if words[1] == "run" else []
         code, _, errors = cli(*words[1:], *fewer)

@@ -12,7 +12,9 @@ import pytest
 import gossamer
 
 ROOT = Path(__file__).parent.parent
-LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href|srcset)=["'](?:https?:)?//[^>]*""")
+LOADED = re.compile(
+    r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href|srcset)=["'](?:https?:)?//[^>]*"""
+)
 
 
 @pytest.mark.timeout(300)
