@@ -13,7 +13,7 @@ help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 demo: $(READY)   ## sixteen nodes learn handwritten digits; ends by naming the report page
-	$(BIN)/gossamer run experiments/quickstart.yaml
+	$(BIN)/gossamer demo
 
 # What asserts a rate or a duration runs by itself; everything else shares the cores.
 test: lint       ## linters, types, import contracts, tests
@@ -58,12 +58,21 @@ chaos: $(READY)  ## seeded faults, half the time simulated and half among real p
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# Of pip's output: the large downloads, and the number of packages. Errors and warnings are shown as they are.
+TERSE := while read -r verb what rest; do case "$$verb $$rest" in \
+	"Downloading ("*[MG]B\)) echo "    $${what%%-[cp][py][0-9]*} $$rest";; \
+	"Installing packages:"*) set -- $$rest; echo "    installing $$(($$\# - 1)) packages";; esac; done
+
 # pip before 25.1 can't read dependency groups, so the environment's pip is brought up first. The torch pin is asked for by
 # itself: a range would fetch a build with CUDA where a CPU build is at hand.
+$(READY): SHELL := /bin/bash -o pipefail
 $(READY): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): pip downloads torch and other packages, which takes some minutes the first time."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt) --constraint constraints.txt
-	$(BIN)/pip install --quiet --group dev --editable ".[all,ray,parsl]" --constraint constraints.txt
-	touch $@
+	@echo "Setting up $(VENV), which takes some minutes the first time."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1/3 pip"
+	@$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	@echo "2/3 torch"
+	@$(BIN)/pip install $$(grep '^torch==' constraints.txt) --constraint constraints.txt | $(TERSE)
+	@echo "3/3 gossamer and its tools"
+	@$(BIN)/pip install --group dev --editable ".[all,ray,parsl]" --constraint constraints.txt | $(TERSE)
+	@touch $@

@@ -32,11 +32,10 @@ def place_links(text: str, folder: Path, page: Path) -> str:
 
     def place(link: re.Match[str]) -> str:
         target = (folder / link[1]).resolve()
-        if target.is_dir():
-            target /= "index.md"
         if not target.exists():
             return link[0]  # the build warns of it
         if target.is_relative_to(DOCS):
+            target /= "index.md" if target.is_dir() else ""
             return "](" + os.path.relpath(target, page.parent)
         return f"]({REPOSITORY}{target.relative_to(DOCS.parent)}"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
     from gossamer.node import Node, NodeWrapper, PeerLost
-    from gossamer.results.run import Run, load_module, load_run, load_runs
+    from gossamer.results.run import Run, load_run, load_runs
     from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
@@ -46,7 +46,6 @@ _HOMES = {
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
     "Tracker": "gossamer.results.trackers",
-    "load_module": "gossamer.results.run",
     "load_run": "gossamer.results.run",
     "load_runs": "gossamer.results.run",
     "resume": "gossamer.api",
@@ -73,7 +72,6 @@ __all__ = [
     "Sweep",
     "Task",
     "Tracker",
-    "load_module",
     "load_run",
     "load_runs",
     "resume",

@@ -42,6 +42,15 @@ _SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
 _CHUNK = 2**20
 
 
+def cache_folder() -> Path:
+    """The folder of what can be made again: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
+    ``~/.cache/gossamer``."""
+    if own := os.environ.get("GOSSAMER_CACHE"):
+        return Path(own)
+    users = os.environ.get("XDG_CACHE_HOME")
+    return (Path(users) if users else Path.home() / ".cache") / "gossamer"
+
+
 # --- opening
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]
     elif in_notebook():
         with _notebook_bar(experiment) as bar:
             yield bar
-    elif sys.stderr.isatty():
+    elif on_live_terminal():
         with _bar(experiment) as bar:
             yield bar
     else:
@@ -64,27 +65,44 @@ def in_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
+def on_live_terminal() -> bool:
+    """Whether standard error is a terminal that can be drawn on again and again."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def first_metric(values: Mapping[str, list[float]]) -> tuple[str, list[float]] | None:
+    """The first metric over the nodes, with its name; a loss if there is no metric."""
+    losses = ("test_loss", "train_loss")
+    names = [*(name for name in values if name not in losses), *(name for name in losses if name in values)]
+    return (names[0], values[names[0]]) if names else None
+
+
 def spread(values: Mapping[str, list[float]]) -> str:
-    """Mean and range over nodes of the first metric; of a loss if there is no metric."""
-    names = [name for name in values if name not in ("test_loss", "train_loss")] or list(values)
-    if not names:
+    """Mean and range over nodes of :func:`first_metric`."""
+    if (found := first_metric(values)) is None:
         return ""
-    numbers = values[names[0]]
+    name, numbers = found
     mean, least, most = numerals(fmean(numbers), min(numbers), max(numbers))
-    text = f"{names[0].replace('_', ' ')} {mean}"
+    text = f"{name.replace('_', ' ')} {mean}"
     return f"{text} ({least} to {most})" if len(numbers) > 1 else text
 
 
 class Display(Silent):
     """An observer that collects rows into evaluations, knows how far the run is, and shows lines: the size of the run at its
-    start, and evaluations."""
+    start, and evaluations.
+
+    Attributes:
+        wall_s: real seconds of the latest evaluation; a resumed run includes the time before.
+        headline: the name of the first metric, and its mean over the nodes, at the latest evaluation."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._nodes = experiment.nodes
         self._rounds, self._time_s = experiment.stop.rounds, experiment.stop.time_s
         self._clock = "virtual time" if experiment.engine.name == "simulate" else "time"
-        self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
-        self._bytes = dict.fromkeys(range(experiment.nodes), 0)
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
+        self.wall_s = 0.0
+        self.headline: tuple[str, float] | None = None
+        self._bytes, self._sent = dict.fromkeys(range(experiment.nodes), 0), 0
         self._values: dict[Any, dict[str, list[float]]] = {}
         self._latest, self._at = "", (-1, -1.0)
 
@@ -107,11 +125,14 @@ class Display(Silent):
             if (name.startswith("test_") or name == "train_loss") and value is not None:
                 values.setdefault(name, []).append(float(value))
         if row["node"] != NETWORK:
+            self._sent += row["bytes_sent"] - self._bytes[row["node"]]
             self._bytes[row["node"]] = row["bytes_sent"]
             return None
         del self._values[evaluation]
         before, self.wall_s = (self._at, self._latest), row["wall_s"]
         self._at, self._latest = (row["round"], row["time_s"]), spread(values)
+        if (found := first_metric(values)) is not None:
+            self.headline = found[0], fmean(found[1])
         if before == (self._at, self._latest):
             return None  # an instant of the grid at which all nodes also end a round, or the run
         return (
@@ -121,7 +142,7 @@ class Display(Silent):
 
     def sent(self) -> str:
         """The bytes that all nodes have sent, in words."""
-        return bytes_text(sum(self._bytes.values()))
+        return bytes_text(self._sent)
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
         """How far the run is between two evaluations: the rounds that all nodes together have completed, the engine's time,
@@ -134,7 +155,7 @@ class Display(Silent):
         """The share of the run that is done by its stop rule, from 0 to 1."""
         by_rounds = rounds / (self._nodes * self._rounds) if self._rounds else 0.0
         by_time = time_s / self._time_s if self._time_s else 0.0
-        return min(max(by_rounds, by_time), 1.0)
+        return min(max(by_rounds, by_time, self._sent / self._most_bytes), 1.0)
 
     def left(self, share: float) -> str:
         """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""

@@ -11,17 +11,26 @@ import pytest
 from command_line import Cli
 
 
-def test_names_by_kind_and_one_kind_with_its_parameters(cli: Cli) -> None:
+def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None:
     text = cli("list")[1]
-    assert len(text.splitlines()) < 24  # a screen
-    assert re.search(r"^wrapper +\(none\)", text, re.MULTILINE)
-    # In a pipe, in one line, whatever the width of a terminal.
-    assert re.search(r"^topology .*one-peer-exponential,", text, re.MULTILINE)
-    [line] = [line for line in cli("list", "algorithm")[1].splitlines() if "all-reduce" in line]
-    assert "`" not in line
-    assert line.rstrip().endswith("then the exact average over all nodes (the topology is not used).")
-    for plural, kind in (("aggregators", "aggregator"), ("topologies", "topology")):
+    assert re.search(r"^wrapper +\(none\)$", text, re.MULTILINE)
+    assert re.search(r"^experiment +.*quickstart", text, re.MULTILINE | re.DOTALL)
+    assert "one-peer-exponential" in text
+    of_kind = cli("list", "algorithm")[1]
+    [line] = [line for line in of_kind.splitlines() if line.startswith("all-reduce")]
+    assert line.split(maxsplit=1)[1].startswith("Synchronous data parallelism: local steps, then")
+    assert "`" not in of_kind
+    for plural, kind in (("aggregators", "aggregator"), ("topologies", "topology"), ("sweeps", "sweep")):
         assert cli("list", plural) == cli("list", kind)
+    one = cli("list", "topology", "random-links")[1]
+    assert re.search(r"^probability +number ≥ 0, ≤ 1 or path; required$", one, re.MULTILINE)
+    assert re.search(r"^base +topology; default complete$", one, re.MULTILINE)
+    described = " ".join(cli("list", "algorithm", "d-psgd")[1].split())
+    assert "local_steps integer ≥ 1, ≤ 1000000; default 1: mini-batch steps a round." in described
+    for wide in (text, of_kind, one, cli("list", "experiment")[1]):
+        assert max(map(len, wide.splitlines())) <= 80  # as in a pipe, which a test's output is
+    code, _, err = cli("list", "topology", "rign")
+    assert (code, err[:55]) == (2, "error: topology: unknown name 'rign' (did you mean 'rin")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +83,8 @@ def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
     assert listed["model"]["mlp"]["hidden"] == "[100]"
     assert listed["topology"]["ring"]["allow_disconnected"] == "false"
     assert listed["topology"]["ring"]["every_rounds"] == "null"
-    assert listed["topology"]["random-links"]["probability"] == "(float or Path)"
-    assert "random-regular" in cli("list", "topology")[1]
+    assert listed["topology"]["random-links"]["probability"] == "(number ≥ 0, ≤ 1 or path)"
+    assert json.loads(cli("list", "model", "mlp", "--json")[1]) == {"model": {"mlp": listed["model"]["mlp"]}}
     assert cli("list", "algoritm")[0] == 2
     code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))
     measures = json.loads(out)

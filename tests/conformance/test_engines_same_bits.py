@@ -168,12 +168,12 @@ def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
     run, _ = played(settings)
     inputs, targets = user_tasks.frozen().test  # the same as batch_norm's
     for node in (0, 3):
-        module = gossamer.load_module(run.path, node)
+        module = run.module(node)
         recorded = run.metrics.filter(node=node, round=settings["stop"]["rounds"])["test_loss"].item()
         found = float(user_tasks.half_mean_square(module(inputs), targets).detach())
         assert found == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match="rank: 4; accepted: 0 to 3"):
-        gossamer.load_module(run.path, 4)
+        run.module(4)
 
 
 def test_the_learning_rate_follows_its_schedule_on_both(played: Played) -> None:

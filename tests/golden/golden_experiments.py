@@ -19,8 +19,8 @@ UNUSED: dict[str, set[str]] = {
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }
-"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models and Flower's
-partitioners, which need packages that may be absent, models of which a step takes long, and trackers, which change no results."""
+"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models and
+Flower's partitioners, which need packages that may be absent, models of which a step takes long, and trackers, which change no results."""
 
 LEAST_SQUARES: Settings = {"name": "least-squares", "features": 5, "samples": 120, "test_samples": 40}
 MLP: Settings = {"name": "digits", "model": {"name": "mlp", "hidden": [12]}}

@@ -19,7 +19,8 @@ from typing import Any
 
 from golden_experiments import BASE, EXPERIMENTS, FAILING, FILES, RESUMED, SYNCHRONOUS
 
-GOLDEN = Path(__file__).with_name("golden.json")
+RECORDED = Path(__file__).with_name("recorded")
+"""A file for each kind of machine, named by the bits that it computes (``probe``)."""
 
 COUNTED = (
     *(

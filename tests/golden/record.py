@@ -1,4 +1,6 @@
-"""Records the golden hashes anew: ``python tests/golden/record.py``.
+"""Records the golden hashes for this kind of machine: ``python tests/golden/record.py``.
+
+Where they have changed, those of other kinds are of an older version and are removed.
 
 ``python tests/golden/record.py --runs FOLDER`` leaves the runs there, so that those of two versions can be compared.
 """
@@ -10,7 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from golden_hashes import GOLDEN, measured
+from golden_hashes import RECORDED, measured
 
 
 def main() -> None:
@@ -24,9 +26,13 @@ def main() -> None:
         print(f"{name}: {error}")
     if failed:
         raise SystemExit(f"nothing was recorded: {', '.join(failed)} failed")
-    before = json.loads(GOLDEN.read_text())["experiments"] if GOLDEN.exists() else {}
     del found["used"]
-    GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    record = RECORDED / f"{found['probe']}.json"
+    before = json.loads(record.read_text())["experiments"] if record.exists() else {}
+    if before and before != found["experiments"]:
+        for other in set(RECORDED.glob("*.json")) - {record}:
+            other.unlink()
+    record.write_text(json.dumps(found, indent=1) + "\n")
     for name, one in found["experiments"].items():
         old = before.get(name, {})
         changed = [part for part in one if one[part] != old.get(part)]

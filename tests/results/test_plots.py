@@ -10,9 +10,15 @@ import pytest
 from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
-from gossamer.results.figures import parse_width, write_figures
 from gossamer.results.groups import groups
-from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions
+from gossamer.results.plots import (
+    MOST_NODES_DRAWN,
+    curve_figure,
+    drawn_nodes,
+    parse_width,
+    positions,
+    write_figures,
+)
 from gossamer.results.tidy import summary
 
 

@@ -167,7 +167,7 @@ def test_a_kind_that_changes_between_processes_is_kept(folder: RunFolder) -> Non
 
 def test_a_row_without_node_or_round_is_named(folder: RunFolder) -> None:
     fill(folder, "metrics", 2, {"node": 0, "round": 0}, {"node": 0})
-    with pytest.raises(BadInput, match=r"metrics-2\.jsonl, line 2: no 'round'"):
+    with pytest.raises(BadInput, match=r"metrics-2\.jsonl: rows without 'round'"):
         read_metrics(folder.path)
 
 

@@ -230,9 +230,6 @@ def test_exports(tmp_path: Path) -> None:
     assert curves.height == 2 * 4 * 2
     metrics = pl.read_csv(tmp_path / "csv" / "metrics.csv")
     assert metrics.group_by("run").len().sort("run").rows() == [("seed 1", 8), ("seed 2", 8)]
-    write_report(runs, tmp_path / "r.html", csv=tmp_path / "x.csv")
-    assert pl.read_csv(tmp_path / "x.csv").equals(curves)
-    assert pl.read_csv(tmp_path / "x-metrics.csv").equals(metrics)
 
 
 def test_bad_calls_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

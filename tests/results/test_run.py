@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -79,6 +80,8 @@ def test_the_mean_model_leaves_out_lost_nodes() -> None:
     assert model_of(both, 2).buffers.tolist() == [2.0]
     with pytest.raises(BadInput, match="rank: 3; accepted: 0 to 2"):
         model_of(both, 3)
+    with pytest.raises(BadInput, match="rank: 'first'; accepted: 0 to 2"):
+        inspect.unwrap(model_of)(both, "first")  # as users call it, whose types nothing checks
     with pytest.raises(BadInput, match="rank: null, of a run without finite models"):
         model_of({"parameters": parameters[1:2]}, None)
 

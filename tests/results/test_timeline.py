@@ -112,7 +112,7 @@ def test_rows_without_what_they_need_are_named(tmp_path: Path) -> None:
     run = timed(tmp_path, [(0.0, [0.1])])
     with RunFolder.open(run.path).segment("timeline") as segment:
         segment.append({"node": 0, "kind": "train", "start_s": 0.0})
-    with pytest.raises(BadInput, match="timeline-0.jsonl, line 1: no 'end_s'"):
+    with pytest.raises(BadInput, match="timeline-0.jsonl: rows without 'end_s'"):
         _ = run.timeline
     assert isinstance(run.metrics, pl.DataFrame)
 

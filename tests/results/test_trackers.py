@@ -10,7 +10,6 @@ import pytest
 from pydantic import PrivateAttr
 
 from gossamer import Algorithm, BadInput, Experiment, RunFailed, Tracker, resume, run
-from gossamer.api import Silent
 from gossamer.results.trackers import TensorBoard, WandB
 
 heard: list[tuple[str, Any]] = []
@@ -42,16 +41,6 @@ class Broken(Fake):
 
     def row(self, row):
         raise OSError("no route to the server")
-
-
-class Says(Silent):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.said = []
-
-    def say(self, text):
-        self.said.append(text)
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +84,10 @@ def test_trackers_hear_every_row_that_is_recorded(tmp_path, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_broken_tracker_is_reported_once_and_dropped(tmp_path, engine):
-    watcher = Says()
-    done = run(
-        experiment(f"{__name__}:Broken", f"{__name__}:Fake", engine=engine), tmp_path, observer=watcher
-    )
+def test_a_broken_tracker_is_reported_once_and_dropped(tmp_path, engine, caplog):
+    done = run(experiment(f"{__name__}:Broken", f"{__name__}:Fake", engine=engine), tmp_path)
     assert done.status == "done"
-    said = [text for text in watcher.said if "tracker" in text]
+    said = [text for text in caplog.messages if "tracker" in text]
     assert len(said) == 1
     assert said[0].startswith(
         f"tracker '{__name__}:Broken' failed and is dropped: OSError: no route to the server (test_trackers.py"

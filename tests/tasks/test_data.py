@@ -12,8 +12,9 @@ import polars as pl
 import pytest
 
 from gossamer.errors import BadInput
+from gossamer.files import cache_folder
 from gossamer.tasks import data as module
-from gossamer.tasks.data import cache_folder, hub_dataset, image_decoder, label_decoder
+from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -237,7 +237,7 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
     said = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
     run = gossamer.run(experiment(**said), tmp_path)
     assert run.status == "done"
-    loaded = gossamer.load_module(run.path, 1)
+    loaded = run.module(1)
     setup = prepare(Experiment.load(run.path / "experiment.yaml"))
     recorded = run.metrics.filter(node=1, round=4)["test_loss"].item()
     inputs, targets = setup.task.test
@@ -262,7 +262,7 @@ def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path:
     assert set(run.execution["train"]) == {"recorded"}
     inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
     recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
-    found = token_loss(gossamer.load_module(run.path, 2)(inputs), targets)
+    found = token_loss(run.module(2)(inputs), targets)
     assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
 
 

@@ -263,7 +263,7 @@ def test_a_model_of_transformers_is_named_with_its_configuration(engine, tmp_pat
     recorded = run.metrics.filter(node=1, round=2)["test_loss"].item()
     task = prepare(Experiment.load(run.path / "experiment.yaml", ["evaluation.samples=null"])).task
     inputs, targets = task.test
-    scores = gossamer.load_module(run.path, 1).eval()(inputs).logits
+    scores = run.module(1).eval()(inputs).logits
     assert F.cross_entropy(scores, targets).item() == pytest.approx(recorded, rel=1e-4)
 
 

@@ -46,7 +46,7 @@ def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: s
     setup = prepare(experiment())
     inputs, targets = setup.task.train
     for rank, own in enumerate(setup.personal):
-        scores = gossamer.load_module(run.path, rank)(inputs[own])
+        scores = run.module(rank)(inputs[own])
         row = run.metrics.filter(node=rank, round=4)
         assert row["personal_loss"].item() == pytest.approx(
             F.cross_entropy(scores, targets[own]).item(), rel=1e-5

@@ -24,7 +24,7 @@ from gossamer.algorithms.algorithm import MOST, Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message
 from gossamer.node import Node
-from gossamer.topology.centrality import shares
+from gossamer.topology.weights import shares
 
 
 @register("algorithm", "gossiped-centrality")

@@ -1,86 +1,19 @@
-"""``gossamer report``, ``verify``, ``list`` and ``topology``: pages of runs, whether their records are whole, what an
-experiment can name, and the graph that it describes."""
+"""``gossamer report``, ``verify`` and ``topology``: pages of runs, whether their records are whole, and the graph of an
+experiment."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
-import re
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-import yaml
-from pydantic_core import to_jsonable_python
 
 from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput
 
 _ROUNDS = 1000  # in which a change of the graph is searched for
-
-
-def listing(
-    kind: Annotated[str | None, argument("algorithm, topology, partition, task, ...")] = None,
-    as_json: Json = False,
-) -> None:
-    """List the names that an experiment can use; those of one kind with their parameters and defaults."""
-    from gossamer.config.registry import KINDS, names
-    from gossamer.results.formatting import print_table
-
-    plurals = {plural: each for each in KINDS for plural in (each, f"{each}s", f"{each[:-1]}ies")}
-    if kind is not None and kind not in plurals:
-        raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(KINDS)}")
-    kinds = sorted(KINDS) if kind is None else [plurals[kind]]
-    found = {each: dict(sorted(names(each).items())) for each in kinds}
-    if as_json:
-        table = {
-            each: {name: _parameters(cls) for name, cls in classes.items()} for each, classes in found.items()
-        }
-        typer.echo(json.dumps(table))
-    elif kind is None:
-        rows = [(each, ", ".join(classes) or "(none)") for each, classes in found.items()]
-        print_table(("kind", "names"), rows, labels=2)
-        typer.echo("\nparameters: gossamer list KIND; any name can also be module:Class")
-    else:
-        described = []
-        for name, cls in found[kinds[0]].items():
-            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
-            described.append((name, parameters, _first_paragraph(cls.__doc__ or "")))
-        print_table(("name", "parameters", "description"), described, labels=3)
-
-
-def _first_paragraph(docstring: str) -> str:
-    """The first paragraph in one line, without reStructuredText markup."""
-    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
-    return re.sub(r":\w+:(?=`)|`", "", paragraph)
-
-
-def _parameters(cls: Any) -> dict[str, str]:
-    """Field name -> its default, or its type where a value is required."""
-    return {
-        name: f"({_type(field.annotation)})"
-        if field.is_required()
-        else _yaml(field.get_default(call_default_factory=True))
-        for name, field in cls.model_fields.items()
-    }
-
-
-def _type(annotation: Any) -> str:
-    """The name of a field's type."""
-    if get_origin(annotation) is Annotated:
-        return _type(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(_type, get_args(annotation)))
-    return str(getattr(annotation, "__name__", annotation))
-
-
-def _yaml(value: Any) -> str:
-    """A default as a file would have it."""
-    value = to_jsonable_python(value.spec() if hasattr(value, "spec") else value, fallback=str)
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
 
 
 def topology(
@@ -209,11 +142,10 @@ def report(
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
     from gossamer.results.animation import Animation
-    from gossamer.results.figures import parse_width, write_figures
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
-    from gossamer.results.plots import choose, write_timeline
+    from gossamer.results.plots import choose, parse_width, write_figures, write_timeline
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging

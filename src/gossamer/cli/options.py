@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gossamer.cli import completion
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 3 diverged, 130 interrupted (Ctrl-C)."
 DIVERGED = 3
@@ -20,17 +22,26 @@ def option(help_: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help_, **more)
 
 
-def argument(help_: str, metavar: str | None = None) -> Any:
-    """An argument of the command line."""
-    return typer.Argument(metavar=metavar, help=help_)
+def argument(
+    help_: str, metavar: str | None = None, offered: Callable[..., completion.Offers] | None = None
+) -> Any:
+    """An argument of the command line; ``offered`` completes it."""
+    return typer.Argument(metavar=metavar, help=help_, autocompletion=offered)
 
 
 def overriding(what: str) -> Any:
     """The option ``--set``, which overrides ``what``."""
-    return option(f"Override {what}. May be repeated.", "--set", metavar="A.B=VALUE")
+    return option(
+        f"Override {what}. May be repeated.",
+        "--set",
+        metavar="A.B=VALUE",
+        autocompletion=completion.assignments,
+    )
 
 
-File = Annotated[Path, argument("An experiment file (YAML).", "FILE")]
+File = Annotated[
+    Path, argument("An experiment file (YAML), or an example's name.", "FILE", completion.experiments)
+]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
 Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]

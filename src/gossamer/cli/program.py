@@ -9,14 +9,17 @@ import logging
 import shlex
 import sys
 import threading
+from contextlib import suppress
 from typing import Annotated, Any, cast
 
 import typer
 
 from gossamer import __version__
-from gossamer.cli.describe import listing, report, topology, verify
+from gossamer.cli.describe import report, topology, verify
+from gossamer.cli.listing import listing, schema
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
+from gossamer.cli.start import demo, new
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 
 # click's class, which some versions of typer contain and others import.
@@ -29,7 +32,6 @@ app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,19 +55,30 @@ def program(
 
 
 # Help lists the commands in this order.
+app.command(epilog=EXIT_CODES)(demo)
+app.command()(new)
 app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
 app.command()(report)
 app.command(epilog=EXIT_CODES)(verify)
 app.command("list")(listing)
+app.command()(schema)
 app.command()(topology)
 app.command(epilog=EXIT_CODES)(worker)
 
 
+class _Handler(logging.Handler):
+    """Logs to the standard error of the moment: a live display takes its place to make room for lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # a closed terminal
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """The program ``gossamer``."""
-    handler = logging.StreamHandler()
+    handler = _Handler()
     # Libraries that set their own level (Parsl) are heard from warnings on, too.
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gossamer.cli import completion
 from gossamer.cli.options import (
     DIVERGED,
     INTERRUPTED,
@@ -47,7 +48,10 @@ MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1
 Workers = Annotated[
     str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
-EngineName = Annotated[str | None, option("simulate or processes, in place of the file's engine.")]
+EngineName = Annotated[
+    str | None,
+    option("simulate or processes, in place of the file's engine.", autocompletion=completion.engines),
+]
 Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
 Unfinished = Annotated[
     bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
@@ -71,9 +75,9 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
-    from gossamer.config import Experiment
+    from gossamer.config import Experiment, examples
 
-    where = _listen(listen, token, min_workers, workers)
+    where, file = _listen(listen, token, min_workers, workers), examples.located(file)
     raw = Experiment.read(file, overrides or (), engine)
     with _server(raw) as server:
         experiment = Experiment.of(raw, file.resolve().parent)
@@ -122,7 +126,7 @@ def resume(
 
 
 def sweep(
-    file: Annotated[Path, argument("A sweep file (YAML).", metavar="FILE")],
+    file: Annotated[Path, argument("A sweep file (YAML), or an example's name.", "FILE", completion.sweeps)],
     overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
     only: Annotated[
         list[str] | None,
@@ -157,7 +161,7 @@ def sweep(
         print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
-    with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
+    with watching_sweep(loaded, quiet=quiet or as_json) as watcher, interruptible():
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
         typer.echo(json.dumps(as_data(loaded, compared(loaded, baseline), outcome)))

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gossamer.config.registry import Component, build, register
+from gossamer.config.registry import Component, ComponentField, build, register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload
 
@@ -173,7 +173,9 @@ class Chain(Codec):
         codecs: the first one encodes the model, each other one the values that the one before returned.
     """
 
-    codecs: Annotated[tuple[Codec, ...], BeforeValidator(_codecs)]
+    codecs: Annotated[
+        tuple[Codec, ...], BeforeValidator(_codecs, Annotated[list[Any], ComponentField("codec", many=True)])
+    ]
 
     @property
     def common_support(self) -> bool:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gossamer import files
+from gossamer.config import examples
 from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
@@ -226,6 +227,12 @@ class Processes(Section):
 
 
 _ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
+_Engine = Simulate | Processes | Literal["simulate", "processes"]
+_Codecs = (
+    Annotated[Any, ComponentField("codec", optional=True)]
+    | Annotated[list[Any], ComponentField("codec", many=True)]
+)
+"""What a file may have in the fields ``engine`` and ``codec``."""
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 
@@ -270,7 +277,7 @@ class Experiment(Section):
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
     poison: Annotated[tuple[Any, ...], ComponentField("poison", "poison", many=True)] = ()
     algorithm: Annotated[Any, ComponentField("algorithm")]
-    codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain)] = None
+    codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain, _Codecs)] = None
     wrappers: Annotated[tuple[Any, ...], ComponentField("wrapper", "wrappers", many=True)] = ()
     aggregator: Annotated[Any, ComponentField("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
@@ -289,7 +296,7 @@ class Experiment(Section):
     checkpoint: Checkpoints = Checkpoints()
     trackers: Annotated[tuple[Any, ...], ComponentField("tracker", "trackers", many=True)] = ()
     data_root: FilePath | None = None
-    engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
+    engine: Annotated[Simulate | Processes, BeforeValidator(_engine, _Engine)] = Simulate()
 
     @property
     def has_faults(self) -> bool:
@@ -322,7 +329,8 @@ class Experiment(Section):
         """Read an experiment file.
 
         Args:
-            path: a YAML file; relative paths in it are relative to its folder.
+            path: a YAML file; relative paths in it are relative to its folder. Or the name of an experiment that comes with
+                gossamer, such as "quickstart".
             overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
                 are relative to the working directory.
             engine: the name of an engine that replaces the file's.
@@ -330,7 +338,8 @@ class Experiment(Section):
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
         """
-        return cls.of(cls.read(path, overrides, engine), Path(path).resolve().parent)
+        file = examples.located(path)
+        return cls.of(cls.read(file, overrides, engine), file.resolve().parent)
 
     @classmethod
     def read(

@@ -337,6 +337,17 @@ class ComponentField:
             self._build, handler(source), serialization=specs
         )
 
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """A stand-in, which gossamer.config.schema replaces: the components of a kind may hold others of the same kind."""
+        if (
+            "json_schema_input_schema" in schema
+        ):  # another validator before this one, which says what it accepts
+            return dict(handler(schema))
+        entry = {"component": self.kind}
+        if self.many:
+            return {"type": "array", "items": entry}
+        return {"anyOf": [entry, {"type": "null"}]} if self.optional else entry
+
     def _build(self, value: Any, info: Any) -> Any:
         field = self.field or self.kind
         if value is None and self.optional:

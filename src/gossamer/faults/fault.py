@@ -21,7 +21,7 @@ from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.network import ComputeProfile, Conditions, Network, Path, Slowdowns, SlowdownWindow
 from gossamer.network.inputs import check_ranks
-from gossamer.network.network import Changing, states_of
+from gossamer.network.network import states_of
 from gossamer.randomness import generator
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
@@ -290,11 +290,14 @@ class FaultEventQueue:
             heapq.heappush(self._heap, (time_s, ends, rank, next(self._numbers), interval))
 
 
-class FaultyNetwork(Changing):
+class FaultyNetwork(Network):
     """A network under link faults; transfers share links as ``base`` says. No experiment names it."""
 
     base: Network
     link_faults: tuple[LinkFault, ...]
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        return next(self._states(nodes, seed))[1]
 
     def loses(self, nodes: int, seed: int) -> bool:
         return self.base.loses(nodes, seed) or any(fault.loses for fault in self.link_faults)

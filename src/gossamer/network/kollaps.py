@@ -1,4 +1,4 @@
-"""The network of a Kollaps file: its graph, its shortest paths, and its schedule."""
+"""The network of a Kollaps file: services, bridges, links and a schedule; its graph, and its shortest paths."""
 
 from __future__ import annotations
 
@@ -9,68 +9,197 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby, product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from pathlib import Path as FileSystemPath
+from typing import Annotated, Any, Literal, NamedTuple
+from xml.etree.ElementTree import ParseError
 
 import networkx as nx
 import numpy as np
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
 from jaxtyping import Float
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationError,
+)
+from pydantic import Tag as Branch
 
 from gossamer.config.registry import FilePath, register
-from gossamer.errors import BadInput
-from gossamer.network.kollaps_file import KollapsFile, KollapsLink, LinkEvent, NodeEvent, read_kollaps
-from gossamer.network.network import Changing, Conditions, Path
+from gossamer.config.validation import bad_input
+from gossamer.errors import BadInput, listed, suggest
+from gossamer.network.network import Conditions, Network, Path
 from gossamer.randomness import generator
 
+_ELEMENTS = {"services": "service", "bridges": "bridge", "links": "link", "dynamic": "schedule"}
+"""The elements in each part of a file that has some."""
+_EMULATION = {
+    *("boot", "pool_period", "max_age", "image", "command", "port", "tags", "ip", "machinename"),
+    *("topology_file", "controller_ip", "script", "activepaths"),
+}
+"""Attributes that start containers and machines, and are ignored."""
+_UNCHANGING = {"time", "origin", "dest", "network"}
+_BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
-@register("network", "kollaps")
-class Kollaps(Changing):
-    """The network of a topology file of Kollaps (Gouveia et al., EuroSys 2020), with its schedule.
 
-    Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
-    or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
-    Attributes that only matter to emulation (images, commands, ports, ...) are not used. docs/networks.md lists the
-    differences from Kollaps."""
+def _bytes_per_second(text: Any) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)bps", str(text))
+    rate = float(found[1]) * _BITS[found[2]] / 8 if found else 0.0
+    if rate <= 0:
+        raise ValueError("a number above 0 with Kbps, Mbps or Gbps")
+    return rate
 
-    path: FilePath  # the file, XML
-    # Regular expressions for whole names of services, which select the nodes and their order; null is all.
-    services: tuple[str, ...] | None = None
 
-    def conditions(self, nodes: int, seed: int) -> Conditions:
-        states = list(self._states(nodes, seed))  # all of the schedule is checked before anything starts
-        return states[0][1]
+Name = Annotated[str, Field(min_length=1)]
+Flag = Literal["true", "false"]
+Rate = Annotated[float, BeforeValidator(_bytes_per_second)]  # a bandwidth, converted to bytes per second
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Delay = Annotated[Seconds, AfterValidator(lambda ms: ms / 1000)]  # milliseconds, converted to seconds
+Drop = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
 
-    def loses(self, nodes: int, seed: int) -> bool:
-        return any(conditions.loses(nodes) for _, conditions in self._states(nodes, seed))
 
-    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        file, where = read_kollaps(self.path, "network.path"), f"network.path: {self.path}"
-        able = [name for name, service in file.services.items() if service.supervisor == "false"]
-        schedule = _Schedule(file, able if self.services is None else self._selected(able), seed, where)
-        if len(schedule.nodes) != nodes:
-            accepted = f"nodes: {len(schedule.nodes)}, or network.services that select {nodes}"
-            raise BadInput(f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: {accepted}")
-        at_start = [event for event in file.events if event.time == 0]
-        schedule.apply(at_start)
-        yield 0.0, schedule.conditions()
-        for time_s, simultaneous in groupby(file.events[len(at_start) :], key=attrgetter("time")):
-            schedule.apply(simultaneous)
-            yield time_s, schedule.conditions()
+class _Attributes(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def _selected(self, names: list[str]) -> list[str]:
-        selected: dict[str, None] = {}
-        for pattern in self.services or ():
-            try:
-                matching = dict.fromkeys(name for name in names if re.fullmatch(pattern, name))
-            except re.error as error:
-                raise BadInput(
-                    f"network.services: {pattern!r}: {error}; accepted: regular expressions"
-                ) from None
-            if not matching:
-                raise BadInput(
-                    f"network.services: {pattern!r}; accepted: a match for some of {', '.join(names)}"
-                )
-            selected |= matching
-        return list(selected)
+
+class _Config(_Attributes):
+    shortest_path: Literal["hop", "latency"] = "hop"
+
+
+class Bridge(_Attributes):
+    """A bridge between links."""
+
+    name: Name
+
+
+class Service(Bridge):
+    """A service. ``replicas`` counts unless replicas join by the schedule."""
+
+    replicas: Count = 1
+    share: Flag = "false"
+    reuse: Flag = "true"
+    supervisor: Flag = "false"
+
+
+class _Ends(_Attributes):
+    origin: Name
+    dest: Name
+    network: str | None = None
+
+
+class KollapsLink(_Ends):
+    """A link between each replica of one name and each of another. Without a download it leads one way."""
+
+    upload: Rate
+    download: Rate | None = None
+    latency: Delay
+    jitter: Delay = 0.0
+    drop: Drop = 0.0
+
+
+class LinkEvent(_Ends):
+    """A link changes (without an action), leaves or joins. None leaves a value unchanged."""
+
+    time: Seconds
+    action: Literal["join", "leave"] | None = None
+    upload: Rate | None = None
+    download: Rate | None = None
+    latency: Delay | None = None
+    jitter: Delay | None = None
+    drop: Drop | None = None
+
+
+class NodeEvent(_Attributes):
+    """Replicas of a service, or a bridge, join or leave."""
+
+    time: Seconds
+    name: Name
+    action: Literal["join", "leave", "crash", "disconnect", "reconnect"]
+    amount: Count = 1
+
+
+class KollapsFile(_Attributes):
+    """The parts of a file."""
+
+    config: _Config = _Config()
+    services: list[Service]
+    bridges: list[Bridge] = []
+    links: list[KollapsLink]
+    dynamic: list[
+        Annotated[
+            Annotated[NodeEvent, Branch("name")] | Annotated[LinkEvent, Branch("link")],
+            Discriminator(lambda each: "name" if "name" in each else "link"),
+        ]
+    ] = []
+
+
+def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
+    """Read a topology file. A BadInput that begins with ``where`` refuses what is not Kollaps, or is not supported."""
+    try:
+        file = KollapsFile.model_validate(_read_parts(path, where))
+    except ValidationError as error:
+        raise bad_input(error, KollapsFile, f"{where}: <experiment>") from None
+    owners = {owner.name: owner for owner in (*file.services, *file.bridges)}
+    if len(owners) < len(file.services) + len(file.bridges):
+        raise BadInput(f"{where}: a name twice; accepted: a name for each service and bridge")
+    for element in (*file.links, *file.dynamic):
+        if problem := _problem(element, owners):
+            raise BadInput(f"{where}: {problem}")
+    ends = [*file.links, *(each for each in file.dynamic if isinstance(each, LinkEvent))]
+    if len(networks := {each.network for each in ends if each.network}) > 1:
+        raise BadInput(f"{where}: the networks {listed(networks)}; accepted: one network for all links")
+    return file
+
+
+def _read_parts(path: FileSystemPath, where: str) -> dict[str, Any]:
+    """The attributes of the elements in each part of a file. Kollaps uses attributes only, and no text."""
+    try:
+        # A document type is refused, because its entities could stand for anything.
+        root = fromstring(path.read_bytes(), forbid_dtd=True)
+    except DefusedXmlException:
+        raise BadInput(f"{where}: a document type; accepted: XML without one") from None
+    except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+        raise BadInput(f"{where}: {error}; accepted: well-formed XML") from None
+    if root.tag != "experiment" or root.attrib.keys() - _EMULATION:
+        raise BadInput(f"{where}: <{root.tag}> with {listed(root.attrib)}; accepted: <experiment> with boot")
+    if text := "".join(root.itertext()).strip():
+        raise BadInput(f"{where}: {text!r}; accepted: elements and comments, without text")
+    parts: dict[str, Any] = {}
+    for part in root:
+        inner = _ELEMENTS.get(part.tag)
+        if part.tag in parts:
+            raise BadInput(f"{where}: <{part.tag}> a second time; accepted: each part once")
+        for child in part:
+            if child.tag != inner or len(child):
+                accepted = f"<{inner}>, empty" if inner else "nothing"
+                raise BadInput(f"{where}: <{child.tag}> in <{part.tag}>; accepted: {accepted}")
+        parts[part.tag] = [_used(child.attrib) for child in part] if inner else _used(part.attrib)
+    return parts
+
+
+def _used(attributes: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in attributes.items() if name not in _EMULATION}
+
+
+def _problem(element: KollapsLink | LinkEvent | NodeEvent, owners: dict[str, Bridge]) -> str | None:
+    """How a link or an event does not fit the services and bridges of the file."""
+    named = [element.name] if isinstance(element, NodeEvent) else [element.origin, element.dest]
+    for name in named:
+        if name not in owners:
+            return f"{name!r}{suggest(name, owners)}; accepted: a service or a bridge"
+    if isinstance(element, NodeEvent):
+        if element.action not in ("join", "leave") and not isinstance(owners[element.name], Service):
+            return f"{element.action!r} of the bridge {element.name!r}; accepted: join, leave"
+    elif element.origin == element.dest:
+        return f"a link from {element.origin!r} to itself; accepted: two ends"
+    elif isinstance(element, LinkEvent) and element.model_fields_set <= _UNCHANGING:
+        return f"an event at {element.time:g} s that changes nothing; accepted: upload, download, latency, jitter, drop"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +266,15 @@ class _Schedule:
     """The state of a network in the course of its schedule.
 
     If a service shares its link, its replicas are connected to a meeting point, and the link starts there. ``nodes`` has the
-    vertex of each node: those of the replicas of the selected services."""
+    vertex of each node: those of the replicas of the selected services; ``events`` has the schedule in order of time."""
 
     def __init__(self, file: KollapsFile, selected: list[str], seed: int, where: str) -> None:
         self._file, self._seed, self._where = file, seed, where
+        self._services = {service.name: service for service in file.services}
+        self.events = sorted(file.dynamic, key=attrgetter("time"))
         self._size = 0
-        self._vertices = {name: self._add(self._replicas(name)) for name in file.services}
-        self._vertices |= {name: self._add(1) for name in file.bridges}
+        self._vertices = {name: self._add(self._replicas(name)) for name in self._services}
+        self._vertices |= {bridge.name: self._add(1) for bridge in file.bridges}
         self._arcs = self._all_arcs()
         self._edges = list(self._all_edges())
         for name in selected:
@@ -151,8 +282,8 @@ class _Schedule:
                 raise self._refused(f"{name!r} has no link; accepted: one, or network.services without it")
         self.nodes = [vertex for name in selected for vertex in self._vertices[name]]
         self._links = self._number_links()
-        joining = {each.name for each in file.events if isinstance(each, NodeEvent) and each.action == "join"}
-        self._absent = {vertex for name in joining & {*file.services} for vertex in self._vertices[name]}
+        joining = {each.name for each in self.events if isinstance(each, NodeEvent) and each.action == "join"}
+        self._absent = {vertex for name in joining & self._services.keys() for vertex in self._vertices[name]}
         self._disconnected: set[int] = set()
         self._used: set[int] = set()
         self._draws = 0
@@ -169,9 +300,9 @@ class _Schedule:
     def _replicas(self, name: str) -> int:
         """The number of replicas of a service: if they join by the schedule, the most at any one time (in total, if none is
         used again); else as the service says."""
-        service, now, most = self._file.services[name], 0, 0
+        service, now, most = self._services[name], 0, 0
         change = {"join": 1} if service.reuse == "false" else {"join": 1, "leave": -1, "crash": -1}
-        for event in self._file.events:
+        for event in self.events:
             if isinstance(event, NodeEvent) and event.name == name:
                 now += event.amount * change.get(event.action, 0)
                 most = max(most, now)
@@ -180,7 +311,7 @@ class _Schedule:
     def _all_arcs(self) -> list[_Arc]:
         """The directions of all links in the file, and of those that join by the schedule."""
         arcs: list[_Arc] = []
-        events = [event for event in self._file.events if isinstance(event, LinkEvent)]
+        events = [event for event in self.events if isinstance(event, LinkEvent)]
         all_links: list[KollapsLink | LinkEvent] = [*self._file.links, *events]
         for number, link in enumerate(all_links):
             if isinstance(link, LinkEvent):
@@ -199,7 +330,7 @@ class _Schedule:
         return arcs
 
     def _all_edges(self) -> Iterator[_Edge]:
-        shared = {name for name, service in self._file.services.items() if service.share == "true"}
+        shared = {name for name, service in self._services.items() if service.share == "true"}
         meeting: dict[tuple[int, str], range] = {}
         for number, arc in enumerate(self._arcs):
             for name in {arc.origin: None, arc.dest: None}:
@@ -245,7 +376,7 @@ class _Schedule:
             if not arc.present or edge.tail not in graph or edge.head not in graph:
                 continue
             # The latency in nanoseconds, then the number of hops, in one integer that adds up exactly.
-            by_latency = self._file.metric == "latency" and not edge.own
+            by_latency = self._file.config.shortest_path == "latency" and not edge.own
             cost = (round(1e9 * arc.latency_s) << 32 if by_latency else 0) + 1
             if not graph.has_edge(edge.tail, edge.head) or cost < graph[edge.tail][edge.head]["cost"]:
                 graph.add_edge(edge.tail, edge.head, cost=cost, link=link, arc=None if edge.own else arc)
@@ -263,7 +394,7 @@ class _Schedule:
     def _apply_to_replicas(self, event: NodeEvent) -> None:
         vertices = set(self._vertices[event.name])
         there = vertices - self._absent
-        service = self._file.services.get(event.name)
+        service = self._services.get(event.name)
         used = self._used if service and service.reuse == "false" else set()
         candidates = {
             "join": vertices - there - used,
@@ -309,3 +440,54 @@ class _Schedule:
         changed: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         for number in arcs:
             self._arcs[number] = replace(self._arcs[number], **changed)
+
+
+@register("network", "kollaps")
+class Kollaps(Network):
+    """The network of a topology file of Kollaps (Gouveia et al., EuroSys 2020), with its schedule.
+
+    Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
+    or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
+    Attributes that only matter to emulation (images, commands, ports, ...) are not used. docs/networks.md lists the
+    differences from Kollaps."""
+
+    path: FilePath  # the file, XML
+    # Regular expressions for whole names of services, which select the nodes and their order; null is all.
+    services: tuple[str, ...] | None = None
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        states = list(self._states(nodes, seed))  # all of the schedule is checked before anything starts
+        return states[0][1]
+
+    def loses(self, nodes: int, seed: int) -> bool:
+        return any(conditions.loses(nodes) for _, conditions in self._states(nodes, seed))
+
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        where = f"network.path: {self.path}"
+        file = read_kollaps(self.path, where)
+        able = [service.name for service in file.services if service.supervisor == "false"]
+        schedule = _Schedule(file, able if self.services is None else self._selected(able), seed, where)
+        if len(schedule.nodes) != nodes:
+            accepted = f"nodes: {len(schedule.nodes)}, or network.services that select {nodes}"
+            raise BadInput(f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: {accepted}")
+        if not any(event.time == 0 for event in schedule.events):
+            yield 0.0, schedule.conditions()
+        for time_s, simultaneous in groupby(schedule.events, key=attrgetter("time")):
+            schedule.apply(simultaneous)
+            yield time_s, schedule.conditions()
+
+    def _selected(self, names: list[str]) -> list[str]:
+        selected: dict[str, None] = {}
+        for pattern in self.services or ():
+            try:
+                matching = dict.fromkeys(name for name in names if re.fullmatch(pattern, name))
+            except re.error as error:
+                raise BadInput(
+                    f"network.services: {pattern!r}: {error}; accepted: regular expressions"
+                ) from None
+            if not matching:
+                raise BadInput(
+                    f"network.services: {pattern!r}; accepted: a match for some of {', '.join(names)}"
+                )
+            selected |= matching
+        return list(selected)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Annotated, Literal
 
@@ -102,27 +102,15 @@ class Network(Component):
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         """Its changes: seconds since the start, ascending, and the network from then on. May be infinite."""
-        return iter(())
+        return islice(self._states(nodes, seed), 1, None)
+
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        """The network at the start, and after each change; seconds ascend from 0."""
+        yield 0.0, self.conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
         """Whether messages can be lost. The default is True for a network that changes, since a path may vanish."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
-
-
-class Changing(Network):
-    """A network that changes with time. A subclass lists its states."""
-
-    def conditions(self, nodes: int, seed: int) -> Conditions:
-        return next(self._states(nodes, seed))[1]
-
-    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        states = self._states(nodes, seed)
-        next(states)
-        return states
-
-    @abstractmethod
-    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change; seconds ascend from 0."""
 
 
 def states_of(
@@ -145,27 +133,38 @@ def bytes_per_second(mbps: float | None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Access(Conditions):
-    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the same latency, jitter and loss between
-    all pairs. ``delays_s`` of the nodes' own links, float64 [nodes], are added to the latency."""
+    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the latency, jitter and loss of every pair.
+    ``own`` are those of each node's own link, float64 [3, nodes]; a message crosses two of these as well."""
 
     rates: Float[np.ndarray, " links"]
     latency_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
-    delays_s: Float[np.ndarray, " nodes"] | None = None
+    own: Float[np.ndarray, "3 nodes"] | None = None
 
     def path(self, source: int, to: int) -> Path | None:
-        links, latency_s = (source, len(self.rates) // 2 + to), self.latency_s
-        if self.delays_s is not None:
-            latency_s += float(self.delays_s[source] + self.delays_s[to])
-        return Path(links, latency_s, self.jitter_s, self.loss)
+        links = source, len(self.rates) // 2 + to
+        if self.own is None:
+            return Path(links, self.latency_s, self.jitter_s, self.loss)
+        (first_s, jitter_s, first), (second_s, more_s, second) = self.own[:, (source, to)].T.tolist()
+        crossed = first + second - first * second
+        return Path(
+            links,
+            self.latency_s + (first_s + second_s),
+            math.hypot(self.jitter_s, jitter_s, more_s),
+            self.loss + crossed - self.loss * crossed,
+        )
 
     def common_latency(self) -> float | None:
-        varies = self.jitter_s or self.loss or (self.delays_s is not None and self.delays_s.any())
-        return None if varies else self.latency_s
+        if self.jitter_s or self.loss:
+            return None
+        if self.own is None:
+            return self.latency_s
+        alike = not (np.ptp(self.own[0]) or self.own[1:].any())
+        return self.latency_s + 2 * float(self.own[0, 0]) if alike else None
 
     def loses(self, nodes: int) -> bool:
-        return self.loss > 0
+        return self.loss > 0 or (self.own is not None and bool(self.own[2].any()))
 
 
 @register("network", "uniform")
@@ -211,30 +210,6 @@ class Stragglers(Uniform, SomeNodes):
         return Access(links.ravel(), self.latency_s, self.jitter_s, self.loss)
 
 
-@dataclass(frozen=True, eq=False)
-class Spokes(Conditions):
-    """Nodes around a centre without limits; latency, jitter and loss are those of each node's link."""
-
-    rates: Float[np.ndarray, " links"]
-    latency_s: Float[np.ndarray, " nodes"]
-    jitter_s: Float[np.ndarray, " nodes"]
-    loss: Float[np.ndarray, " nodes"]
-
-    def path(self, source: int, to: int) -> Path | None:
-        latency_s = float(self.latency_s[source] + self.latency_s[to])
-        jitter_s = math.hypot(self.jitter_s[source], self.jitter_s[to])
-        loss = float(1 - (1 - self.loss[source]) * (1 - self.loss[to]))
-        return Path((source, len(self.latency_s) + to), latency_s, jitter_s, loss)
-
-    def common_latency(self) -> float | None:
-        if np.ptp(self.latency_s) or self.jitter_s.any() or self.loss.any():
-            return None
-        return 2 * float(self.latency_s[0])
-
-    def loses(self, nodes: int) -> bool:
-        return bool(self.loss.any())
-
-
 @register("network", "star")
 class Star(Network):
     """A link for each node to a centre. Each parameter is one value for all nodes, or a list with one for each.
@@ -253,5 +228,5 @@ class Star(Network):
     def conditions(self, nodes: int, seed: int) -> Conditions:
         fields = "uplink_mbps", "downlink_mbps", "latency_s", "jitter_s", "loss"
         values = (for_each(getattr(self, field), nodes, f"network.{field}") for field in fields)
-        up, down, latency_s, jitter_s, loss = values
-        return Spokes(BYTES_PER_MEGABIT * np.concatenate([up, down]), latency_s, jitter_s, loss)
+        up, down, *own = values
+        return Access(BYTES_PER_MEGABIT * np.concatenate([up, down]), own=np.array(own))

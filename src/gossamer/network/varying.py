@@ -20,7 +20,6 @@ from gossamer.network.inputs import check_ranks, nested, read_records
 from gossamer.network.network import (
     BYTES_PER_MEGABIT,
     Access,
-    Changing,
     Conditions,
     Network,
     Path,
@@ -40,7 +39,7 @@ class _Line(NamedTuple):
 
 
 @register("network", "trace")
-class Trace(Changing, Uniform):
+class Trace(Uniform):
     """Uplinks and downlinks from a CSV file with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
     and, optionally, ``latency_ms``.
 
@@ -57,24 +56,24 @@ class Trace(Changing, Uniform):
         if self.repeat_s is not None and self.repeat_s <= last:
             accepted = f"more than the trace's last time, {last:g}"
             raise BadInput(f"network.repeat_s: {self.repeat_s:g}; accepted: {accepted}")
-        return super().conditions(nodes, seed)
+        return next(self._states(nodes, seed))[1]
 
     def loses(self, nodes: int, seed: int) -> bool:
         return self.loss > 0
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        first_rates = Uniform.conditions(self, nodes, seed).rates
+        first_rates = super().conditions(nodes, seed).rates
         for repetition in [0] if self.repeat_s is None else count():
-            rates, delays_s = first_rates, np.zeros(nodes)
+            rates, own = first_rates, np.zeros((3, nodes))
             start_s = repetition * (self.repeat_s or 0.0)
             for time_s, simultaneous in groupby([_Line(0.0), *self._lines], key=attrgetter("time_s")):
-                rates, delays_s = rates.copy(), delays_s.copy()
+                rates, own = rates.copy(), own.copy()
                 for line in simultaneous:
                     ranks = slice(None) if line.rank is None else line.rank
-                    for values, value in zip((rates[:nodes], rates[nodes:], delays_s), line[2:], strict=True):
+                    for values, value in zip((rates[:nodes], rates[nodes:], own[0]), line[2:], strict=True):
                         if value is not None:
                             values[ranks] = value
-                yield start_s + time_s, Access(rates, self.latency_s, self.jitter_s, self.loss, delays_s)
+                yield start_s + time_s, Access(rates, self.latency_s, self.jitter_s, self.loss, own)
 
     @cached_property
     def _lines(self) -> list[_Line]:
@@ -121,7 +120,7 @@ class _ScaledConditions(Conditions):
 
 
 @register("network", "varying")
-class Varying(Changing):
+class Varying(Network):
     """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
 
     The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change."""
@@ -145,7 +144,7 @@ class Varying(Changing):
     def conditions(self, nodes: int, seed: int) -> Conditions:
         for number, change in enumerate(self.rate_changes):
             check_ranks(change.ranks or (), nodes, f"network.rate_changes.{number}.ranks")
-        start = super().conditions(nodes, seed)
+        start = next(self._states(nodes, seed))[1]
         path_rates = [path.rate for rank in range(1, nodes) if (path := start.path(0, rank))]
         if np.isinf(start.rates[: 2 * nodes]).all() and np.isinf(path_rates).all():
             raise BadInput("network.base: nodes without limits; accepted: bandwidths for factors to multiply")

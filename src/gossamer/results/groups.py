@@ -88,7 +88,7 @@ def group_curve(group: Group, y: str) -> pl.DataFrame:
     width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
     rows = pl.concat(
         table.filter("complete").select(
-            pl.lit((run.experiment.get("evaluation") or {}).get("every_s") is not None).alias("on_grid"),
+            pl.lit(run.every_s is not None).alias("on_grid"),
             *("instant", "mean"),
             pl.col(AXES).cast(pl.Float64),
         )

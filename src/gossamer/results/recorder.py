@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import chain, islice
 from pathlib import Path
@@ -161,7 +161,7 @@ def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence
     if (table := folder / f"{kind}.parquet").exists():
         parts.append(_fitting(files.read_table(table, folder), schema, required, table))
     for path in found:
-        rows = _checked(path, required, run, folder)
+        rows = read_segment(path, run, folder)
         while chunk := list(islice(rows, _CHUNK)):
             names = dict.fromkeys(name for row in chunk for name in row)
             columns = [_column(name, [row.get(name) for row in chunk], schema.get(name)) for name in names]
@@ -232,16 +232,6 @@ def _fitting(
                 f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: up to {LONGEST_S:g} s"
             )
     return table
-
-
-def _checked(path: Path, required: Sequence[str], run: str, root: Path) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(read_segment(path, run, root), start=1):
-        for name in required:
-            if row.get(name) is None:
-                raise BadInput(
-                    f"{path}, line {number}: no {name!r}; accepted: rows with {', '.join(required)}"
-                )
-        yield row
 
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:

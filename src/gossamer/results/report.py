@@ -79,7 +79,7 @@ def write_report(
     Args:
         runs: in the order of their colours.
         out: the page; a folder stands for ``report.html`` in it.
-        csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
+        csv: a folder for ``curves.csv`` and ``metrics.csv``.
         groups: of the runs; None groups those that differ only in their seed.
         compared: the groups, with which the page opens.
         within: the part of the run's timeline that is shown; None is all of it.
@@ -148,19 +148,17 @@ def embed(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def write_csvs(runs: Sequence[Run], place: Path) -> None:
-    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs."""
+def write_csvs(runs: Sequence[Run], folder: Path) -> None:
+    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs into a folder."""
     named = [(run, pl.lit(label).alias("run")) for run, label in zip(runs, labels(runs), strict=True)]
     curves = pl.concat(
         run.curves.select(label, "metric", *tidy.AXES, *tidy.STATISTICS) for run, label in named
     )
     metrics = pl.concat([run.metrics.select(label, pl.all()) for run, label in named], how="diagonal_relaxed")
-    whole = place.suffix == ".csv"
-    path = place if whole else place / "curves.csv"
-    with writing(f"--csv {place}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        curves.write_csv(path)
-        metrics.write_csv(path.with_name(f"{path.stem}-metrics.csv" if whole else "metrics.csv"))
+    with writing(f"--csv {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        curves.write_csv(folder / "curves.csv")
+        metrics.write_csv(folder / "metrics.csv")
 
 
 def write_comparison(compared: Comparison, page: Path) -> Path:

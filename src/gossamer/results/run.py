@@ -296,6 +296,11 @@ class Run:
         return (engine.get("name") if isinstance(engine, dict) else engine) == "simulate"
 
     @property
+    def every_s(self) -> float | None:
+        """The step of the time grid on which models are evaluated; None without a grid."""
+        return (self.experiment.get("evaluation") or {}).get("every_s")
+
+    @property
     def id(self) -> str:
         """The folder's name."""
         return self.path.name
@@ -315,14 +320,9 @@ def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank"
         if not known.any():
             raise BadInput(f"{field}: null, of a run without finite models; accepted: a rank")
         return Model(*(recorder.average(list(part[known])).float() for part in both))
-    if not 0 <= rank < len(parameters):
-        raise BadInput(f"{field}: {rank}; accepted: 0 to {len(parameters) - 1}")
+    if not isinstance(rank, int) or not 0 <= rank < len(parameters):
+        raise BadInput(f"{field}: {rank!r}; accepted: 0 to {len(parameters) - 1}")
     return Model(*(part[rank] for part in both))
-
-
-def load_module(path: str | Path, node: int = 0) -> nn.Module:
-    """:meth:`Run.module` of a node of a recorded run."""
-    return load_run(path).module(node)
 
 
 def load_run(path: str | Path) -> Run:

@@ -78,7 +78,7 @@ def default_axis(runs: Sequence[Run]) -> Axis:
 
 def _asynchronous(run: Run) -> bool:
     """Whether a run is recorded on a time grid, or its nodes' rounds or times at the last point differ by over a tenth."""
-    if (run.experiment.get("evaluation") or {}).get("every_s") is not None:
+    if run.every_s is not None:
         return True
     rows = assigned(run).filter(pl.col("node") >= 0, ~pl.col("node").is_in(run.away))
     last = rows.filter(pl.col("point") == pl.col("point").max())
@@ -117,10 +117,10 @@ def assigned(run: Run) -> pl.DataFrame:
         The columns of the metrics, and ``point`` (0, 1, ...), ``instant`` (which identifies the point in every run: round,
         seconds of the grid, or infinity for the end) and ``bytes`` (of the network).
     """
-    every_s = (run.experiment.get("evaluation") or {}).get("every_s")
+    every_s = run.every_s
     moment = pl.col("moment")
     if every_s is None:
-        instant = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
+        instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
     else:  # rounded, so that grids share their common instants
         instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * every_s).round(9)
     metrics = run.metrics.sort("time_s", maintain_order=True)
@@ -204,7 +204,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         .drop("members")
         .sort("metric", "point")
     )
-    if (run.experiment.get("evaluation") or {}).get("every_s") is None:
+    if run.every_s is None:
         return table  # a point is where the nodes with the metric were, such as a server
     # An instant has one place for all metrics.
     return table.update(points(run), on="point").select(table.columns)

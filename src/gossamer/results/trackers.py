@@ -3,6 +3,7 @@ one that raises is reported in one line and gets nothing more."""
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.results.recorder import NETWORK
 from gossamer.results.run import Run, flat
+
+log = logging.getLogger(__name__)
 
 
 class Tracker(Component):
@@ -43,8 +46,8 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed, and the run's observer, which hears the same and is told of a
-    tracker that fails. A tracker that can't be used is bad input."""
+    """The trackers of one run, without those that have failed, and the run's observer, which hears the same. A tracker that
+    can't be used is bad input."""
 
     def __init__(self, trackers: Sequence[Tracker], observer: Any) -> None:
         for tracker in trackers:
@@ -64,7 +67,7 @@ class Trackers:
                 getattr(tracker, event)(*arguments)
             except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
                 self._active.remove(tracker)
-                self.say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
+                log.warning("tracker %r failed and is dropped: %s", tracker.name_of(), cause(error))
 
 
 class Averaging(Tracker):

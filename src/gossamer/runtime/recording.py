@@ -225,12 +225,11 @@ class Barrier(Generic[T]):
         self._first: dict[int, tuple[int, int]] = {}  # from which round and tick a node that returned reports
         self._missing: dict[Moment, set[int]] = {}
         self._values: dict[Moment, dict[int, T]] = {}
-        self._skipped: set[Moment] = set()
-        self._past: dict[type, int] = {}  # the last complete round, and the last complete tick
+        self._closed: set[Moment] = set()  # complete, or given up
 
     def take(self, moment: Moment, rank: int, value: T) -> dict[int, T] | None:
         """A node's value; returns all values of the evaluation point, by rank, if it is the last one."""
-        if rank not in self._there or moment in self._skipped or self._is_past(moment, rank):
+        if rank not in self._there or moment in self._closed or not self._reports(rank, moment):
             return None
         if moment not in self._missing:
             self._missing[moment] = {each for each in self._there if self._reports(each, moment)}
@@ -249,7 +248,7 @@ class Barrier(Generic[T]):
         """A node's value can't be had: the evaluation point will not be complete."""
         self._missing.pop(moment, None)
         self._values.pop(moment, None)
-        self._skipped.add(moment)
+        self._closed.add(moment)
 
     def without(self, rank: int, *, keep: bool = False) -> list[tuple[Moment, dict[int, T]]]:
         """A node is gone; gives the evaluation points that waited for it alone. Its values count nevertheless, where others
@@ -276,27 +275,19 @@ class Barrier(Generic[T]):
                 missing.add(rank)
 
     def _reports(self, rank: int, moment: Moment) -> bool:
+        """Whether a node that perhaps returned is there at a moment."""
         if rank not in self._first or isinstance(moment, str):
             return True
-        return _number(moment) >= self._first[rank][isinstance(moment, tuple)]
-
-    def _is_past(self, moment: Moment, rank: int) -> bool:
-        """Whether a moment was complete before a node returned, or comes before those that it reports."""
-        if not self._first or isinstance(moment, str):
-            return False
-        return _number(moment) <= self._past.get(type(moment), -1) or not self._reports(rank, moment)
+        round, tick = self._first[rank]
+        return moment >= round if isinstance(moment, int) else moment[1] >= tick
 
     def _completed(self, moment: Moment) -> dict[int, T] | None:
         if self._missing.get(moment, True):
             return None
         del self._missing[moment]
-        if not isinstance(moment, str):
-            self._past[type(moment)] = _number(moment)
+        if not isinstance(moment, str):  # nodes that return have ends of their own
+            self._closed.add(moment)
         return dict(sorted(self._values.pop(moment).items()))
-
-
-def _number(moment: int | tuple[str, int]) -> int:
-    return moment if isinstance(moment, int) else moment[1]
 
 
 class TargetWatch(Barrier[float | None]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer.api import Silent
 from gossamer.api import run as run_experiment
 from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
+from gossamer.progress import Display
 from gossamer.results.folder import RunFolder, locked, write_text, writing
 from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
+from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
@@ -26,6 +29,8 @@ from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_res
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether the user wants it to stop."""
+_SHOW_S = 1.0
+"""Seconds between two looks at how far runs are, and between two of a run's reports."""
 _turn = threading.Lock()
 """Runs in one process take turns, since they share torch's generator and number of threads."""
 
@@ -53,11 +58,22 @@ class Counts:
         return self.total - self.skipped - self.ended
 
 
+@dataclass(frozen=True)
+class Position:
+    """How far a run is: the rounds that its nodes have completed, on average; and the mean over the nodes of its first metric
+    at the latest evaluation, with its name."""
+
+    rounds: int = 0
+    metric: str | None = None
+    value: float | None = None
+
+
 class SweepObserver(Protocol):
     """Watches a sweep."""
 
-    def update(self, counts: Counts) -> None:
-        """Show the progress; called several times a second."""
+    def update(self, counts: Counts, positions: Mapping[str, Position]) -> None:
+        """Show the progress; called several times a second. ``positions`` has every run that has begun in this call, by the
+        name of its folder."""
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
         """Show that a run has ended, or that the executor lost it."""
@@ -155,7 +171,8 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's folder in it),
-            ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped) and ``path`` (for modules).
+            ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped), ``progress`` (a file that says
+            how far the run is) and ``path`` (for modules).
 
     Returns:
         ``status``, ``cause`` (of a failure or a divergence, in one line) and ``folder`` (the attempt's, if it was created).
@@ -166,9 +183,11 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             return asdict(State())
         try:
             experiment = Experiment.parse(job["experiment"])
+            watcher = _Reporter(experiment, Path(job["progress"]))
             done = run_experiment(
-                experiment, job["out"], name=job["run"], observer=_Mute(), command=job["command"]
+                experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
             )
+            watcher.report()
         except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
             said = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
             folder = error.folder if isinstance(error, RunFailed) else None
@@ -176,7 +195,29 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": done.status, "cause": done.error, "folder": str(done.path)}
 
 
-class _Mute(Silent):
+class _Reporter(Display):
+    """Tells the sweep how far a run is, through a file: an executor's workers share nothing else with it."""
+
+    def __init__(self, experiment: Experiment, file: Path) -> None:
+        super().__init__(experiment)
+        self._file, self._seconds = file, stopwatch()
+        self._rounds_done, self._reported = 0, -_SHOW_S
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        self._rounds_done = rounds // self._nodes
+        if self._seconds() - self._reported >= _SHOW_S:
+            self.report()
+
+    def report(self) -> None:
+        """Write how far the run is."""
+        self._reported = self._seconds()
+        metric, value = self.headline or (None, None)
+        temporary = self._file.with_suffix(".new")
+        with suppress(OSError):  # a full disk ends the display, not the run
+            self._file.parent.mkdir(exist_ok=True)
+            temporary.write_text(json.dumps([self._rounds_done, metric, value]))
+            temporary.replace(self._file)
+
     def say(self, text: str) -> None:
         """Print and log nothing: there may be hundreds of runs."""
 
@@ -213,12 +254,15 @@ class _Campaign:
         self.states, self.counts, self.stopping = before, counts, False
         self._sweep, self._observer = sweep, observer
         self._pending: dict[Future[Any], Planned] = {}
+        self._progress, self._positions = sweep.folder.resolve() / ".progress", dict[str, Position]()
+        self._clock, self._looked = stopwatch(), -_SHOW_S
 
     def run(self, todo: Sequence[Planned], executor: Executor, command: list[str], *, alone: bool) -> None:
         """Do all runs, or until the user stops the sweep; ``alone`` says that no two run at the same time."""
         out = self._sweep.folder.resolve()
         stop_file = out / ".stopped"
         stop_file.unlink(missing_ok=True)
+        shutil.rmtree(self._progress, ignore_errors=True)  # of a sweep that was killed
         job = {"out": str(out), "command": command, "stop": str(stop_file), "path": [*filter(None, sys.path)]}
         self.states |= {each.run: State() for each in todo}
         write_state(self._sweep, self.states)
@@ -227,6 +271,7 @@ class _Campaign:
                 for each in todo:
                     experiment = each.experiment if alone else _narrow(each.experiment)
                     own = {**job, "run": each.run, "experiment": experiment.to_yaml()}
+                    own["progress"] = str(self._progress / f"{each.run}.json")
                     if self.stopping or not self._submit(each, executor, own):
                         break
                 while self._pending:
@@ -236,16 +281,26 @@ class _Campaign:
                     for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
                         self._collect(future, self._pending.pop(future))
                     self.counts = replace(self.counts, running=sum(f.running() for f in self._pending))
+                    if self._clock() - self._looked >= _SHOW_S:
+                        self._looked = self._clock()
+                        for file in self._progress.glob("*.json"):
+                            self._look(file)
                     if self._observer is not None:
-                        self._observer.update(self.counts)
+                        self._observer.update(self.counts, self._positions)
         finally:
             self.counts = replace(self.counts, running=0)
+            shutil.rmtree(self._progress, ignore_errors=True)
             recorded = states(self._sweep)
             unrecorded = {run: state for run, state in self.states.items() if recorded[run].folder is None}
             write_state(self._sweep, recorded | unrecorded)
 
     def _stop(self) -> None:
         self.stopping = True
+
+    def _look(self, file: Path) -> None:
+        """Read how far a run is."""
+        with suppress(OSError, ValueError, TypeError):  # it is shown, nothing else
+            self._positions[file.stem] = Position(*json.loads(file.read_text()))
 
     def _submit(self, planned: Planned, executor: Executor, job: dict[str, Any]) -> bool:
         try:
@@ -287,6 +342,10 @@ class _Campaign:
         with suppress(OSError):  # it is written once more at the end
             write_state(self._sweep, self.states)
         if self._observer is not None and (state.status != "pending" or state.cause is not None):
+            file = self._progress / f"{planned.run}.json"
+            self._look(file)
+            file.unlink(missing_ok=True)
+            self._observer.update(self.counts, self._positions)
             self._observer.ended(planned, state, self.counts)
 
 

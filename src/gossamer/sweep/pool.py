@@ -44,7 +44,8 @@ class Task(Future[Any]):
 
 
 class LocalPool(Executor):
-    """Worker processes, which get and answer calls as lines of JSON. A worker that dies is replaced.
+    """Worker processes, which get and answer calls as lines of JSON. A worker that dies is replaced. What they print goes
+    line by line to this process's standard error, so that a live display can make room for it.
 
     Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
     """
@@ -52,6 +53,9 @@ class LocalPool(Executor):
     def __init__(self, count: int) -> None:
         self._calls: SimpleQueue[tuple[Task, str] | None] = SimpleQueue()
         self._workers: dict[int, subprocess.Popen[str]] = {}
+        printed, self._stderr = os.pipe()
+        self._printer = threading.Thread(target=_print, args=(printed,), daemon=True)
+        self._printer.start()
         self._threads = [threading.Thread(target=self._serve, args=(number,)) for number in range(count)]
         for thread in self._threads:
             thread.start()
@@ -78,6 +82,9 @@ class LocalPool(Executor):
             self._calls.put(None)
         for thread in self._threads if wait else ():
             thread.join()
+        if wait:
+            os.close(self._stderr)
+            self._printer.join(_KILL_S)  # a process that a run has left would keep it open
 
     def _serve(self, number: int) -> None:
         """The thread of one worker."""
@@ -86,7 +93,7 @@ class LocalPool(Executor):
             if not task.set_running_or_notify_cancel():
                 continue
             try:
-                worker = self._workers.get(number) or self._workers.setdefault(number, _start())
+                worker = self._workers.get(number) or self._workers.setdefault(number, _start(self._stderr))
             except OSError as error:  # such as no memory for another process
                 task.set_exception(error)
                 continue
@@ -101,12 +108,22 @@ class LocalPool(Executor):
             _end(self._workers.pop(number))
 
 
-def _start() -> subprocess.Popen[str]:
+def _print(printed: int) -> None:
+    """Print what workers print, a line at a time, until all have closed it."""
+    with open(printed, errors="replace") as lines:
+        for line in lines:
+            with suppress(OSError):  # a closed terminal
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+
+def _start(stderr: int) -> subprocess.Popen[str]:
     path = os.pathsep.join(each for each in sys.path if each)
     return subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import work; work()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -156,5 +173,10 @@ def _listen(calls: SimpleQueue[str | None], busy: threading.Event) -> None:
         busy.set()
         calls.put(line)
     calls.put(None)
-    if busy.is_set():  # the sweep is gone: its run ends in order, as if it were stopped
+    if (
+        busy.is_set()
+    ):  # the sweep is gone, and nobody reads what is printed: its run ends in order, as if it were stopped
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
         os.kill(os.getpid(), signal.SIGTERM)

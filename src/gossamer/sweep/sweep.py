@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
-from gossamer.config import Experiment, Section, assign, assign_all
+from gossamer.config import Experiment, Section, assign, assign_all, examples
 from gossamer.config.experiment import Seed, read_mapping
 from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.config.validation import bad_input
@@ -235,14 +235,15 @@ class Sweep:
         """Read a sweep file and check every experiment in it.
 
         Args:
-            path: a YAML file (docs/sweeps.md); relative paths in it are relative to it.
+            path: a YAML file (docs/sweeps.md); relative paths in it are relative to it. Or the name of a sweep that comes
+                with gossamer, such as "sweeps/quickstart".
             overrides: assignments like ``"stop.rounds=50"`` for all cells, or to ``seeds``.
             out: the folder of all runs.
 
         Raises:
             BadInput: for anything that can't be used, naming the cell.
         """
-        file = Path(path)
+        file = examples.located(path, sweeps=True)
         raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base'")
         if "task" in raw and "base" not in raw:
             raise BadInput(

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from gossamer.config.registry import FilePath
 from gossamer.errors import BadInput, listed
+from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
 
 log = logging.getLogger("gossamer")
@@ -258,14 +259,6 @@ def _no_package(name: str) -> BadInput:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def cache_folder() -> Path:
-    """The folder of decoded data: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else ``~/.cache/gossamer``."""
-    if own := os.environ.get("GOSSAMER_CACHE"):
-        return Path(own)
-    users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path.home() / ".cache") / "gossamer"
 
 
 def _store(path: Path, arrays: dict[str, Shaped[np.ndarray, "..."]]) -> None:

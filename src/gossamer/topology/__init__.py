@@ -1,11 +1,18 @@
 """Topologies: graphs, their schedule over the rounds, and mixing weights (all families are in ``families``)."""
 
-from gossamer.topology.centrality import Centrality, TemperatureSchedule
 from gossamer.topology.cyclon import Cyclon, Sampler
 from gossamer.topology.families import EdgeList, OnePeerExponential, RandomRegular, Ring, Star, random_regular
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.topology import Layers, RandomTopology, Topology, TopologySchedule
-from gossamer.topology.weights import CCS, DataSize, MetropolisHastings, Uniform, Weights
+from gossamer.topology.weights import (
+    CCS,
+    Centrality,
+    DataSize,
+    MetropolisHastings,
+    TemperatureSchedule,
+    Uniform,
+    Weights,
+)
 
 __all__ = [
     "CCS",

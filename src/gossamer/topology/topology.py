@@ -121,7 +121,9 @@ class Layers(Topology):
 
     layers: dict[str, Topology] = Field(min_length=1)  # name -> topology, at least one
 
-    @field_validator("layers", mode="before")
+    @field_validator(
+        "layers", mode="before", json_schema_input_type=dict[str, Annotated[Any, ComponentField("topology")]]
+    )
     @classmethod
     def _build_layers(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, dict):

@@ -20,7 +20,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.host import Stage
-from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
+from gossamer.runtime.processes.protocol import Exited, Said, Settled, Stood
 from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
@@ -125,10 +125,10 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool:
     channel = pool.pool._children[0].channel
     sent = 0
     while not channel.waiting:
-        pool.pool.do(protocol.Tell(0, Kept(sent)))
+        pool.pool.do(protocol.Tell(0, Settled(sent)))
         sent += 1
     for number in range(sent):
-        assert pool.theirs.receive() == Kept(number)
+        assert pool.theirs.receive() == Settled(number)
         pool.serve()
     assert not channel.waiting
 
@@ -141,7 +141,7 @@ def test_a_node_that_can_not_be_started_is_reported(
     monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(failure, why)))
     open_before = psutil.Process().num_fds()
     made.pool.do(protocol.Fork(1, 3, []))
-    assert made.events[1:] == [Said(1, 3, NotStarted(f"{why}{hint}"))]
+    assert made.events[1:] == [Said(1, 3, Exited(f"it can't be started: {why}{hint}"))]
     assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may go in between)
     made.selector.close()
     os.close(made.memory)
@@ -151,6 +151,7 @@ def test_a_node_without_a_port_is_reported(tmp_path: Path) -> None:
     made = Pool(tmp_path)
     made.pool._host = "192.0.2.1"  # of no machine
     made.pool.do(protocol.Listen([1, 2]))
-    assert made.events == [Said(1, 0, NotStarted(os.strerror(errno.EADDRNOTAVAIL)))]
+    how = f"it can't be started: {os.strerror(errno.EADDRNOTAVAIL)}"
+    assert made.events == [Said(1, 0, Exited(how))]
     made.selector.close()
     os.close(made.memory)

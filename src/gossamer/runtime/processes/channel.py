@@ -4,23 +4,20 @@ The length is checked before any part of a message is kept or decoded. A message
 types of its class. Nothing is unpickled.
 
 Between machines, a :class:`Session` outlives its connections. Messages are numbered by their order; each end keeps what it
-has sent in a file until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or
-arrives twice, and what waits while the other end is out of reach takes no memory.
+has sent until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or arrives
+twice.
 """
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import ssl
 import struct
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -146,7 +143,6 @@ class SelectorChannel(Generic[M]):
         handle: called with the messages that have come together; raises :class:`ChannelError` for one that is invalid.
         gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
         largest: bytes of a message at most.
-        more: gives a frame to send once everything else is sent; empty where there is none.
 
     Attributes:
         waiting: bytes that the system has not taken.
@@ -161,12 +157,11 @@ class SelectorChannel(Generic[M]):
         gone: Callable[[str | None], object],
         *,
         largest: int = LARGEST,
-        more: Callable[[], bytes] = bytes,
     ) -> None:
         end.setblocking(False)
         self._socket, self._selector = end, selector
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
-        self._handle, self._gone, self._more = handle, gone, more
+        self._handle, self._gone = handle, gone
         self.waiting = bytearray()
         self._events = selectors.EVENT_READ
         self._open = True
@@ -180,7 +175,7 @@ class SelectorChannel(Generic[M]):
         """Write a packed message after all that waits, as far as there is room."""
         self.waiting += frame
         try:
-            while self.waiting or self._refill():
+            while self.waiting:
                 del self.waiting[: self._socket.send(self.waiting)]
         except _NOT_NOW:
             pass
@@ -190,10 +185,6 @@ class SelectorChannel(Generic[M]):
         if self._open and events != self._events:
             self._events = events
             self._selector.modify(self._socket, events, self._serve)
-
-    def _refill(self) -> bool:
-        self.waiting += self._more()
-        return bool(self.waiting)
 
     def _serve(self, events: int) -> None:
         if self._open and events & selectors.EVENT_WRITE:
@@ -228,51 +219,6 @@ class SelectorChannel(Generic[M]):
             self.release().close()
 
 
-class _Kept:
-    """Frames in a file without a name, first in, first out."""
-
-    def __init__(self) -> None:
-        descriptor, path = tempfile.mkstemp()
-        self._file = os.fdopen(descriptor, "w+b")
-        Path(path).unlink()
-        self._lengths: deque[int] = deque()
-        self.taken = 0  # how many of them
-        self._start = self._position = 0  # in the file: of the first, and of the next to take
-
-    def append(self, frame: bytes) -> None:
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(frame)
-        self._lengths.append(len(frame))
-
-    def drop(self) -> None:
-        """Forget the first."""
-        self._start += self._lengths.popleft()
-        self.taken -= 1
-        if not self._lengths:
-            self._file.truncate(0)
-            self._start = self._position = 0
-
-    def take(self) -> bytes:
-        """The next frame; empty where there is none."""
-        if self.taken == len(self._lengths):
-            return b""
-        self._file.seek(self._position)
-        frame = self._file.read(self._lengths[self.taken])
-        self._position += len(frame)
-        self.taken += 1
-        return frame
-
-    def rewind(self) -> None:
-        """Take all of them once more."""
-        self.taken, self._position = 0, self._start
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class Session(Generic[M]):
     """One end of a conversation between machines.
 
@@ -290,7 +236,7 @@ class Session(Generic[M]):
     ) -> None:
         self._kinds, self._selector, self._handle, self._gone = kinds, selector, handle, gone
         self._acknowledged = 0
-        self._kept = _Kept()  # what was sent since
+        self._kept: deque[bytes] = deque()  # what was sent since
         self.channel: SelectorChannel[M | Acknowledge] | None = None
         self.received = 0
 
@@ -301,37 +247,30 @@ class Session(Generic[M]):
             ChannelError: for a number that can't be.
         """
         self._acknowledge(received)
-        self._detach()
+        self.close()
         self.channel = SelectorChannel(
-            end,
-            self._kinds,
-            self._selector,
-            self._take,
-            self._lose,
-            largest=LARGEST_FILE,
-            more=self._kept.take,
+            end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST_FILE
         )
-        self._kept.rewind()
-        self.channel.write(b"".join(map(pack, first)))
+        self.channel.write(b"".join([*map(pack, first), *self._kept]))
         self.channel.read()  # which may have been decrypted with what came before
 
     def send(self, message: Message) -> None:
         """Send a message, now or as soon as the other end can be reached."""
         self._kept.append(pack(message))
         if self.channel is not None:
-            self.channel.write()
+            self.channel.write(self._kept[-1])
 
     @property
     def settled(self) -> bool:
         """Whether everything has arrived, or there is no connection."""
-        return self.channel is None or not len(self._kept)
+        return self.channel is None or not self._kept
 
     def _acknowledge(self, count: int) -> None:
         """The first ``count`` messages of the conversation have arrived."""
-        if not 0 <= count - self._acknowledged <= self._kept.taken:
-            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + self._kept.taken}")
+        if not 0 <= count - self._acknowledged <= len(self._kept):
+            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
         while self._acknowledged < count:
-            self._kept.drop()
+            self._kept.popleft()
             self._acknowledged += 1
 
     def _take(self, messages: list[M | Acknowledge]) -> None:
@@ -349,14 +288,10 @@ class Session(Generic[M]):
         self.channel = None
         self._gone(why)
 
-    def _detach(self) -> None:
+    def close(self) -> None:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-
-    def close(self) -> None:
-        self._detach()
-        self._kept.close()
 
 
 def keep_alive(end: socket.socket, silent_s: float) -> None:

@@ -198,14 +198,8 @@ class Expect(Message):
     sent: dict[int, int]
 
 
-class Kept(Message):
-    """A checkpoint is complete."""
-
-    number: int
-
-
-class Drop(Message):
-    """A checkpoint is given up."""
+class Settled(Message):
+    """This checkpoint, and all before it, are complete or given up."""
 
     number: int
 
@@ -244,9 +238,7 @@ class Consumed(Message):
     """The oldest snapshot of the node's model was read: its slot is free."""
 
 
-ToNode = (
-    Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Addresses
-)
+ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | Lost | Find | Meet | Addresses
 
 
 # --- coordinator -> worker
@@ -318,15 +310,9 @@ ToWorker = ToPool | Job | File | Acknowledge | Finish
 
 
 class Exited(Message):
-    """The process of a node is gone; all that it said has come before."""
+    """The process of a node is gone, and all that it said has come before; or it can't be started."""
 
     how: str
-
-
-class NotStarted(Message):
-    """The process of a node could not be started, or no port opened for it."""
-
-    why: str
 
 
 class Stood(Message):
@@ -335,7 +321,7 @@ class Stood(Message):
     still: bool
 
 
-FromProcess = FromNode | Exited | NotStarted | Stood
+FromProcess = FromNode | Exited | Stood
 
 
 class Said(Message):

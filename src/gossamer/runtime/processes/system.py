@@ -17,12 +17,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from gossamer.errors import BadInput
-
-if TYPE_CHECKING:
-    from gossamer.runtime.setup import Setup
 
 SPARE_DESCRIPTORS = 64
 """Open files that are neither channels nor connections."""
@@ -72,32 +68,21 @@ def close_all_but(keep: set[int]) -> None:
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
-def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
-    """Let this process, which holds some channels to nodes' processes, and its children open as many files as the system
-    allows.
+def raise_descriptor_limit(nodes: int) -> None:
+    """Let this process and its children open as many files as the system allows.
 
     Raises:
-        BadInput: if that is fewer than the channels, or than the connections of a node.
+        BadInput: if that is fewer than a connection each way between a node and all others.
     """
-    nodes, links = setup.experiment.nodes, _most_links(setup)
-    needed = max(channels, links) + SPARE_DESCRIPTORS
+    needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise BadInput(
-            f"nodes: {nodes} processes with up to {links} connections each need {needed} open files in one process;"
-            f" accepted: what fits into the hard limit, {hard} (ulimit -Hn), or a higher limit"
+            f"nodes: {nodes} processes may need {needed} open files each; accepted: what fits into the hard limit,"
+            f" {hard} (ulimit -Hn), or a higher limit"
         )
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _most_links(setup: Setup) -> int:
-    """Connections that a node may come to have: one each way with every node that it ever talks to."""
-    nodes, topology = setup.experiment.nodes, setup.topology
-    if topology.sampled or not topology.static or setup.experiment.algorithm.reaches_all():
-        return 2 * (nodes - 1)
-    graph = topology.graph(0)
-    return max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
 
 
 def wakeup() -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,11 @@ from transport_scene import Peer, listen, on_loop, settle
 from gossamer import Experiment
 from gossamer.messages.tags import Model
 from gossamer.node.checkpoint import Checkpoint, read
-from gossamer.results.checkpoints import CheckpointFolder, newest
+from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
 from gossamer.runtime.processes.protocol import Expect, Marked, Snapshot
-from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
 EXPERIMENT = Experiment.of(
@@ -46,10 +46,9 @@ class Member:
         self.rank, self.round = rank, 0
         self.sent: Counter[int] = Counter()
         self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
-        self.cuts = NodeSnapshots(lambda message: None, True, lambda message: None)
-        tell = partial(run.hear, rank)
-        folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
-        self.cutting = NodeCheckpoints(EXPERIMENT.checkpoint, self.cuts, folder, tell)
+        node: Any = SimpleNamespace(deliver=lambda message: None)
+        context: Any = SimpleNamespace(folder=run.folder, cut=None, checkpoints=None)
+        self.cutting = NodeCheckpoints(node, EXPERIMENT, context, partial(run.hear, rank))
         self.peer = Peer(
             rank,
             listener,

@@ -44,9 +44,8 @@ class CheckpointCoordinator:
         self._alive: set[int] = set()
         self._done: set[int] = set()
         self._open: dict[int, _Open] = {}
-        self._abandoned: set[int] = set()
-        self._highest = highest(folder.checkpoints)
-        self._complete = 0
+        # The newest that is complete, and the newest that is complete or given up, as all before it are.
+        self._complete = self._settled = highest(folder.checkpoints)
         self._wall_before_s = 0.0 if cut is None else cut.wall_s
         self._start = time.monotonic()
 
@@ -55,7 +54,7 @@ class CheckpointCoordinator:
 
     def last(self) -> int | None:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
-        return self._highest + 1 if self._on else None
+        return max([self._settled, *self._open]) + 1 if self._on else None
 
     def hear(self, rank: int, message: protocol.AboutCheckpoint | protocol.Done) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
@@ -65,8 +64,10 @@ class CheckpointCoordinator:
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
+            case protocol.Saved(number=int(number)) if number > self._complete:  # it was given up meanwhile
+                self._folder.drop(number)
             case protocol.NotSaved(number=number, why=why):
-                self._abandon(number, why)
+                self._give_up(number, why)
             case protocol.Done():  # it is part of all later checkpoints in its present state
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
@@ -74,15 +75,13 @@ class CheckpointCoordinator:
                         self._tell(rank, protocol.Snapshot(number))
 
     def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
-        if number < self._complete:
-            return  # a newer one was complete first
-        if number in self._abandoned:
-            self._tell(rank, protocol.Drop(number))
+        if number <= self._settled:
+            self._tell(rank, protocol.Settled(self._settled))
             return
         if number not in self._open:
             self._open[number] = _Open()
-            self._highest = max(self._highest, number)
-            self._tell_all(self._done & self._alive, protocol.Snapshot(number))
+            for done in sorted(self._done & self._alive):
+                self._tell(done, protocol.Snapshot(number))
         self._open[number].sent[rank] = sent
         self._look(number)
 
@@ -95,27 +94,29 @@ class CheckpointCoordinator:
 
     def away(self, rank: int) -> None:
         """A node runs, but is out of reach for the others."""
-        self._abandon_all(f"node {rank} was out of reach")
+        self._give_up(max(self._open, default=0), f"node {rank} was out of reach")
         self._alive.discard(rank)
 
     def back(self, rank: int) -> None:
-        self._abandon_all(f"node {rank} came back")
+        self._give_up(max(self._open, default=0), f"node {rank} came back")
         self._alive.add(rank)
-        for number in sorted(self._abandoned):
-            self._tell(rank, protocol.Drop(number))
+        self._tell(rank, protocol.Settled(self._settled))
 
-    def _abandon_all(self, why: str) -> None:
-        for number in sorted(self._open):
-            self._abandon(number, why)
-
-    def _abandon(self, number: int, why: str) -> None:
-        if number <= self._complete or number in self._abandoned:
+    def _give_up(self, number: int, why: str) -> None:
+        """Give up a checkpoint, and those before it that are not complete."""
+        if number <= self._settled:
             return
-        self._abandoned.add(number)
-        self._highest = max(self._highest, number)
-        self._open.pop(number, None)
-        self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
-        self._tell_all(self._alive, protocol.Drop(number))
+        for each in sorted({number, *self._open}):
+            if each <= number:
+                self._say(f"checkpoint {each} is given up: {why}; the next one is made when it is due")
+                self._folder.drop(each)
+        self._settle(number, self._alive)
+
+    def _settle(self, number: int, ranks: Iterable[int]) -> None:
+        self._settled = number
+        self._open = {other: each for other, each in self._open.items() if other > number}
+        for rank in sorted(ranks):
+            self._tell(rank, protocol.Settled(number))
 
     # --- completing
 
@@ -142,10 +143,4 @@ class CheckpointCoordinator:
         except OSError as error:  # (disk full, ...) no reason to end a run
             self._say(f"checkpoint {number} could not be written: {error}")
         self._complete = number
-        self._open = {other: each for other, each in self._open.items() if other > number}
-        self._abandoned = {other for other in self._abandoned if other > number}
-        self._tell_all(saved, protocol.Kept(number))
-
-    def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
-        for rank in sorted(ranks):
-            self._tell(rank, message)
+        self._settle(number, saved)

@@ -91,7 +91,7 @@ class Coordinator:
         )
         self._start: float | None = None
         self._said = 0.0
-        self._has_skipped = self._diverged = False
+        self._diverged = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
         self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
@@ -172,8 +172,8 @@ class Coordinator:
 
     def _take(self, said: protocol.Said) -> None:
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
-        if node is None and isinstance(message, protocol.NotStarted):
-            raise RunFailed(f"node {rank} can't be started: {message.why}")
+        if node is None and isinstance(message, protocol.Exited):
+            raise RunFailed(f"node {rank}: {message.how}")
         if node is None or node.incarnation != said.incarnation or rank not in self._lifecycle.alive:
             return
         self._note(rank, message)
@@ -204,10 +204,6 @@ class Coordinator:
                     self._private.append(private)
 
     def _record(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
-        if slot is None and rank in self._setup.outcome_ranks and not self._has_skipped:
-            self._has_skipped = True
-            text = "not recorded where a node is more than two evaluations ahead of the record"
-            self.show(f"consensus distance: {text}")
         self._rows.graph(row["round"])
         self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
         if slot is not None:
@@ -265,7 +261,7 @@ def serve(channel: int, memory: int) -> None:
     try:
         door = None if asked.listen is None else Door(asked.listen, asked.token)
         setup = prepare(Experiment.parse(asked.experiment))
-        raise_descriptor_limit(setup, channels=setup.experiment.nodes)
+        raise_descriptor_limit(setup.experiment.nodes)
     except BadInput as error:
         launcher.send(protocol.Refused(list(error.problems)))
         return

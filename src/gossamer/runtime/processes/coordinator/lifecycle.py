@@ -34,7 +34,7 @@ UNREACHABLE_S = 5.0
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
 SAY_S = 10.0
-"""Seconds after which the user is told which nodes the others wait for; then after twice as many, and so on."""
+"""Seconds after which the user is told for which nodes the others wait, and told again."""
 MOST_NAMED = 5
 STEP_S = 1.0
 """Seconds that count at most between two looks at a stopped node."""
@@ -138,8 +138,7 @@ class Lifecycle:
         self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
         self._introduction: _Introduction | None = None
         self._noticed: dict[int, float] = {}  # when a stopped node is taken for dead
-        self._since: dict[int, float] = {}  # when those that are away were first seen to be
-        self._say_after_s = SAY_S
+        self._told = math.inf  # when the user was last told for which nodes the others wait
         # By a node and a peer: since when it can't be reached, and why.
         self._suspects: dict[tuple[int, int], tuple[float, str]] = {}
         self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
@@ -240,12 +239,6 @@ class Lifecycle:
                     self._goes_on(rank)
             case protocol.Exited(how=how):
                 self._exited(node, how)
-            case protocol.NotStarted(why=why):
-                self.alive.discard(rank)
-                text = f"node {rank} can't be started: {why}"
-                if self._began is None:
-                    raise RunFailed(text)
-                self._actions.record(rank, "not-restarted", text)
             case _:
                 self._heard_at = now
                 # One that was taken for dead, and is none of those that go, has said something.
@@ -446,18 +439,13 @@ class Lifecycle:
     # --- nodes that are away
 
     def _look_at_away(self) -> None:
-        """Tell the user which nodes the others wait for, ever more rarely."""
-        self._since = {rank: self._since.get(rank, self._now) for rank in sorted(self.away)}
-        longest_s = self._now - min(self._since.values(), default=self._now)
-        if not self._since:
-            self._say_after_s = SAY_S
-        elif longest_s >= self._say_after_s:
-            self._say_after_s = 2 * longest_s
-            named = [f"node {rank} (away for {self._now - at:.0f} s)" for rank, at in self._since.items()]
-            if len(named) > MOST_NAMED:
-                named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} more"]
-            least = min((self.nodes[rank].round for rank in self._present()), default=0)
-            self._actions.show(f"waiting for {', '.join(named)}; the others are in round {least} or later")
+        """Tell the user from time to time for which nodes the others wait."""
+        self._told = min(self._told, self._now) if self.away else math.inf
+        if self._now >= self._told + SAY_S:
+            self._told = self._now
+            named = [f"node {rank}" for rank in sorted(self.away)]
+            named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+            self._actions.show(f"waiting for {', '.join(named)}")
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)

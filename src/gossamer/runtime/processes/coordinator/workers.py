@@ -87,7 +87,7 @@ class Workers:
         self._door: Door | None = None
         self._least = 1
         self._workers: dict[str, _Worker] = {}  # by session, in the order of joining
-        self._gone: set[str] = set()
+        self._joined = 0  # workers so far
         self._at: dict[int, _Worker] = {}
         self._incarnations: dict[int, int] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -122,10 +122,8 @@ class Workers:
 
     def _admit(self, said: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
         worker = self._workers.get(said.session)
-        if said.session in self._gone:
-            return "it was out of reach for too long; start it again"
         if worker is None and said.received:
-            return "it belongs to another run; start it again"
+            return "it belongs to another run, or was out of reach for too long; start it again"
         if said.slots < 1:
             return "it offers no slots"
         end = release()
@@ -151,8 +149,8 @@ class Workers:
         )
         for other in [other for other, each in self._workers.items() if each.away is not None]:
             self._lose(other, "another worker has joined in its place")
-        number = len(self._workers) + len(self._gone) + 1
-        worker = self._workers[name] = _Worker(number, host, slots, session.send, session)
+        self._joined += 1
+        worker = self._workers[name] = _Worker(self._joined, host, slots, session.send, session)
         self._say(f"{worker} has joined with {worker.slots} slots")
         for message in (*self._files, self._job):
             session.send(message)
@@ -170,7 +168,6 @@ class Workers:
     def _lose(self, name: str, why: str) -> None:
         """A worker is gone for good, and its nodes with it."""
         worker = self._workers.pop(name)
-        self._gone.add(name)
         if worker.session is not None:
             worker.session.close()
         self._say(f"{worker} is lost: {why}")
@@ -229,11 +226,7 @@ class Workers:
     # --- what the coordinator asks for
 
     def assemble(self, wait: Callable[[], None]) -> None:
-        """Give each rank an address, calling ``wait`` while workers are still to come.
-
-        Raises:
-            RunFailed: if one is lost before the run starts.
-        """
+        """Give each rank an address, calling ``wait`` while workers are still to come."""
         told = 0.0
         while not (self._has_slots() and all(worker.ready for worker in self._workers.values())):
             if time.monotonic() > told + SAY_S:
@@ -246,8 +239,6 @@ class Workers:
                 self._place(self._workers[name], own)
         while len(self._addresses) < self._nodes:
             wait()
-            if lost := [worker for worker in self._at.values() if worker not in self._workers.values()]:
-                raise RunFailed(f"{lost[0]} was lost before the run started")
 
     def _has_slots(self) -> bool:
         slots = sum(worker.slots for worker in self._workers.values())

@@ -7,9 +7,9 @@ which the node is restarted while the others go on.
     coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
     node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
     node -> coordinator   not saved NUMBER, WHY     or can't be: the checkpoint is given up
-    coordinator -> node   kept NUMBER               all files are written
     coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
-    coordinator -> node   drop NUMBER               that one is given up: a node was out of reach, or can't write its file
+    coordinator -> node   settled NUMBER            all files are written, or the checkpoint is given up: a node was out of
+                                                    reach, or can't write its file
 
 The next one is made when it is due.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from gossamer.config import Checkpoints, Experiment
@@ -40,44 +41,30 @@ class NodeCheckpoints:
 
     def __init__(
         self,
-        asked: Checkpoints,
-        cuts: NodeSnapshots,
-        folder: CheckpointFolder,
-        tell: Callable[[protocol.FromNode], None],
-        made: int = 0,
-        first: int = 1,
-    ) -> None:
-        self._asked, self._cuts, self._folder, self._tell = asked, cuts, folder, tell
-        self._made = made  # snapshots that need not be taken any more
-        self._offset = first - made - 1
-        self._transport: Transport
-        self._before: dict[int, int] = {}  # messages by each source when the run was resumed
-        self._numbers: set[int] = set()  # of this node's snapshots
-        self._dropped: set[int] = set()  # of checkpoints that are given up
-        self._arrived: dict[int, int] = {}  # messages by each source
-        self._expected: dict[
-            int, dict[int, int]
-        ] = {}  # by checkpoint: messages by each source until its snapshot
-        self._lost: set[int] = set()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._kept: dict[int, asyncio.Future[None]] = {}
-
-    @classmethod
-    def of(
-        cls,
         node: NodeRuntime,
         experiment: Experiment,
         context: NodeContext,
         tell: Callable[[protocol.FromNode], None],
-    ) -> NodeCheckpoints:
-        """Those of a node of a run, perhaps one that goes on from a checkpoint."""
-        path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
+    ) -> None:
+        path, cut = context.folder.checkpoints, context.cut
         digest, first = context.checkpoints or (None, highest(path) + 1)
+        self._asked, self._tell = experiment.checkpoint, tell
+        self._folder = CheckpointFolder(path, experiment, digest)
         repeats = repeats_messages(experiment)
-        cuts = NodeSnapshots(node.deliver, repeats, lambda again: checkpoints._count(again, -1))
-        folder = CheckpointFolder(path, experiment, digest)
-        checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else snapshots_taken(asked, cut), first)
-        return checkpoints
+        self._cuts = NodeSnapshots(node.deliver, repeats, lambda again: self._count(again, -1))
+        # Snapshots that need not be taken any more.
+        self._made = 0 if cut is None else snapshots_taken(self._asked, cut)
+        self._offset = first - self._made - 1
+        self._transport: Transport
+        self._before: dict[int, int] = {}  # messages by each source when the run was resumed
+        self._arrived: dict[int, int] = {}  # messages by each source
+        self._numbers: set[int] = set()  # of this node's snapshots whose checkpoints are not settled
+        # By checkpoint: messages by each source until its snapshot.
+        self._expected: dict[int, dict[int, int]] = {}
+        self._settled = 0  # all checkpoints up to this one are
+        self._news = asyncio.Event()
+        self._lost: set[int] = set()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
         """The node is at its start, or where it was saved: messages and a transport's counters go on from there."""
@@ -118,26 +105,23 @@ class NodeCheckpoints:
     def over(self) -> None:
         self._cuts.over()
 
-    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Kept | protocol.Drop) -> None:
+    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Settled) -> None:
         match message:
             case protocol.Snapshot(number=number):
                 self.snapshot(number)
-            case protocol.Expect(number=number, sent=sent) if number not in self._dropped:
+            case protocol.Expect(number=number, sent=sent) if number in self._numbers:
                 self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
                 self._look(number)
-            case protocol.Kept(number=number):  # those before it that are not complete won't be
-                for older in [each for each in self._numbers if each < number]:
-                    self._forget(older)
-                self._dropped = {each for each in self._dropped if each > number}
-                self._settle(number)
-            case protocol.Drop(number=number):
-                self._dropped.add(number)
-                self._folder.drop(number)
-                self._forget(number)
-                self._settle(number)
+            case protocol.Settled(number=number):
+                self._settled = number
+                for each in [each for each in self._numbers if each <= number]:
+                    self._numbers.discard(each)
+                    self._expected.pop(each, None)
+                    self._cuts.drop(each)
+                self._news.set()
 
     def snapshot(self, number: int) -> None:
-        if number not in self._numbers and number not in self._dropped:
+        if number not in self._numbers and number > self._settled:
             self._numbers.add(number)
             self._cuts.cut(number)
             self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
@@ -167,26 +151,17 @@ class NodeCheckpoints:
             return
         if (error := done.exception()) is not None:
             self._tell(protocol.NotSaved(number, str(error)))
-        elif number in self._dropped:
-            self._folder.drop(number)
         else:
             self._tell(protocol.Saved(number, saved.round, saved.time_s))
 
     async def last(self, number: int, timeout_s: float) -> None:
         """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""
-        kept = self._kept[number] = asyncio.get_running_loop().create_future()
         self.snapshot(number)
-        await asyncio.wait((kept,), timeout=timeout_s)
-
-    def _forget(self, number: int) -> None:
-        self._numbers.discard(number)
-        self._expected.pop(number, None)
-        self._cuts.drop(number)
-
-    def _settle(self, number: int) -> None:
-        """The node need not wait for a checkpoint any more."""
-        if number in self._kept and not self._kept[number].done():
-            self._kept[number].set_result(None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._settled < number:
+                    self._news.clear()
+                    await self._news.wait()
 
 
 class RestartFile:

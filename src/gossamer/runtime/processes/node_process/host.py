@@ -1,5 +1,5 @@
-"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, its computations, and
-its :class:`~gossamer.node.setup.Host`.
+"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, and its
+:class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
 :class:`Stage`, which is created before they are forked. Steps and evaluations are recorded when they are first carried out
@@ -218,8 +218,11 @@ class Busy:
         return total if since is None else total + self._clock() - since
 
 
-class Computing:
-    """What one node computes."""
+class NodeHost:
+    """The host of one node: its store, its computations, and its links, which the node's process adds. ``end_round`` and
+    ``event`` are as for :class:`~gossamer.node.setup.Host`."""
+
+    transport: Transport
 
     def __init__(
         self,
@@ -229,19 +232,27 @@ class Computing:
         stage: Stage,
         clock: Clock,
         timeline: TimelineLog | None,
+        end_round: Callable[[], Awaitable[None]],
+        event: Callable[[str, str], None],
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
-        self.pace = setup.experiment.engine.pace
         self._rank, self._setup, self._trims = rank, setup, context.trims
         self._trainer, self._evaluator = stage.trainer, stage.evaluator
-        self._clock, self._timeline = clock, timeline
+        self._clock, self._timeline, self._security = clock, timeline, context.security
+        self.now, self.end_round, self.event = clock.now, end_round, event
+        self.store, self.is_stored, self.fresh = stage.rows.store, stage.rows.owns, stage.rows.vector
+        self.paced = setup.experiment.engine.pace
+        self.lost: set[int] = set()
+        self.leaving = False  # whether it was told to leave
         self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
-        self.busy = Busy(clock.now if self.pace else monotonic)
+        self.busy = Busy(clock.now if self.paced else monotonic)
         self.under_way = 0  # computations that were asked for, and are not over
         self._computations = self._slow = 0
+
+    # --- what it computes
 
     @property
     def slowness(self) -> str | None:
@@ -268,7 +279,7 @@ class Computing:
         self.under_way += 1
         try:
             async with self._turn:
-                with self.busy if self.pace else nullcontext():
+                with self.busy if self.paced else nullcontext():
                     return await self._compute(computation)
         finally:
             self.under_way -= 1
@@ -283,12 +294,12 @@ class Computing:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
         ended = self._clock.now()
-        if self.pace and computation.kind is not ComputationKind.APPLY:
+        if self.paced and computation.kind is not ComputationKind.APPLY:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
         if self._timeline is not None:
-            span = (began, self._clock.now()) if self.pace else (ended - seconds, ended)
+            span = (began, self._clock.now()) if self.paced else (ended - seconds, ended)
             self._timeline.computed(self._rank, computation.kind, *span)
         return computation.commit(result)
 
@@ -302,7 +313,7 @@ class Computing:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        with self.cpu_slots.one(), nullcontext() if self.pace else self.busy:
+        with self.cpu_slots.one(), nullcontext() if self.paced else self.busy:
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
             seconds = monotonic() - began
@@ -310,29 +321,7 @@ class Computing:
             trim()
         return result, seconds
 
-
-class NodeHost:
-    """The host of one node."""
-
-    transport: Transport
-
-    def __init__(
-        self,
-        rows: Rows,
-        clock: Clock,
-        computing: Computing,
-        rounds: int | None,
-        end_round: Callable[[], Awaitable[None]],
-        security: Security | None,
-        event: Callable[[str, str], None],
-    ) -> None:
-        self.lost: set[int] = set()
-        self.event = event
-        self.leaving = False  # whether it was told to leave
-        self._clock, self._rounds, self._security = clock, rounds, security
-        self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
-        self.paced = computing.pace
-        self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector
+    # --- the rest
 
     @property
     def traffic(self) -> Traffic:
@@ -358,7 +347,8 @@ class NodeHost:
         """Nothing is put off here."""
 
     def finished(self, rounds: int) -> bool:
-        return self.leaving or (self._rounds is not None and rounds >= self._rounds)
+        last = self._setup.experiment.stop.rounds
+        return self.leaving or (last is not None and rounds >= last)
 
     def secret(self, n: int) -> bytes:
         return os.urandom(n)

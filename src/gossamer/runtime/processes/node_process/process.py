@@ -26,7 +26,7 @@ from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.host import Clock, Computing, NodeContext, NodeHost, Stage
+from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost, Stage
 from gossamer.runtime.processes.shared_models import FINAL, SNAPSHOTS, SharedModels
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
@@ -34,7 +34,7 @@ from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.2  # between two reports of a node's progress
-ALIVE_S = 1.0  # between two reports of a node that waits, or evaluates its last model
+ALIVE_S = 1.0  # between two looks at whether it waits
 NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may report in a second: a thousand that do so every second would keep a core busy."""
 TASKS_END_S = 5.0  # that a node waits at its end for tasks that were cancelled
@@ -77,25 +77,25 @@ class NodeProcess:
 
         saved = self._saved = None if cut is None else cut.read(rank, self._place)
         self._clock = Clock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
-        self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         self._host = NodeHost(
-            stage.rows,
+            rank,
+            setup,
+            context,
+            stage,
             self._clock,
-            self._computing,
-            experiment.stop.rounds,
+            self._timeline,
             self._end_round,
-            context.security,
             lambda kind, text: self._tell(protocol.Event(kind, text)),
         )
         self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
-            self._checkpoints = NodeCheckpoints.of(self._node, experiment, context, self._tell)
+            self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])
-            self._computing.busy.restore(saved.engine["computing_s"])
+            self._host.busy.restore(saved.engine["computing_s"])
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -144,11 +144,11 @@ class NodeProcess:
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
                     await self._take_part()
-            if (slowness := self._computing.slowness) is not None:
+            if (slowness := self._host.slowness) is not None:
                 self._tell(protocol.Event("slow", slowness))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(protocol.Final(self._node.round, private_bytes(), self._computing.forms()))
+            self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             self._tell(protocol.Failed.of(error, self._node.failure_round))
             await self._finish
@@ -163,17 +163,15 @@ class NodeProcess:
         experiment = self._setup.experiment
         if experiment.evaluation.every_rounds is not None and self._saved is None and self._arrival is None:
             await self._record(0)
-        helpers: list[Coroutine[Any, Any, None]] = [self._watch()]
+        watch = self._spawn(self._watch())
+        helpers = []
         if experiment.evaluation.every_s:
-            helpers.append(self._ticks(experiment.evaluation.every_s))
+            helpers.append(self._spawn(self._ticks(experiment.evaluation.every_s)))
         if experiment.stop.time_s is not None:
-            helpers.append(self._end_at(experiment.stop.time_s))
-        background = [asyncio.ensure_future(helper) for helper in helpers]
-        for task in background:
-            task.add_done_callback(self._helper_ended)
+            helpers.append(self._spawn(self._end_at(experiment.stop.time_s)))
         work = asyncio.ensure_future(self._protocol())
         await asyncio.wait((work, self._finish), return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, *background):
+        for task in (work, *helpers):
             task.cancel()
         if work.done() and not work.cancelled():
             work.result()  # its failure
@@ -183,15 +181,14 @@ class NodeProcess:
             async with asyncio.timeout(TASKS_END_S):
                 await self._node.end()
         if finish.row:
-            alive = asyncio.ensure_future(self._say_alive())
             await self._record("end")
-            alive.cancel()
         elif finish.reason == "left":
             await self._flush()
             if not is_due(self._setup, self._node.round):
                 await self._record("end")
         if self._checkpoints is not None and finish.checkpoint is not None:
             await self._checkpoints.last(finish.checkpoint, LAST_SNAPSHOT_S)
+        watch.cancel()
 
     async def _protocol(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
@@ -220,6 +217,12 @@ class NodeProcess:
                 self._tell(protocol.Crash(number))
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something besides the algorithm, whose failure is the node's."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._helper_ended)
+        return task
+
     def _helper_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._node.fail(error)
@@ -239,7 +242,7 @@ class NodeProcess:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
         links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-        spent = Spent(self._computing.busy.seconds(), *links)
+        spent = Spent(self._host.busy.seconds(), *links)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
@@ -247,20 +250,16 @@ class NodeProcess:
             shares = self._usage.shares(time_s, spent)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
-                row |= await self._computing.evaluate(model)
-            slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
+                row |= await self._host.evaluate(model)
+            slot = await self._slot() if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
         view = node.node.view
         self._tell(protocol.Row(moment, row, slot, None if view is None else list(view)))
 
-    async def _slot(self, last: bool) -> int | None:
-        """A slot for a snapshot, which is free again when the coordinator has read its last one. A node waits for that where
-        the network's rows are all there is, and for the last of them; otherwise it goes on without."""
-        waits = last or self._setup.experiment.evaluation.nodes == "average"
+    async def _slot(self) -> int:
+        """A slot for a snapshot, which is free again when the coordinator has read its last one."""
         while self._given - self._consumed >= SNAPSHOTS:
-            if not waits:
-                return None
             self._freed.clear()
             await self._freed.wait()
         self._given += 1
@@ -284,24 +283,19 @@ class NodeProcess:
             sent = self._transport.traffic.bytes_sent
             self._tell(protocol.Progress(self._node.round, self._clock.now(), sent))
 
-    async def _say_alive(self) -> None:
-        """Tell the coordinator that the last evaluation, which may take long, goes on."""
-        while True:
-            self._report(always=True)
-            await asyncio.sleep(ALIVE_S)
-
     async def _watch(self) -> None:
-        """Tell the coordinator when nothing but a message could wake this node, and what it waits for."""
+        """Tell the coordinator that this node lives, and what it waits for when nothing but a message could wake it."""
         before = None
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
             await asyncio.sleep(every_s)
+            self._report()
             traffic = self._transport.traffic
             counts = (
                 traffic.messages_sent - self._transport.outbox.lost_on_the_way,
                 traffic.messages_received,
             )
-            idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
+            idle = self._clock.quiet and not (self._host.under_way or self._transport.busy)
             if idle and counts == before:
                 self._tell(protocol.Idle(*counts, self._node.waiting()))
             elif before is not None:
@@ -333,7 +327,7 @@ class NodeProcess:
                 self._node.peer_lost()
                 if checkpoints is not None:
                     checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Kept() | protocol.Drop():
+            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
@@ -352,7 +346,7 @@ class NodeProcess:
                 if first is not None:
                     self._node.rejoin(first)
             case protocol.Slots(count=count):
-                self._computing.cpu_slots.count = count
+                self._host.cpu_slots.count = count
             case protocol.Consumed():
                 self._consumed += 1
                 self._freed.set()
@@ -393,7 +387,7 @@ class NodeProcess:
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
-            "computing_s": self._computing.busy.seconds(),
+            "computing_s": self._host.busy.seconds(),
             "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},
             "secrets": 0,

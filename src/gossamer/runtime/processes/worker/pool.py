@@ -100,7 +100,8 @@ class ProcessPool:
             start()
         except OSError as error:  # there is no port, or no process
             limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
-            self._emit(Said(rank, incarnation, protocol.NotStarted(f"{error.strerror}{limit}")))
+            how = f"it can't be started: {error.strerror}{limit}"
+            self._emit(Said(rank, incarnation, protocol.Exited(how)))
 
     def _listen(self, ranks: Collection[int]) -> None:
         for rank in ranks:

@@ -251,7 +251,7 @@ class Worker:
             raw["data_root"] = None
         try:
             setup = prepare(Experiment.of(raw, self._path))
-            raise_descriptor_limit(setup, channels=min(self._slots, setup.experiment.nodes))
+            raise_descriptor_limit(setup.experiment.nodes)
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return

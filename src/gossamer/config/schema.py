@@ -1,0 +1,108 @@
+"""The JSON Schema of an experiment file, with every component and its parameters: editors complete and check by it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from gossamer.config.experiment import Experiment
+from gossamer.config.registry import KINDS, Component, names
+
+OWN = {"type": "string", "pattern": ":", "description": "a class of your own: package.module:Class"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema (draft 2020-12). Its ``$defs`` have, for each kind, what a field of that kind may hold, and under
+    ``kind.name`` the mapping of each component: ``topology``, ``topology.ring``, ..."""
+    definitions: dict[str, Any] = {}
+    for kind in sorted(KINDS):
+        found = dict(sorted(names(kind).items()))
+        bare = [name for name, cls in found.items() if not _required(cls)]
+        definitions[kind] = {
+            "anyOf": [
+                {"enum": bare},
+                *({"$ref": f"#/$defs/{kind}.{name}"} for name in found),
+                OWN,
+                {"type": "object", "required": ["name"], "properties": {"name": OWN}},
+            ]
+        }
+        for name, cls in found.items():
+            described = _described(cls, f"{kind}.{name}")
+            described["properties"] = {"name": {"const": name}, **described.get("properties", {})}
+            described["required"] = ["name", *described.get("required", [])]
+            definitions[f"{kind}.{name}"] = described
+    experiment = _described(Experiment, None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **experiment,
+        "$defs": {**experiment["$defs"], **definitions},
+    }
+
+
+def components(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The components of a kind in the schema: name -> the schema of its mapping."""
+    found = schema["$defs"].items()
+    return {key.removeprefix(f"{kind}."): each for key, each in found if key.startswith(f"{kind}.")}
+
+
+def _required(cls: type[Component]) -> bool:
+    return any(field.is_required() for field in cls.model_fields.values())
+
+
+def summary(documented: object) -> str:
+    """The first paragraph of a docstring in one line, without reStructuredText markup."""
+    paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    return re.sub(r":\w+:(?=`)|`", "", paragraph)
+
+
+def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
+    """The schema of a model, whose own definitions are below ``home`` in ``$defs``; None is the root."""
+    template = "#/$defs/{model}" if home is None else f"#/$defs/{home}/$defs/{{model}}"
+    found = cls.model_json_schema(ref_template=template, schema_generator=_Generator)
+    found["description"] = summary(cls)
+    for name, text in parameters(cls).items():
+        if name in found.get("properties", {}):
+            found["properties"][name]["description"] = text
+    tidied: dict[str, Any] = _tidied(found)
+    return tidied
+
+
+def parameters(cls: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a class and of its bases say of its fields, under ``Args`` or ``Attributes``."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        text = inspect.cleandoc(each.__dict__.get("__doc__") or "")
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \n].*\n?)+)", text, re.MULTILINE):
+            for name, said in re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE):
+                found[name] = re.sub(r":\w+:(?=`)|`", "", " ".join(said.split()))
+    return found
+
+
+class _Generator(GenerateJsonSchema):
+    """What a file can't hold in another form, such as a function, is any value; the default of a component is its entry."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+    def encode_default(self, dft: Any) -> Any:
+        return super().encode_default(dft.spec() if isinstance(dft, Component) else dft)
+
+
+def _tidied(schema: Any) -> Any:
+    """Without the titles that pydantic gives to fields, and with references to the kinds of components."""
+    if isinstance(schema, list):
+        return [_tidied(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.keys() == {"component"} or (
+        isinstance(schema.get("component"), str) and "properties" not in schema
+    ):
+        schema = {**schema, "$ref": f"#/$defs/{schema['component']}"}
+        del schema["component"]
+    return {
+        key: _tidied(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)
+    }

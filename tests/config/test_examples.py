@@ -1,0 +1,51 @@
+"""Experiments that come with gossamer have names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer import BadInput, Experiment, Sweep
+from gossamer.config import examples
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+def test_every_file_has_a_name() -> None:
+    every = {*examples.names(), *examples.names(sweeps=True)}
+    assert {FOLDER / f"{name}.yaml" for name in every} == set(FOLDER.rglob("*.yaml"))
+    assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in every)
+    assert all(examples.summary(name) for name in every)
+
+
+def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Experiment.load("quickstart", ["nodes=8"]) == Experiment.load(
+        FOLDER / "quickstart.yaml", ["nodes=8"]
+    )
+    assert Sweep.load("sweeps/quickstart").name == "quickstart-sweep"
+    # What an example names is beside it.
+    assert Experiment.load("divshare/kollaps").network.path.name == "star-60.xml"
+
+
+def test_a_local_file_wins_and_a_folder_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()
+    assert Experiment.load("quickstart").name == "quickstart"
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").write_text(
+        (FOLDER / "quickstart.yaml").read_text().replace("quickstart", "mine")
+    )
+    assert Experiment.load("quickstart").name == "mine"
+
+
+def test_an_unknown_name_is_an_error_that_lists_them() -> None:
+    with pytest.raises(
+        BadInput, match=r"^quikstart: no file .*'quickstart'\?\); accepted: a YAML file, or cifar10/d-psgd"
+    ):
+        Experiment.load("quikstart")
+    with pytest.raises(BadInput, match=r"or codecs/digits, .*sweeps/quickstart"):
+        Sweep.load("quikstart")
+    with pytest.raises(BadInput, match=r"a sweep; accepted: an experiment"):
+        Experiment.load("sweeps/quickstart")
