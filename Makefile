@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 CHAOS_SECONDS ?= 600
 
-.PHONY: demo test test-all test-newest-torch lint bench bench-processes tutorials chaos clean help
+.PHONY: demo docs test test-all test-newest-torch lint bench bench-processes tutorials chaos clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -45,6 +45,9 @@ bench: $(READY)  ## benchmarks, as ratios within one run
 
 bench-processes: $(READY)  ## the engine processes: start-up, speed, memory, traffic
 	$(BIN)/python benchmarks/processes.py
+
+docs: $(READY)  ## the documentation site, in build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
 tutorials: $(READY)  ## run the notebooks of docs/tutorials and write their outputs
 	$(BIN)/python tests/test_tutorials.py

@@ -1,29 +1,83 @@
-"""The examples of docs/extending.md run as printed there, and what they teach learns."""
+"""Every block of code in README.md and docs/ is run, checked, or listed as one that can't be."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shlex
+import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
-from command_line import Cli
-from gossamer import load_run
+from command_line import SMALL, Cli
+from gossamer import Experiment, Sweep, load_run, run
+from test_resume import Stopper
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "extending.md").read_text()
-EXAMPLES = [
-    textwrap.dedent(code) for code in re.findall(r"^ *```python\n(.*?)^ *```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: the language after its fence, and its text."""
+
+    page: str
+    language: str
+    text: str
+
+
+BLOCKS = [
+    Block(page.relative_to(ROOT).as_posix(), language, textwrap.dedent(text))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for language, text in re.findall(r"^ *```(.*)\n((?s:.*?))^ *```$", page.read_text(), re.MULTILINE)
+    if not language.startswith("{")  # a directive of the site, which builds it
 ]
+
+# Everything else is python, yaml or bash, and runs below.
+NOT_RUN = {
+    ("README.md", "console"): 1,  # pip install
+    ("docs/checkpoints.md", "text"): 1,  # files
+    ("docs/commands.md", "text"): 1,  # an overview of the commands
+    ("docs/deployment.md", "console"): 6,  # several machines, a cluster of Ray, containers, root
+    ("docs/deployment.md", "ini"): 1,  # systemd
+    ("docs/deployment.md", "slurm"): 1,
+    ("docs/design.md", "text"): 1,  # modules
+    ("docs/experiments.md", "text"): 1,  # files
+    ("docs/sweeps.md", "text"): 1,  # files
+}
+
+
+SLOW = (
+    "--engine processes",
+    "python -m chaos",
+    "stop.rounds=200",
+    "run_sweep",
+)  # in blocks that take seconds
+
+
+def of(language: str) -> list[Any]:
+    return [
+        pytest.param(each, id=f"{each.page}-{n}", marks=[pytest.mark.slow] * any(map(each.text.count, SLOW)))
+        for n, each in enumerate(BLOCKS)
+        if each.language == language
+    ]
 
 
 def example(name: str) -> str:
-    (found,) = (code for code in EXAMPLES if name in code)
+    (found,) = (each.text for each in BLOCKS if each.page == "docs/extending.md" and name in each.text)
     return found
+
+
+def test_every_block_is_run_or_listed() -> None:
+    others = [each for each in BLOCKS if each.language not in ("python", "yaml", "bash")]
+    assert Counter((each.page, each.language) for each in others) == NOT_RUN
 
 
 MODULES = ("mine", "mine_codec", "asking", "shapes")
@@ -71,3 +125,78 @@ def test_every_base_class_has_the_documented_path() -> None:
     for path in paths:
         module, _, name = path.rpartition(".")
         assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
+def alternatives(text: str) -> Iterator[str]:
+    """The parts of a block; one that has a key again begins another part."""
+    part: dict[str, str] = {}
+    for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE):
+        if (key := entry.partition(":")[0]) in part:
+            yield "".join(part.values())
+            part = {}
+        part[key] = entry
+    yield "".join(part.values())
+
+
+@pytest.mark.parametrize(
+    "text", [text for each in BLOCKS if each.language == "yaml" for text in alternatives(each.text)]
+)
+def test_experiments_are_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in re.findall("torchvision|timm", text):
+        pytest.importorskip(package)
+    (tmp_path / "mymodels.py").write_text("def WideNet(width): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    fields = yaml.safe_load(text) or {}
+    if "cells" in fields:
+        assert Sweep.of(fields, ROOT / "experiments" / "sweeps", out=tmp_path).planned
+    else:
+        Experiment.of({**yaml.safe_load(SMALL), **fields}, tmp_path)
+
+
+RUN = "runs/mine/20260101-120000-000000-abcd"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, examples: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the commands find: experiments, a sweep, finished runs "mine" and one of them, RUN, that was stopped."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    experiment = Experiment.load(
+        "experiments/quickstart.yaml",
+        [
+            *("name=mine", "task.model=logistic", "algorithm.local_steps=1", "compute.seconds_per_step=10"),
+            "evaluation={every_rounds: 2, samples: 50, timeline: {from_s: 0, to_s: 100, nodes: 16}}",
+            *("checkpoint={every_rounds: 2}", "stop.rounds=4", "engine.trainer=sequential"),
+        ],
+    )
+    experiment.save("file.yaml")
+    (tmp_path / "sweep.yaml").write_text(
+        "base: file.yaml\nseeds: 2\ncells: {d-psgd: {}, local: {algorithm: local}}\n"
+    )
+    for seed in (1, 2):
+        for algorithm in ("d-psgd", "local"):
+            run(experiment.override(seed=seed, algorithm={"name": algorithm}))
+    stopped = run(experiment, observer=Stopper(34))
+    stopped.path.rename(RUN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", of("python"))
+def test_programs_run(block: Block, folder: Path) -> None:
+    exec(compile(block.text, block.page, "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("block", of("bash"))
+def test_commands_run(block: Block, cli: Cli, folder: Path) -> None:
+    for line in block.text.splitlines():
+        words = [
+            {"FILE": "file.yaml", "RUN": RUN}.get(word, word) for word in shlex.split(line, comments=True)
+        ]
+        if words[0] != "gossamer":
+            subprocess.run(
+                ["bash", "-c", line], cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": ""}
+            )
+            continue
+        fewer = ["--set", "stop.rounds=4"] if words[1] == "run" else []
+        code, _, errors = cli(*words[1:], *fewer)
+        assert code == 0, (line, errors)
