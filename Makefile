@@ -62,5 +62,5 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt) --constraint constraints.txt
-	$(BIN)/pip install --quiet --group dev --editable ".[all,ray,parsl]" --constraint constraints.txt
+	$(BIN)/pip install --quiet --group dev --editable ".[all,ray,parsl,mlflow,wandb]" --constraint constraints.txt
 	touch $@
