@@ -383,8 +383,8 @@ def _swept(folder: Path) -> list[Run]:
 
 
 def sweep_of(folder: Path) -> tuple[str, str] | None:
-    """The name of the sweep to which a run's folder belongs, and that of its cell (of several equal ones, the first); None for
-    a run of its own."""
+    """The names of the sweep to which a run's folder belongs, and of its cell (of several equal ones, the first); None for a
+    run of its own."""
     path, run = folder.parent.parent / "sweep.json", folder.parent.name
     if not path.is_file():
         return None
