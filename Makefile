@@ -74,5 +74,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "2/3 torch"
 	@$(BIN)/pip install $$(grep '^torch==' constraints.txt) --constraint constraints.txt | $(TERSE)
 	@echo "3/3 gossamer and its tools"
-	@$(BIN)/pip install --group dev --editable ".[all,ray,parsl]" --constraint constraints.txt | $(TERSE)
+	@$(BIN)/pip install --group dev --editable ".[all,ray,parsl,mlflow,wandb]" --constraint constraints.txt | $(TERSE)
 	@touch $@

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,7 +11,18 @@ import polars as pl
 import pytest
 from pydantic import PrivateAttr
 
-from gossamer import Algorithm, BadInput, Experiment, RunFailed, Tracker, resume, run
+from gossamer import (
+    Algorithm,
+    BadInput,
+    Experiment,
+    RunFailed,
+    Sweep,
+    Tracker,
+    load_runs,
+    resume,
+    run,
+    run_sweep,
+)
 from gossamer.results.trackers import TensorBoard, WandB
 
 heard: list[tuple[str, Any]] = []
@@ -160,3 +173,75 @@ def test_tensorboard_is_given_the_means_of_every_evaluation(tmp_path):
             (step, pytest.approx(value)) for step, value in expected.select("round", name).iter_rows()
         ]
     assert "consensus_distance" in events.Tags()["tensors"]
+
+
+def means(done, name):
+    """The means of a column over the nodes, by round."""
+    nodes = done.metrics.filter(pl.col("node") >= 0)
+    return dict(nodes.group_by("round").agg(pl.col(name).mean()).sort("round").iter_rows())
+
+
+def swept(tmp_path, *trackers):
+    """A sweep of two cells that report to some trackers; gives it and its runs."""
+    base = experiment(*trackers).model_dump(mode="json", exclude={"name", "seed"})
+    found = Sweep.of(
+        {"name": "rates", "base": base, "cells": {"slow": {"optimizer.lr": 0.01}, "fast": {}}}, out=tmp_path
+    )
+    with ThreadPoolExecutor(1) as thread:
+        assert run_sweep(found, thread).counts.done == 2
+    return load_runs(found.folder)
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+@pytest.mark.filterwarnings("default")  # MLflow's own
+def test_mlflow_keeps_settings_and_means_and_a_sweep_is_an_experiment(tmp_path):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    runs = swept(tmp_path / "runs", {"name": "mlflow", "uri": uri})
+    client = MlflowClient(tracking_uri=uri)
+    project = client.get_experiment_by_name("rates")
+    found = {each.info.run_name: each for each in client.search_runs([project.experiment_id])}
+    assert found.keys() == {each.id for each in runs}
+    for each in runs:
+        tracked = found[each.id]
+        assert tracked.info.status == "FINISHED"
+        assert (tracked.data.tags["sweep"], tracked.data.tags["cell"]) == ("rates", each.cell)
+        assert tracked.data.params["optimizer.lr"] == str(each.experiment["optimizer"]["lr"])
+        history = client.get_metric_history(tracked.info.run_id, "test_loss")
+        assert {point.step: point.value for point in history} == pytest.approx(means(each, "test_loss"))
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.filterwarnings("default")  # of Weights & Biases itself
+def test_wandb_keeps_settings_and_means_offline_and_a_sweep_is_a_group(tmp_path):
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    runs = swept(tmp_path, {"name": "wandb", "mode": "offline"}, f"{__name__}:Broken", "tensorboard")
+    for each in runs:
+        [file] = each.path.glob("wandb/offline-run-*/*.wandb")
+        store, records = DataStore(), []
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            records.append(Record.FromString(data))
+        [described] = [record.run for record in records if record.WhichOneof("record_type") == "run"][-1:]
+        assert (described.project, described.run_group, list(described.tags)) == (
+            "rates",
+            "rates",
+            [each.cell],
+        )
+        rows = [
+            {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            for record in records
+            if record.WhichOneof("record_type") == "history"
+        ]
+        assert {row["round"]: row["test_loss"] for row in rows} == pytest.approx(means(each, "test_loss"))
+        assert (each.path / "tensorboard").is_dir()  # a broken one stops no other
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_a_sweep_is_a_folder_of_tensorboard(tmp_path):
+    runs = swept(tmp_path / "runs", {"name": "tensorboard", "folder": str(tmp_path / "board")})
+    for each in runs:
+        assert list((tmp_path / "board/rates" / each.path.parent.name / each.id).glob("events.*"))

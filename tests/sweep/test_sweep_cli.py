@@ -92,9 +92,9 @@ def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None
     _, _, err = cli("sweep", "sweep.yaml", *HERE)
     assert re.fullmatch(r"2/2  batch_size=2, seed 1: done  test loss \d\.\d{4}\n", err)
     # Whole names are in the plan and on record.
-    plan = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()
-    assert plan[0] == "optimizer.lr=0.1, batch_size=2, topology=ring"
-    assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]
+    plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
+    assert plan[0]["cell"] == "optimizer.lr=0.1, batch_size=2, topology=ring"
+    assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]["cell"]
 
 
 def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Path) -> None:
@@ -124,21 +124,31 @@ def test_json_is_one_object(cli: Cli) -> None:
 def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
-    assert out.splitlines()[:3] == ["slow", "fast", "2 cells, seeds 1, 2: 4 experiments, 4 runs"]
-    assert out.splitlines()[3].startswith("no run is done")
-    assert (
-        cli("sweep", "sweep.yaml", "--dry-run", "--set", "seeds=[5]")[1]
-        .splitlines()[2]
-        .startswith("2 cells, seed 5")
-    )
+    head, *rows, counted, left = out.splitlines()
+    assert head.split() == ["cell", "overrides", "seed", "status", "time", "memory", "measured", "on"]
+    assert [row.split()[:4] for row in rows] == [
+        ["slow", "optimizer.lr=0.01", "1", "pending"],
+        ["slow", "optimizer.lr=0.01", "2", "pending"],
+        ["fast", "none", "1", "pending"],
+        ["fast", "none", "2", "pending"],
+    ]
+    assert all(row.endswith("a whole run") for row in rows)  # they take no two seconds
+    assert counted == "2 cells, seeds 1, 2: 4 experiments, 4 runs"
+    assert left.startswith("left: 4 runs, ")
+    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
+    assert [(row["cell"], row["seed"]) for row in said] == [("slow", 5), ("fast", 5)]
+    assert said[0]["overrides"] == {"optimizer.lr": 0.01}
+    assert all(row["wall_s"] > 0 and row["memory_bytes"] > 0 for row in said)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
-    said = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[3]
+    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
-    assert said.startswith(f"2 of 4 runs done, in {sum(walls) / 2:.1f} s on average; if the others")
+    assert [row["by"] for row in said] == ["a whole run", "a whole run", "2 done", "2 done"]
+    assert said[2]["wall_s"] == pytest.approx(sum(walls) / 2)
+    assert cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[-1].startswith("left: 2 runs, ")
 
 
 @pytest.mark.parametrize(

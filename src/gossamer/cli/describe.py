@@ -3,14 +3,13 @@ experiment."""
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option
+from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option, print_json
 from gossamer.errors import BadInput
 
 _ROUNDS = 1000  # in which a change of the graph is searched for
@@ -49,7 +48,7 @@ def topology(
         graph = schedule.graph(round_)
         draw_graph(graph.nodes, list(graph.edges()), png, directed=graph.directed, seed=experiment.seed)
     if as_json:
-        typer.echo(json.dumps(measures))
+        print_json(measures)
         return
     influence, arrival = measures.pop("influence"), measures.pop("arrival")
     for name, value in measures.items():
@@ -86,9 +85,12 @@ def report(
     ] = None,
     figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
     format_: Annotated[
-        str, option("Of figures: pdf, svg or png; with png an animation is a PNG.", "--format")
-    ] = "pdf",
-    width: Annotated[str, option("Of figures, e.g. 3.3in or 84mm.")] = "3.3in",
+        str | None,
+        option("Of figures: pdf (default), svg, png; an animation: gif (default), png.", "--format"),
+    ] = None,
+    width: Annotated[
+        str | None, option("Of figures, e.g. 84mm; default: 3.3in, a column of a paper.")
+    ] = None,
     axis: Annotated[
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
@@ -150,6 +152,11 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
 
+    for name, value in (("--format", None if animate else format_), ("--width", width), ("--axis", axis)):
+        if value and figures is None:
+            raise BadInput(f"{name}: accepted together with --figures")
+    if animate and figures is None and format_ not in (None, "gif", "png"):
+        raise BadInput(f"--format: {format_} of an animation; accepted: gif, png")
     if area is None and relative_to:
         raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
@@ -172,7 +179,9 @@ def report(
     place = out or folder / "report.html"
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(loaded, groups, figures, format=format_, width=parse_width(width), **drawn)
+        write_figures(
+            loaded, groups, figures, format=format_ or "pdf", width=parse_width(width or "3.3in"), **drawn
+        )
     page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
     table = None if compared is None else write_comparison(compared, page)
     moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
@@ -184,7 +193,7 @@ def report(
             said["table"] = finite(compared.rows).to_dicts()
         if distances is not None:
             said["by_hops"] = finite(distances).to_dicts()
-        typer.echo(json.dumps(said, default=str))
+        print_json(said)
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -210,7 +219,7 @@ def verify(
     found = {str(folder): problems_of(folder) for folder in folders}
     problems = [problem for each in found.values() for problem in each]
     if as_json:
-        typer.echo(json.dumps({"runs": found}))
+        print_json({"runs": found})
     else:
         checked = sum((folder / "experiment.yaml").exists() for folder in folders)
         going = sum(

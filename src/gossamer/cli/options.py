@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +49,19 @@ Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 Json = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one JSON object; null stands for what JSON has no number for, and text for paths and their like."""
+    typer.echo(json.dumps(_finite(value), default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def log_errors_only(quiet: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import resource
 import sys
@@ -29,6 +28,7 @@ from gossamer.cli.options import (
     log_errors_only,
     option,
     overriding,
+    print_json,
 )
 from gossamer.errors import BadInput
 
@@ -135,7 +135,9 @@ def sweep(
     jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
-    dry_run: Annotated[bool, option("List the cells without running them.", "--dry-run")] = False,
+    dry_run: Annotated[
+        bool, option("List the runs, with their time and memory; run nothing.", "--dry-run")
+    ] = False,
     baseline: Annotated[
         str | None,
         option("Compare in pairs of equal seeds with this cell; default: the first.", metavar="NAME"),
@@ -153,18 +155,24 @@ def sweep(
 
     loaded = Sweep.load(file, overrides or (), out)
     chosen = loaded.chosen(only or ())
-    from gossamer.sweep.display import as_data, print_plan, print_summary, watching_sweep
+    from gossamer.sweep.display import as_data, print_summary, watching_sweep
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.table import compared
 
     if dry_run:
-        print_plan(loaded, chosen)
+        from gossamer.sweep.plan import plan, print_plan
+
+        with interruptible():
+            if as_json:
+                print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
+            else:
+                print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher, interruptible():
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
-        typer.echo(json.dumps(as_data(loaded, compared(loaded, baseline), outcome)))
+        print_json(as_data(loaded, compared(loaded, baseline), outcome))
     elif not quiet:
         print_summary(loaded, compared(loaded, baseline), outcome)
     if outcome.stopped:
@@ -254,7 +262,7 @@ def _watch(
     page = _write_page(done) if report else None
     if as_json:
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
-        typer.echo(json.dumps(said, default=str))
+        print_json({**said, "profile": done.profile} if profile else said)
     elif not quiet:
         lines = done.summary | ({} if page is None else {"report": str(page)})
         _print(list(lines.items()))

@@ -382,6 +382,17 @@ def _swept(folder: Path) -> list[Run]:
     return runs
 
 
+def sweep_of(folder: Path) -> tuple[str, str] | None:
+    """The names of the sweep to which a run's folder belongs, and of its cell (of several equal ones, the first); None for a
+    run of its own."""
+    path, run = folder.parent.parent / "sweep.json", folder.parent.name
+    if not path.is_file():
+        return None
+    found = files.read_json(path, SweepFile, path.parent, recorder.MOST_FIGURES_BYTES)
+    cell = next((each["cell"] for each in found["runs"] if each.get("run") == run), None)
+    return None if cell is None else (path.parent.name, cell)
+
+
 def part(key: str, value: Any) -> str:
     """A part of a cell's name: an entry of ``cells``, or a value of the grid."""
     return str(value) if key == "cell" else f"{key}={value}"

@@ -120,6 +120,7 @@ class SweepEntry(TypedDict):
     cell: str
     status: str
     folder: str | None
+    run: NotRequired[str]
     labels: NotRequired[dict[str, Any] | None]
 
 

@@ -6,6 +6,7 @@ nodes of the poison that has added the metric's evaluation set; for other metric
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from gossamer.results.formatting import NOTHING, Table, interval_text, is_share,
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
 from gossamer.results.tidy import check_recorded, confidence, mean_over_rounds
+
+log = logging.getLogger(__name__)
 
 COLUMNS: dict[str, Any] = {
     "group": pl.String,
@@ -57,6 +60,8 @@ class Reach(NamedTuple):
 def by_hops(run: Run, metric: str) -> dict[int, Reach]:
     """A metric of a run by distance. Evaluations that not all nodes of a distance have are left out."""
     distances = hops(run, metric)
+    if len(distances) < run.nodes:
+        log.warning("%s: %d nodes are out of reach, and not in --by-hops", run.id, run.nodes - len(distances))
     rows = run.metrics.filter(pl.col(metric).is_not_null()).unique(("node", "round"), keep="last")
     curves: dict[int, dict[float, list[float]]] = {}
     for rank, r, value in rows.select("node", "round", metric).sort("round").iter_rows():

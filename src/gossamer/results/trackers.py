@@ -17,8 +17,10 @@ from gossamer.config import Experiment
 from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.results.recorder import NETWORK
-from gossamer.results.run import Run, flat
+from gossamer.results.run import Run, flat, sweep_of
 
+_MOST_PARAMETERS = 100  # of a request to MLflow
+_LONGEST_TAG = 64  # of Weights & Biases
 log = logging.getLogger(__name__)
 
 
@@ -114,7 +116,8 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder."""
+    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder. In ``folder`` the runs of
+    a sweep lie below its name."""
 
     package: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
@@ -124,7 +127,8 @@ class TensorBoard(Averaging):
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
-        own = self.folder and self.folder / folder.parent.name / folder.name
+        sweep = sweep_of(folder)
+        own = self.folder and self.folder / (sweep[0] if sweep else "") / folder.parent.name / folder.name
         self._writer = Writer(str(own or folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
@@ -139,7 +143,8 @@ class TensorBoard(Averaging):
 @register("tracker", "mlflow")
 class MLflow(Averaging):
     """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
-    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name."""
+    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's. The
+    runs of a sweep have the tags ``sweep`` and ``cell``."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -152,12 +157,26 @@ class MLflow(Averaging):
         from mlflow.entities import Param
 
         super().begin(experiment, folder)
-        self._client, name = MlflowClient(tracking_uri=self.uri), self.project or experiment.name
-        found = self._client.get_experiment_by_name(name)
-        project = self._client.create_experiment(name) if found is None else found.experiment_id
-        self._run = self._client.create_run(project, run_name=folder.name).info.run_id
+        self._client, sweep = MlflowClient(tracking_uri=self.uri), sweep_of(folder)
+        project = self._project(self.project or (sweep[0] if sweep else experiment.name))
+        tags = dict(zip(("sweep", "cell"), sweep or (), strict=False))
+        self._run = self._client.create_run(project, tags=tags, run_name=folder.name).info.run_id
         settings = flat(experiment.model_dump(mode="json"))
-        self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
+        parameters = [Param(key, str(value)) for key, value in settings.items()]
+        for first in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[first : first + _MOST_PARAMETERS])
+
+    def _project(self, name: str) -> str:
+        """The id of MLflow's experiment of this name, which another run may be creating."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            if (found := self._client.get_experiment_by_name(name)) is None:
+                return str(self._client.create_experiment(name))
+        except MlflowException:
+            if (found := self._client.get_experiment_by_name(name)) is None:
+                raise
+        return str(found.experiment_id)
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -169,8 +188,9 @@ class MLflow(Averaging):
 
 @register("tracker", "wandb")
 class WandB(Averaging):
-    """A run of Weights & Biases in a ``project``, by default of the experiment's name, of an ``entity`` (user or team). Rows
-    are sent at once, or kept in the run's folder for ``wandb sync``."""
+    """A run of Weights & Biases in a ``project``, by default of the experiment's name, or of the sweep's, of an ``entity``
+    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group with
+    its name, and have their cell as a tag."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None
@@ -182,8 +202,11 @@ class WandB(Averaging):
         import wandb
 
         super().begin(experiment, folder)
+        group, *cell = sweep_of(folder) or (None,)
         self._run = wandb.init(
-            project=self.project or experiment.name,
+            project=self.project or group or experiment.name,
+            group=group,
+            tags=[str(each)[:_LONGEST_TAG] for each in cell],
             entity=self.entity,
             name=folder.name,
             dir=str(folder),

@@ -12,12 +12,11 @@ from typing import Any
 from gossamer.progress import on_live_terminal
 from gossamer.results.comparison import Comparison
 from gossamer.results.formatting import metric_title, numerals, print_table
-from gossamer.results.run import load_run
 from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, Position, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import ENDED_BADLY, State, metric_columns, states, summary
+from gossamer.sweep.table import ENDED_BADLY, State, metric_columns, summary
 
 
 @contextmanager
@@ -134,25 +133,6 @@ class _Cells(Lines):
             f"{rounds}/{last}" if last and rounds else rounds,
             value_text(positions),
         )
-
-
-def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
-    """The cells, how many runs there are, and how long those that are left will take, by the ones that are done."""
-    names = dict.fromkeys(each.cell.name for each in chosen)
-    print(*names, sep="\n")
-    cells, seeds = (f"{word}{'s' * (len(of) > 1)}" for word, of in (("cell", names), ("seed", sweep.seeds)))
-    listed = ", ".join(map(str, sweep.seeds))
-    runs = {each.run for each in chosen}
-    print(f"{len(names)} {cells}, {seeds} {listed}: {len(chosen)} experiments, {len(runs)} runs")
-    at = states(sweep)
-    folders = [at[run].folder for run in runs if at[run].status == "done"]
-    walls = [wall for folder in folders if folder and (wall := load_run(folder).wall_s) is not None]
-    if not walls:
-        print("no run is done that would say how long they take; --only CELL --set seeds=[1] does one")
-        return
-    hours = (len(runs) - len(folders)) * fmean(walls) / 3600
-    done = f"{len(folders)} of {len(runs)} runs done, in {fmean(walls):.1f} s on average"
-    print(f"{done}; if the others take as long: {hours:.2g} h, one at a time")
 
 
 def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> None:
