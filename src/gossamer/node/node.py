@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -72,7 +74,10 @@ class Node:
     @property
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
-        snapshot = self._own.parameters.read()
+        return self._parameters(sys._getframe(1))
+
+    def _parameters(self, reader: FrameType) -> Float[Tensor, " params"]:
+        snapshot = self._own.parameters.lend(reader)
         self._host.settle(snapshot)
         return snapshot
 
@@ -84,7 +89,7 @@ class Node:
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
-        return self._own.buffers.read()
+        return self._own.buffers.lend(sys._getframe(1))
 
     @buffers.setter
     def buffers(self, v: Float[Tensor, " buffers"]) -> None:
@@ -95,7 +100,8 @@ class Node:
     def model(self) -> Model:
         """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
         parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
-        return Model(self.parameters, self.buffers)
+        reader = sys._getframe(1)
+        return Model(self._parameters(reader), self._own.buffers.lend(reader))
 
     @model.setter
     def model(self, model: Model) -> None:
@@ -170,6 +176,7 @@ class Node:
 
         Returns:
             A vector or a model, as ``own`` is."""
+        self._own.check()
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
@@ -193,6 +200,7 @@ class Node:
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
         :meth:`combine`."""
+        self._own.check()
         if self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
@@ -356,6 +364,7 @@ class Node:
             TimeoutError: if none came in time.
             PeerLost: if ``source`` is dead and left no message.
             ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
+        self._own.check()
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
             raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
@@ -384,6 +393,7 @@ class Node:
             Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
             this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail". A
             peer whose message is malformed (:meth:`expect`) is treated as ``gather.malformed`` says."""
+        self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
 
@@ -437,6 +447,7 @@ class Node:
             TimeoutError: if no answer came in time.
             PeerLost: if the peer is dead.
             ValueError: if a question of the same tag to the same peer is open."""
+        self._own.check()
         return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
 
     def answer(
@@ -452,6 +463,7 @@ class Node:
 
     async def next_answer(self) -> Payload | None:
         """Wait for the answer to the oldest question that is still open; None when no answer is wanted any more."""
+        self._own.check()
         return await self._questions.next()
 
     # --- the graph
@@ -500,6 +512,7 @@ class Node:
 
     async def sleep(self, seconds: float) -> None:
         """Wait for some seconds of the engine's time."""
+        self._own.check()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self._host.timer(seconds, partial(_set, done))
         try:
@@ -539,6 +552,7 @@ class Node:
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        self._own.check()
         if self._own.encoding is not None:
             await self._own.encoded()
         self.round, optimizer = r + 1, self._setup.experiment.optimizer

@@ -223,6 +223,7 @@ class NodeRuntime:
         if main.cancelled():
             raise GossamerError("CancelledError: it awaited a task that was cancelled")
         main.result()
+        self.own.check()
         self._over = True
         self._retire_if_over()
 
