@@ -22,6 +22,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
+from gossamer.node.unsaved import UnsavedLocals
 from gossamer.randomness import SHARED, generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
@@ -599,12 +600,16 @@ class AsyncRounds:  # its name says, in the error of a plain for, what it is
     def __init__(self, node: Node) -> None:
         self._node = node
         self._current: int | None = None
+        saved = node._setup.experiment.checkpoint is not None
+        self._unsaved = UnsavedLocals(node) if saved and node.rank == 0 else None
 
     def __aiter__(self) -> AsyncRounds:
         return self
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime
+        if self._unsaved is not None:
+            self._unsaved.look(sys._getframe(1))
         if self._current is not None:
             await node.end_round(self._current)
         runtime.catch_up()
