@@ -235,6 +235,7 @@ class Node:
         self._own.reset = True
 
     def _as_model(self, v: Tensor | Model | None) -> Model:
+        self._own.check()
         if v is None or isinstance(v, Model):
             return v or self.model
         self._check_vector(v, "model", self._setup.layout.size)

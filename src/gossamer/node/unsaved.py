@@ -4,9 +4,9 @@ A resumed run calls ``run`` from its top again, with ``node.state`` as it was sa
 they had before the first round (or, in a simulation, values of computations that were skipped). So a variable that has a
 value before the rounds, and another one after a round, is lost, unless that is the node's own model.
 
-Only data is compared. Tasks, messages on their way and the node itself could not be saved. A variable that gets its first value
-within the rounds may be a temporary one, and is not looked at. An algorithm that keeps anything in ``node.state`` is trusted
-to keep there what it needs."""
+Only data is compared. Tasks, messages on their way and the node itself could not be saved. A variable that gets its first
+value within the rounds may be a temporary one, and is not looked at. An algorithm that keeps anything in ``node.state`` is
+trusted to keep there what it needs."""
 
 from __future__ import annotations
 
