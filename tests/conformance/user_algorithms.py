@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -315,3 +316,35 @@ class Brief(Algorithm):
                     return
                 await node.sleep(1e6)
             await node.train()
+
+
+class Heavy(Algorithm):
+    """Momentum of an author's own, kept in local variables, in ``node.state``, or (nothing) not at all."""
+
+    kept: Literal["locals", "state", "nothing"] = "locals"
+
+    async def run(self, node: Node) -> None:
+        momentum, recent, seen = (
+            torch.zeros_like(node.parameters),
+            deque[float](maxlen=2),
+            np.zeros(node.size),
+        )
+        steps, before, sendings = 0, node.model, {}
+        async for r in node.rounds():
+            if self.kept == "state":
+                momentum = node.state.get("momentum", momentum)
+            gradient = await node.gradient()
+            if self.kept != "nothing":
+                momentum = 0.9 * momentum + gradient
+            if self.kept == "locals":
+                steps += 1
+                recent.append(float(momentum.sum()))
+                seen[node.rank] += 1
+            if self.kept == "state":
+                node.state["momentum"] = momentum
+            node.parameters = node.parameters - 0.05 * (momentum + before.parameters)
+            peers = await node.neighbors(r)
+            sendings = dict(zip(peers, node.broadcast(peers, node.model, tag=r), strict=True))
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+            before = node.model
+            node.record(steps=steps, sent=len(sendings))

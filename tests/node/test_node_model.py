@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +69,67 @@ def test_assignment_lasts_to_the_end_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("assigned", [False, True])
-def test_modifying_the_parameters_in_place_is_an_error(tmp_path: Path, assigned: bool) -> None:
+def test_an_augmented_assignment_fails_in_its_line(tmp_path: Path, assigned: bool) -> None:
     async def script(node: Node) -> None:
         if assigned:
             node.parameters = torch.ones(FEATURES)
-        node.parameters.add_(1.0)
-        with pytest.raises(RuntimeError, match=r"node 0: .*modified in place.*assign"):
-            _ = node.parameters
-        node.parameters = torch.zeros(FEATURES)
+        await node.sleep(1 + node.rank)
+        node.parameters -= 1.0
 
-    play(tmp_path, script, 1)
-
-
-def test_parameters_left_modified_in_place_fail_the_run(tmp_path: Path) -> None:
-    async def script(node: Node) -> None:
-        async for _ in node.rounds():
-            node.parameters.mul_(2.0)
-            await node.train()
-
-    with pytest.raises(RunFailed, match="modified in place") as failure:
-        play(tmp_path, script, 1)
+    line = script.__code__.co_firstlineno + 4
+    said = rf"node 0: .*in place.*compute a new vector.*\(test_node_model.py, line {line}\)"
+    with pytest.raises(RunFailed, match=said) as failure:
+        play(tmp_path, script, 3)
     assert failure.value.node == 0
+
+
+CALLS: dict[str, Callable[[Node], Any]] = {
+    "read": lambda node: node.parameters,
+    "model": lambda node: node.model,
+    "assign": lambda node: setattr(node, "parameters", torch.zeros(FEATURES)),
+    "assign model": lambda node: setattr(node, "model", Model(torch.zeros(FEATURES))),
+    "train": lambda node: node.train(),
+    "gradient": lambda node: node.gradient(),
+    "gradient elsewhere": lambda node: node.gradient(at=torch.zeros(FEATURES)),
+    "apply": lambda node: node.apply(torch.zeros(FEATURES)),
+    "combine": lambda node: node.combine(torch.zeros(FEATURES), {}, {}),
+    "mix": lambda node: node.mix({}, {}),
+    "evaluate": lambda node: node.evaluate(),
+    "evaluate another": lambda node: node.evaluate(torch.zeros(FEATURES)),
+    "receive": lambda node: node.receive("m"),
+    "gather": lambda node: node.gather([1], "m"),
+    "ask": lambda node: node.ask(1, None, "m"),
+    "next answer": lambda node: node.next_answer(),
+    "sleep": lambda node: node.sleep(1),
+    "end of the round": lambda node: node.end_round(0),
+}
+
+
+@pytest.mark.parametrize("then", CALLS)
+def test_a_write_in_place_is_found_by_the_next_call(tmp_path: Path, then: str) -> None:
+    """Before other nodes, which share the vector, can find it."""
+
+    async def script(node: Node) -> None:
+        vector = node.parameters
+        if node.rank == 1:
+            await node.sleep(0.5)
+            vector.add_(1.0)
+            with pytest.raises(RuntimeError, match="node 1: its parameters were modified in place"):
+                await result if isawaitable(result := CALLS[then](node)) else None
+        await node.sleep(1)
+
+    with pytest.raises(RunFailed, match=r"node 1 failed in round \d: RuntimeError: node 1: its parameters"):
+        play(tmp_path, script, 3)
+
+
+def test_a_write_in_place_at_the_very_end_is_that_nodes_failure(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 1:
+            node.parameters.mul_(2.0)
+
+    with pytest.raises(RunFailed, match="its parameters were modified in place") as failure:
+        play(tmp_path, script)
+    assert failure.value.node == 1
 
 
 def test_modifying_the_buffers_in_place_is_refused(tmp_path: Path) -> None:

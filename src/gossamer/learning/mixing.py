@@ -227,7 +227,7 @@ def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {len(own)}")
     if part.where.shape != part.values.shape:
         raise ValueError(f"combine: {part.where.shape[0]} indices for {part.values.shape[0]} values")
-    return part.where.to(own.device, torch.int64)
+    return part.where.to(own.device)
 
 
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:

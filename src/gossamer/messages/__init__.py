@@ -7,7 +7,8 @@
     structure = nil | bool | int | float64 | str | bin | array | map | tensor | part | model | coded
     map       = str or int -> structure, no key twice
     tensor    = ext 1: dtype (uint8: its index in DTYPES), one uint64 (little-endian) a dimension
-    part      = ext 2: tensor (the values), tensor (their coordinates), int (the whole vector's size)
+    part      = ext 2: tensor (the values), tensor (their coordinates), int (the whole vector's size); the coordinates are
+                uint8, uint16, uint32 or int64: the narrowest that holds those of all such vectors
     model     = ext 3: tensor or part or coded (the parameters), tensor (the buffers; left out where there are none)
               | ext 4: as ext 1 (the parameters of a model without buffers)
     coded     = ext 5: structure (what a codec made of the parameters)

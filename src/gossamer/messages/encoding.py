@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import GossamerError
-from gossamer.messages.tags import Coded, Model, Part, Payload, Tag, as_tag
+from gossamer.messages.tags import INDEX_DTYPES, Coded, Model, Part, Payload, Tag, as_tag
 
 MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
@@ -31,10 +31,13 @@ more are under way while the credit for one comes back."""
 BEGIN_BYTES, DATA_BYTES = 19, 7
 """Headers of a message's first chunk and of every later one (:mod:`gossamer.runtime.processes.transport.wire`)."""
 
-_INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES: tuple[torch.dtype, ...] = (
     torch.bool,
-    *_INDEX_DTYPES,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
     torch.float16,
     torch.bfloat16,
     torch.float32,
@@ -171,7 +174,7 @@ def overwrite(there: Any, saved: Any) -> Any:
 
 
 def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
-    """A payload's structure, and its tensors as they are: nothing is copied, whatever device they are on."""
+    """A payload's structure, and its tensors as they are: only coordinates are copied, whatever device they are on."""
     tensors: list[Tensor] = []
 
     def pack(*items: Any) -> bytes:
@@ -184,7 +187,9 @@ def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
             tensors.append(item)
             return msgpack.ExtType(_TENSOR, _SHAPES[item.dim()].pack(_CODES[item.dtype], *item.shape))
         if isinstance(item, Part):
-            return msgpack.ExtType(_PART, pack(item.values, item.where, item.size))
+            if fault := _part_fault(item):
+                raise ValueError(f"payload: {fault}")
+            return msgpack.ExtType(_PART, pack(item.values, _narrow(item.where, item.size), item.size))
         if isinstance(item, Coded):
             return msgpack.ExtType(_CODED, pack(item.payload))
         if isinstance(item, Model):
@@ -207,6 +212,14 @@ def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> 
     """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
     tensor = torch.empty(shape, dtype=dtype)
     return _structure_of(Model(tensor) if is_model else tensor)[0]
+
+
+def _narrow(where: Tensor, size: int) -> Tensor:
+    """The coordinates of a part [k] in the narrowest type for all coordinates of a vector of some length."""
+    for dtype in (torch.uint8, torch.uint16, torch.uint32):
+        if size <= 1 << 8 * dtype.itemsize:
+            return where.cpu().to(dtype)
+    return where
 
 
 def _base(item: Any) -> Any:
@@ -466,9 +479,9 @@ def _part_fault(part: Part) -> str | None:
         return "a part's values are not a vector"
     if isinstance(size, bool) or not isinstance(size, int) or not values.shape[0] <= size < 2**63:
         return f"a part of {values.shape[0]} values of a vector of {size!r}; accepted: the length of the whole vector"
-    if not isinstance(where, Tensor | BufferSpec) or where.dtype not in _INDEX_DTYPES:
+    if not isinstance(where, Tensor | BufferSpec) or where.dtype not in INDEX_DTYPES:
         found = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
-        return f"a part's indices are {found}; accepted: {', '.join(map(str, _INDEX_DTYPES))}"
+        return f"a part's indices are {found}; accepted: {', '.join(map(str, INDEX_DTYPES))}"
     if where.shape != values.shape:
         return f"a part of {values.shape[0]} values has indices of shape {tuple(where.shape)}"
     if isinstance(where, Tensor) and where.numel():

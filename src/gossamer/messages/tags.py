@@ -19,21 +19,31 @@ lists and dicts of these."""
 
 WINDOW = 64 * 1024  # bytes of a message that may be sent and not yet acknowledged
 
+INDEX_DTYPES = (
+    *(torch.uint8, torch.uint16, torch.uint32),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+"""What the coordinates of a part may be."""
+
 _NO_BUFFERS = torch.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some coordinates of a vector, as sparsifying codecs send them: their values [k], the coordinates (integers [k]), and
-    the length of the whole vector."""
+    """Some coordinates of a vector, as sparsifying codecs send them: their values [k], the coordinates (int64 [k]; other
+    integers are converted), and the length of the whole vector. Coordinates travel in as few bytes as the length needs."""
 
     values: Tensor
     where: Tensor
     size: int
 
+    def __post_init__(self) -> None:
+        if isinstance(self.where, Tensor) and self.where.dtype in INDEX_DTYPES:
+            object.__setattr__(self, "where", self.where.long())
+
     def over(self, vector: Tensor) -> Tensor:
         """A new vector: these coordinates, and those of ``vector`` [size] elsewhere."""
-        return vector.scatter(0, self.where.long(), self.values)
+        return vector.scatter(0, self.where, self.values)
 
 
 def dense(vector: Tensor | Part) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
+from gossamer.node.unsaved import UnsavedLocals
 from gossamer.randomness import SHARED, generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
@@ -72,9 +75,7 @@ class Node:
     @property
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
-        snapshot = self._own.parameters.read()
-        self._host.settle(snapshot)
-        return snapshot
+        return self._lent(sys._getframe(1))
 
     @parameters.setter
     def parameters(self, v: Float[Tensor, " params"]) -> None:
@@ -84,7 +85,7 @@ class Node:
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
-        return self._own.buffers.read()
+        return self._own.buffers.lend(sys._getframe(1))
 
     @buffers.setter
     def buffers(self, v: Float[Tensor, " buffers"]) -> None:
@@ -95,7 +96,8 @@ class Node:
     def model(self) -> Model:
         """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
         parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
-        return Model(self.parameters, self.buffers)
+        reader = sys._getframe(1)
+        return Model(self._lent(reader), self._own.buffers.lend(reader))
 
     @model.setter
     def model(self, model: Model) -> None:
@@ -104,6 +106,11 @@ class Node:
         self.parameters = model.parameters
         if self._has_buffers or len(model.buffers):
             self.buffers = model.buffers
+
+    def _lent(self, reader: FrameType) -> Float[Tensor, " params"]:
+        snapshot = self._own.parameters.lend(reader)
+        self._host.settle(snapshot)
+        return snapshot
 
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
@@ -170,6 +177,7 @@ class Node:
 
         Returns:
             A vector or a model, as ``own`` is."""
+        self._own.check()
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
@@ -193,6 +201,7 @@ class Node:
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
         :meth:`combine`."""
+        self._own.check()
         if self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
@@ -226,6 +235,7 @@ class Node:
         self._own.reset = True
 
     def _as_model(self, v: Tensor | Model | None) -> Model:
+        self._own.check()
         if v is None or isinstance(v, Model):
             return v or self.model
         self._check_vector(v, "model", self._setup.layout.size)
@@ -356,6 +366,7 @@ class Node:
             TimeoutError: if none came in time.
             PeerLost: if ``source`` is dead and left no message.
             ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
+        self._own.check()
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
             raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
@@ -384,6 +395,7 @@ class Node:
             Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
             this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail". A
             peer whose message is malformed (:meth:`expect`) is treated as ``gather.malformed`` says."""
+        self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
 
@@ -437,6 +449,7 @@ class Node:
             TimeoutError: if no answer came in time.
             PeerLost: if the peer is dead.
             ValueError: if a question of the same tag to the same peer is open."""
+        self._own.check()
         return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
 
     def answer(
@@ -452,6 +465,7 @@ class Node:
 
     async def next_answer(self) -> Payload | None:
         """Wait for the answer to the oldest question that is still open; None when no answer is wanted any more."""
+        self._own.check()
         return await self._questions.next()
 
     # --- the graph
@@ -500,6 +514,7 @@ class Node:
 
     async def sleep(self, seconds: float) -> None:
         """Wait for some seconds of the engine's time."""
+        self._own.check()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self._host.timer(seconds, partial(_set, done))
         try:
@@ -539,6 +554,7 @@ class Node:
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        self._own.check()
         if self._own.encoding is not None:
             await self._own.encoded()
         self.round, optimizer = r + 1, self._setup.experiment.optimizer
@@ -585,12 +601,16 @@ class AsyncRounds:  # its name says, in the error of a plain for, what it is
     def __init__(self, node: Node) -> None:
         self._node = node
         self._current: int | None = None
+        saved = node._setup.experiment.checkpoint is not None
+        self._unsaved = UnsavedLocals(node) if saved and node.rank == 0 else None
 
     def __aiter__(self) -> AsyncRounds:
         return self
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime
+        if self._unsaved is not None:
+            self._unsaved.look(sys._getframe(1))
         if self._current is not None:
             await node.end_round(self._current)
         runtime.catch_up()

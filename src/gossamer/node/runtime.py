@@ -216,7 +216,7 @@ class NodeRuntime:
             self._failure.set_result(self._failed)
         if self._sampler is not None:
             self._background.add(self.spawn(self._sampler.run()))
-        main = self.spawn(protocol)
+        main = self.spawn(self._to_its_end(protocol))
         await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
             raise self._failure.result()
@@ -225,6 +225,10 @@ class NodeRuntime:
         main.result()
         self._over = True
         self._retire_if_over()
+
+    async def _to_its_end(self, protocol: Coroutine[Any, Any, None]) -> None:
+        await protocol
+        self.own.check()  # at once, before other nodes find it
 
     def _retire_if_over(self) -> None:
         if self._over and self._tasks <= self._background:

@@ -116,8 +116,8 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder. In ``folder`` the runs of
-    a sweep lie below its name."""
+    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder. In ``folder`` the runs
+    of a sweep lie below its name."""
 
     package: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
@@ -189,8 +189,8 @@ class MLflow(Averaging):
 @register("tracker", "wandb")
 class WandB(Averaging):
     """A run of Weights & Biases in a ``project``, by default of the experiment's name, or of the sweep's, of an ``entity``
-    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group with
-    its name, and have their cell as a tag."""
+    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group
+    with its name, and have their cell as a tag."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None

@@ -297,6 +297,8 @@ class Simulation:
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         self._events.append(rank, kind, text)
+        if kind == "unsaved":
+            self._context.observer.say(text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
                 self._tasks.fail(ReplayDiffers(f"what had not diverged does: {text}"))
