@@ -67,6 +67,6 @@ def test_what_a_resumed_run_loses_is_said(tmp_path: Path, engine: str, kept: str
 @pytest.mark.parametrize("asked", [True, False])
 def test_nothing_is_said_where_nothing_is_lost(tmp_path: Path, asked: bool) -> None:
     """Of variables that refer to the node's model or hold what can't be saved; and of any without a checkpoint."""
-    described = settings("simulate", "nothing" if asked else "locals")
-    run = gossamer.run(described if asked else described.model_copy(update={"checkpoint": None}), tmp_path)
+    described = settings("simulate", "nothing") if asked else settings("simulate", "locals", checkpoint={})
+    run = gossamer.run(described, tmp_path)
     assert run.events.filter(event="unsaved").is_empty()

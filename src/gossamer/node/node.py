@@ -601,7 +601,7 @@ class AsyncRounds:  # its name says, in the error of a plain for, what it is
     def __init__(self, node: Node) -> None:
         self._node = node
         self._current: int | None = None
-        saved = node._setup.experiment.checkpoint is not None
+        saved = node._setup.experiment.checkpoint.on
         self._unsaved = UnsavedLocals(node) if saved and node.rank == 0 else None
 
     def __aiter__(self) -> AsyncRounds:
