@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -68,14 +68,20 @@ class _Waiter:
         self._timer: Timer | None = None
 
     def __enter__(self) -> _Waiter:
-        self._mailbox.waiters.append(self)
+        mailbox = self._mailbox
+        mailbox.waiters.append(self)
+        if mailbox.presence is not None and self.sources:
+            mailbox.presence.watch(mailbox.rank, self, self.sources)
         self.recount()
         if self._timeout is not None:
             self._timer = self._mailbox.host.timer(self._timeout, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._mailbox.waiters.remove(self)
+        mailbox = self._mailbox
+        mailbox.waiters.remove(self)
+        if mailbox.presence is not None and self.sources:
+            mailbox.presence.unwatch(self, self.sources)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -129,6 +135,7 @@ class Mailbox:
     Attributes:
         messages: what is here, oldest first.
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
+        presence: says so in place of ``first``, in a simulation with faults.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
         tolerates_malformed: whether the node goes on if a peer's message is malformed.
@@ -139,7 +146,7 @@ class Mailbox:
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
         gather = setup.experiment.gather
-        self._rank, self._lost_peer = rank, gather.lost_peer
+        self.rank, self._lost_peer = rank, gather.lost_peer
         self.tolerates_malformed = gather.malformed == "drop" or (
             gather.malformed == "lose_peer" and gather.lost_peer != "fail"
         )
@@ -148,6 +155,7 @@ class Mailbox:
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
+        self.presence = host.presence
         self.coder: Coder | None = None
         self.refused: set[int] = set()
         self._refused_by: set[int] = set()  # ranks that take no messages of this node
@@ -166,6 +174,8 @@ class Mailbox:
             return
         if message.payload is None and message.tag == REFUSED and self._loses_peers:
             self._refused_by.add(message.source)
+            if self.presence is not None:
+                self.presence.remember(self.rank, (message.source,))
             self.wake_all()
             return
         if (self._late or self.retired) and self._is_late(message):
@@ -200,11 +210,15 @@ class Mailbox:
         messages, self.messages = self.messages, []
         self.late(len(messages))
 
-    def forget_late(self, source: int) -> None:
-        """A source was restarted: expect no late messages of it, and accept new ones."""
-        self.refused.discard(source)
-        self._refused_by.discard(source)
-        self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
+    def forget_late(self, sources: Set[int]) -> None:
+        """Some sources were restarted: expect no late messages of them, and accept new ones."""
+        self.refused -= sources
+        self._refused_by -= sources
+        self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
+
+    def first_round(self, rank: int) -> int:
+        """The first round in which a node that was away takes part again, for this one."""
+        return self.first.get(rank, 0) if self.presence is None else self.presence.first(self.rank, rank)
 
     def wake_all(self) -> None:
         for waiter in self.waiters:
@@ -218,7 +232,7 @@ class Mailbox:
         self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
         shown = tag[0] if len(tag) == 1 else tag
-        text = f"node {self._rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
+        text = f"node {self.rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
         if not self.tolerates_malformed:
@@ -227,6 +241,8 @@ class Mailbox:
             )
         if self._loses_peers:
             self.refused.add(source)
+            if self.presence is not None:
+                self.presence.remember(self.rank, (source,))
             left = [message for message in self.messages if message.source != source]
             self.host.counters.messages_refused += len(self.messages) - len(left)
             self.messages = left
@@ -269,9 +285,9 @@ class Mailbox:
                         break
                     continue
                 if waiter.expired:
-                    raise TimeoutError(f"node {self._rank}: {waiter} did not come within {timeout} s")
+                    raise TimeoutError(f"node {self.rank}: {waiter} did not come within {timeout} s")
                 if source in self.host.lost or source in self.refused:
-                    raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
+                    raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.woken()
             if keep_as is None:
                 self._took((message,))
@@ -324,7 +340,13 @@ class Mailbox:
         with _Waiter(self, prefix, wanted, timeout, enough) as waiter:
             taken_before = self._taken
             while True:
-                if self.host.lost or self.first or self.refused or self._refused_by:
+                if (
+                    self.presence is not None
+                    or self.host.lost
+                    or self.first
+                    or self.refused
+                    or self._refused_by
+                ):
                     away |= self._away(wanted - waiter.seen, waiter)
                 if away:
                     enough = waiter.wanted = min(enough, len(wanted) - len(away))
@@ -355,6 +377,8 @@ class Mailbox:
         if len(taken) < len(wanted):
             missing = wanted - taken.keys()
             self._late.update((rank, prefix) for rank in missing - malformed)
+            if self.presence is not None:
+                self.presence.remember(self.rank, missing)
         self._took(taken.values())
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
 
@@ -416,11 +440,11 @@ class Mailbox:
         """Those of ``awaited`` that send nothing in this round."""
         lost = awaited & self.host.lost
         if lost and self._lost_peer == "fail":
-            raise PeerLost(f"node {self._rank} waits for {waiter}, of which {sorted(lost)} are dead")
+            raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(lost)} are dead")
         round = self._round()
-        if self.first.get(self._rank, 0) > round:
+        if self.first_round(self.rank) > round:
             return awaited
-        away = {rank for rank in awaited if self.first.get(rank, 0) > round}
+        away = {rank for rank in awaited if self.first_round(rank) > round}
         away |= awaited & (self.refused | self._refused_by)
         return away if self._lost_peer == "wait" else away | lost
 
@@ -440,12 +464,15 @@ class Mailbox:
             if message.number < sent.get(message.source, 0):
                 self.messages[k] = saved.pop((message.source, message.number))
         if saved:
-            raise LookupError(f"node {self._rank}: messages {list(saved)} are missing")
+            raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
         self.refused, self._refused_by = map(set, saved.get("refused", ((), ())))
+        if self.presence is not None:
+            late = {source for source, _ in self._late}
+            self.presence.remember(self.rank, late | self.refused | self._refused_by)
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest

@@ -7,8 +7,8 @@ it. An answer repeats the number of its question, so that a late answer is not t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -59,15 +59,20 @@ class Hospitality:
         self._number += 1
         self._answer, self._asked = asyncio.get_running_loop().create_future(), peer
         self._send(peer, None, "ask", self._number)
-        self.peer_lost()
+        presence = self._host.presence
+        if presence is not None:
+            presence.watch(self._node.rank, self, (peer,))
+        self.wake()
         timer = self._host.timer(timeout_s, self._close)
         try:
             return await self._answer
         finally:
             timer.cancel()
             self._asked = None
+            if presence is not None:
+                presence.unwatch(self, (peer,))
 
-    def peer_lost(self) -> None:
+    def wake(self) -> None:
         """``host.lost`` has grown: these peers answer nothing."""
         if self._asked in self._host.lost:
             self._close()
@@ -80,11 +85,21 @@ class Hospitality:
         return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
 
 
+def first_round(in_round: Mapping[int, int], least: int) -> int:
+    """The round that most nodes are in (their higher median), of which so many are in each; or the ``least`` one."""
+    before, middle = 0, sum(in_round.values()) // 2
+    for round, count in sorted(in_round.items()):
+        before += count
+        if before > middle:
+            return max(round, least)
+    return least
+
+
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
     them are in, or the ``least`` one. For each of the others, also the round from which the two wait for each other, which
     neither has begun."""
-    first = max(median_high(rounds.values()), least) if rounds else least
+    first = first_round(Counter(rounds.values()), least)
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
 

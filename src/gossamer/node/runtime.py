@@ -155,13 +155,13 @@ class NodeRuntime:
     def peer_lost(self) -> None:
         self.mailbox.wake_all()
         if self.hospitality is not None:
-            self.hospitality.peer_lost()
+            self.hospitality.wake()
 
     def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
         """A peer that was away is back, and takes part from a round on; nobody waits for it in earlier ones. If it was
         restarted, messages that are still expected of it won't come."""
         if restarted:
-            self.mailbox.forget_late(rank)
+            self.mailbox.forget_late({rank})
         self.mailbox.first[rank] = first
         self.mailbox.wake_all()
 
@@ -173,7 +173,7 @@ class NodeRuntime:
 
     def catch_up(self) -> None:
         """Continue with the first round in which this node takes part again, if it is in an earlier one."""
-        node, first = self.node, self.mailbox.first.get(self.rank, 0)
+        node, first = self.node, self.mailbox.first_round(self.rank)
         if first > node.round:
             node.round = first
             if self.setup.experiment.optimizer.schedule is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -108,11 +108,39 @@ class Timer(Protocol):
 
 
 @runtime_checkable
+class Waiter(Protocol):
+    """Something that waits for messages of some nodes."""
+
+    def wake(self) -> None:
+        """Look again whether there is still something to wait for."""
+
+
+@runtime_checkable
+class Presence(Protocol):
+    """What a simulation with faults knows of the presence of all nodes."""
+
+    def first(self, rank: int, peer: int) -> int:
+        """The first round in which a node waits for a peer, after one of the two was away. Of itself, it is the first round
+        in which the node takes part again."""
+
+    def watch(self, rank: int, waiter: Waiter, peers: Iterable[int]) -> None:
+        """A node begins to wait for peers: what waits is woken when one of them is lost or comes back."""
+
+    def unwatch(self, waiter: Waiter, peers: Iterable[int]) -> None:
+        """The end of what ``watch`` began."""
+
+    def remember(self, rank: int, peers: Iterable[int]) -> None:
+        """A node knows something of peers that is void once they are restarted."""
+
+
+@runtime_checkable
 class Host(Protocol):
     """One node's side of an engine. A node knows its engine only through this."""
 
     lost: set[int]
     """Ranks known to be dead."""
+    presence: Presence | None
+    """Looks up and wakes in place of an engine that tells each node; None where the engine does."""
     paced: bool
     """Whether computations take as long as the compute profile says."""
 

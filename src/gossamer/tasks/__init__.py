@@ -19,6 +19,7 @@ from gossamer.tasks.poison import (
     poisoned,
 )
 from gossamer.tasks.shakespeare import Shakespeare
+from gossamer.tasks.synthetic import Synthetic
 from gossamer.tasks.task import (
     ExpMean,
     ModelSource,
@@ -34,5 +35,5 @@ from gossamer.tasks.tiny_mem import TinyMem
 __all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
 __all__ += ["Flower", "HeldOutClass", "Hub", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens"]
 __all__ += ["Natural", "Partition", "Patch", "PermuteLabels", "Poison", "RootMean", "Rotate", "SecondTask"]
-__all__ += ["Shakespeare", "Shards", "Sizes", "Task", "TaskSource", "TextTrigger", "Tint", "TinyMem"]
-__all__ += ["accuracy", "label_counts", "load_task", "model_factory", "poisoned"]
+__all__ += ["Shakespeare", "Shards", "Sizes", "Synthetic", "Task", "TaskSource", "TextTrigger", "Tint"]
+__all__ += ["TinyMem", "accuracy", "label_counts", "load_task", "model_factory", "poisoned"]

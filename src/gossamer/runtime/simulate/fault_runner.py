@@ -10,12 +10,12 @@ from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.rejoin import meeting
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
+from gossamer.runtime.simulate.presence import SimPresence
 from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
@@ -28,7 +28,7 @@ class FaultRunner:
     given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
-        up: the ranks that take part.
+        presence: the ranks that take part, and their rounds.
         left: the ranks that have left in order."""
 
     def __init__(
@@ -44,9 +44,9 @@ class FaultRunner:
         self._recorder, self._start, self._log = recorder, start, log
         self._clock, self._links = context.clock, context.links
         self._experiment, self._schedule = context.setup.experiment, context.setup.faults
-        self.up = set(range(self._experiment.nodes))
+        self.presence = SimPresence(self._experiment.nodes, gather=self._experiment.algorithm.gathers)
+        self._up, self._lost = self.presence.up, self.presence.lost
         self.left: set[int] = set()
-        self._lost: set[int] = set()  # ranks that count as dead among the nodes
         self._absent: set[int] = set()  # ranks that have not joined yet
         self._hosts: dict[int, FaultyHost] = {}
         self._agenda = self._schedule.event_queue()
@@ -60,7 +60,7 @@ class FaultRunner:
         self._last_gone = ""
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
-        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self._lost)
+        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.presence)
         return host
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
@@ -102,7 +102,7 @@ class FaultRunner:
             self._log.append(None, event.what, event.detail)
         elif event.what == "return":
             self._return(rank, event.start_from)
-        elif rank in self.up:
+        elif rank in self._up:
             match event.what:
                 case "join":
                     self._absent.add(rank)
@@ -129,8 +129,9 @@ class FaultRunner:
     def round_ended(self, rank: int) -> None:
         self._idle = 0
         completed = self._nodes[rank].round
+        self.presence.begin_round(rank, max(completed, self.presence.first(rank, rank)))
         for crash in list(self._at_rounds.get(rank, ())):
-            if completed >= crash.round and rank in self.up:
+            if completed >= crash.round and rank in self._up:
                 self._at_rounds[rank].remove(crash)
                 now_s = self._clock.now()
                 self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
@@ -165,16 +166,16 @@ class FaultRunner:
     def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
         self._hosts[rank].dead = True
         self._tasks.cancel(rank)
-        self.up.discard(rank)
+        self.presence.leave(rank)
         self._links.leave(rank, silently=silently)
         self._recorder.leave(rank, keep=not silently)
         self._tasks.running.discard(rank)
-        if self.up:
+        if self._up:
             self._tasks.ended(rank)
         self._log.append(rank, event, text)
 
     def _return(self, rank: int, start_from: StartFrom) -> None:
-        if rank in self.up:
+        if rank in self._up:
             if self._hosts[rank].done:
                 self._called_back[rank] = start_from
             else:
@@ -190,7 +191,6 @@ class FaultRunner:
         self.left.discard(rank)
         self._links.come(rank)
         first = self._meet(node, least, restarted=True)
-        self.up.add(rank)
         what = "joined" if joins else "returned"
         self._log.append(rank, what, f"node {rank} takes part from round {first} on")
         self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
@@ -213,16 +213,19 @@ class FaultRunner:
         for each other; so no two nodes wait for messages that were sent while one was away. Gives that round."""
         self._forget_detection(node.rank)
         self._lost.discard(node.rank)
-        first = least
         if self._experiment.algorithm.gathers:
-            rounds = {rank: self._nodes[rank].round for rank in self.up - {node.rank}}
-            first, together = meeting(rounds, least)
-            for rank, since in together.items():
-                node.peer_found(rank, since)
-                self._nodes[rank].peer_found(node.rank, since, restarted=restarted)
-        node.rejoin(first)
+            node.mailbox.forget_late(self._up)
+            if restarted:
+                for rank in self.presence.remembering(node.rank) & self._up:
+                    self._nodes[rank].mailbox.forget_late({node.rank})
+        first = self.presence.come(node.rank, least)
+        if self._experiment.algorithm.gathers:
+            for _, waiter in self.presence.watching(node.rank):
+                waiter.wake()
+        node.mailbox.wake_all()
         if restarted:
             node.catch_up()
+            self.presence.begin_round(node.rank, node.round)
         self._recorder.come(node.rank, first + 1)
         return first
 
@@ -240,14 +243,15 @@ class FaultRunner:
     def _lose(self, rank: int) -> None:
         self._detections.pop(rank, None)
         self._lost.add(rank)
-        if rank in self.up:  # it is frozen
+        if rank in self._up:  # it is frozen
             self._recorder.leave(rank, keep=True)
-        for other in sorted(self.up - {rank}):
-            self._hosts[other].happen(self._nodes[other].peer_lost)
+        for other, waiter in self.presence.watching(rank):
+            if other in self._up:
+                self._hosts[other].happen(waiter.wake)
 
     def _check_anybody(self, how: str = "") -> None:
         """Fail the run if no node takes part, and none ever will; ``how`` says how the last one went."""
         self._last_gone = how or self._last_gone
-        if not self.up and not any(map(self._agenda.returns, range(len(self._nodes)))):
+        if not self._up and not any(map(self._agenda.returns, range(len(self._nodes)))):
             last = f"; the last one: {self._last_gone}" if self._last_gone else ""
             self._tasks.fail(RunFailed(f"no node is left{last}"))

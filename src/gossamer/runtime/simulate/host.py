@@ -15,6 +15,7 @@ from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
+from gossamer.node.setup import Presence
 from gossamer.randomness import generator
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Observer, Profile
@@ -23,6 +24,7 @@ from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixing
+from gossamer.runtime.simulate.presence import SimPresence
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,7 @@ class SimHost:
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended, self._event = round_ended, context.event
         self.lost: set[int] = set()
+        self.presence: Presence | None = None
         self.paced = True
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
@@ -116,10 +119,10 @@ class FaultyHost(SimHost):
         thawed: done when the node goes on; None while it is not frozen."""
 
     def __init__(
-        self, context: SimContext, rank: int, round_ended: Callable[[int], None], lost: set[int]
+        self, context: SimContext, rank: int, round_ended: Callable[[int], None], presence: SimPresence
     ) -> None:
         super().__init__(context, rank, round_ended)
-        self.lost, self._freezes = lost, context.setup.faults.freezes
+        self.presence, self.lost, self._freezes = presence, presence.lost, context.setup.faults.freezes
         self.dead = self.leaving = self.done = False
         self.thawed: asyncio.Future[None] | None = None
         self._submit, self.compute = self.compute, self._compute

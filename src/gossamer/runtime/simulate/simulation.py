@@ -137,6 +137,7 @@ class Simulation:
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
         self._most_bytes, self._sent = experiment.stop.most_bytes(experiment.nodes), dict[int, int]()
+        self._sent_by_all = 0
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
@@ -338,11 +339,15 @@ class Simulation:
         return node
 
     def _present(self) -> list[NodeRuntime]:
-        return self.nodes if self._faults is None else [self.nodes[rank] for rank in sorted(self._faults.up)]
+        return (
+            self.nodes
+            if self._faults is None
+            else [self.nodes[rank] for rank in sorted(self._faults.presence.up)]
+        )
 
     def _last_model(self, node: NodeRuntime) -> Model:
         """A node's final model, or NaN if the node is gone and its model with it."""
-        if self._faults is None or node.rank in self._faults.up | self._faults.left:
+        if self._faults is None or node.rank in self._faults.presence.up | self._faults.left:
             return model_of(node)
         return Model(*(torch.full_like(part, math.nan) for part in node.model))
 
@@ -362,8 +367,10 @@ class Simulation:
         if self._faults is not None:
             self._faults.round_ended(rank)
         if self._most_bytes < math.inf:
-            self._sent[rank] = self._context.links.traffic(rank).bytes_sent
-            if sum(self._sent.values()) >= self._most_bytes:
+            sent = self._context.links.traffic(rank).bytes_sent
+            self._sent_by_all += sent - self._sent.get(rank, 0)
+            self._sent[rank] = sent
+            if self._sent_by_all >= self._most_bytes:
                 self._tasks.finish("bytes")
 
     def _save(self, node: NodeRuntime) -> None:

@@ -34,6 +34,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import TrainJob, trainer_of
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
+from gossamer.node.setup import Presence
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
@@ -243,6 +244,7 @@ class NodeHost:
         self.store, self.is_stored, self.fresh = stage.rows.store, stage.rows.owns, stage.rows.vector
         self.paced = setup.experiment.engine.pace
         self.lost: set[int] = set()
+        self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
         self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")

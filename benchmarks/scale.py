@@ -1,0 +1,91 @@
+"""What a run costs by its number of nodes: measured, fitted, and the next size predicted.
+
+    python benchmarks/scale.py [--sizes 1000,10000,100000] [--next 200000] [--rounds 10] [--json FILE]
+
+Each size of ``experiments/scale/100000.yaml`` runs in a process of its own, on an idle machine: the three parts of the cost are
+
+- memory, a + b n: its peak, after what a process has without nodes;
+- seconds of a node-round, c + d log10 n: queues, mailboxes and rows leave one cache after the other as n grows;
+- bytes of a node-round, which do not depend on n.
+
+The fit minimises the squares of relative errors; with three sizes it leaves one degree of freedom. ``--next`` is measured too, unless it is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from apart import answer
+from figures import Row, report
+from gossamer import Experiment, run
+
+FILE = Path(__file__).parent.parent / "experiments" / "scale" / "100000.yaml"
+PARTS: dict[str, Callable[[float], float]] = {
+    "peak_GiB": lambda nodes: nodes,
+    "us_a_node_round": np.log10,
+    "bytes_a_node_round": lambda nodes: 0.0,
+}
+"""The parts of the cost, and the function of the number of nodes that each is linear in."""
+
+
+def main() -> None:
+    """Measure, fit and predict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes that are fitted")
+    parser.add_argument("--next", type=int, default=200_000, help="the number of nodes that is predicted")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",")]
+    report(rows(sizes, arguments.next, arguments.rounds), arguments.json)
+
+
+def rows(sizes: Sequence[int], following: int, rounds: int) -> list[Row]:
+    """A row for each size, the fit, and the next size as predicted and as measured."""
+    found = [measured(nodes, rounds) for nodes in sizes]
+    fits = {part: fitted(sizes, [row[part] for row in found], shape) for part, shape in PARTS.items()}
+    predicted = {part: fit(following) for part, fit in fits.items()}
+    found.append({"row": f"{following} nodes, predicted", **predicted})
+    if following:
+        real = measured(following, rounds)
+        off = {f"{part}_of_predicted": real[part] / predicted[part] for part in PARTS}
+        found += [real, {"row": f"{following} nodes, measured over predicted", **off}]
+    return found
+
+
+def measured(nodes: int, rounds: int) -> Row:
+    """One size, in a process of its own."""
+    found = answer(f"import scale; scale.one({nodes}, {rounds})")
+    print(found, flush=True)
+    return {"row": f"{nodes} nodes", **found}
+
+
+def one(nodes: int, rounds: int) -> None:
+    """Run one size in this process, and print its cost."""
+    settings = {"nodes": nodes, "task.owners": nodes, "stop.rounds": rounds}
+    described = Experiment.load(FILE, [f"{name}={value}" for name, value in settings.items()])
+    with tempfile.TemporaryDirectory() as folder:
+        done = run(described, folder)
+        last = done.metrics.filter(done.metrics["round"] == rounds)
+        node_rounds = int(done.metrics.group_by("node").agg(done.metrics["round"].max())["round"].sum())
+    print(json.dumps({"wall_s": done.wall_s, "rows": len(last), "node_rounds": node_rounds}))
+
+
+def fitted(
+    sizes: Sequence[int], values: Sequence[float], shape: Callable[[float], float]
+) -> Callable[[float], float]:
+    """value = a + b shape(nodes), by least squares of relative errors."""
+    of = np.array([[1.0, shape(nodes)] for nodes in sizes]) / np.array(values)[:, None]
+    (a, b), *_ = np.linalg.lstsq(of, np.ones(len(sizes)), rcond=None)
+    return lambda nodes: float(a + b * shape(nodes))
+
+
+if __name__ == "__main__":
+    main()

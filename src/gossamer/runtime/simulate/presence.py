@@ -1,0 +1,104 @@
+"""Which nodes take part in a simulation with faults, and from which round on two nodes wait for each other.
+
+Where nodes come and go, what a death or a return costs must not grow with the number of all nodes. So nobody is told: a
+node looks up since when it waits for a peer, which follows from what was noted of the two, and only those nodes are woken
+that wait for the peer in question."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from gossamer.node.rejoin import first_round
+from gossamer.node.setup import Waiter
+
+
+class SimPresence:
+    """Who takes part, and in which round, of some nodes that ``gather`` messages of each other or don't.
+
+    Attributes:
+        up: the ranks that take part; a frozen node does.
+        lost: the ranks that count as dead among the nodes."""
+
+    def __init__(self, nodes: int, *, gather: bool) -> None:
+        self._gather = gather
+        self.up, self.lost = set(range(nodes)), set[int]()
+        self._rounds = [0] * nodes
+        self._in_round = Counter({0: nodes})  # the number of nodes that take part, by round
+        self._begun = [array("q", [0]) for _ in range(nodes)]  # for each round, the returns before it began
+        self._returns = 0  # of all nodes so far
+        self._returned: dict[
+            int, tuple[int, int]
+        ] = {}  # the number of a node's last return, and its first round
+        self._gone: dict[int, int] = {}  # the returns before a node was last gone
+        self._waiting: defaultdict[int, dict[Waiter, int]] = defaultdict(
+            dict
+        )  # by rank: what waits for it, and where
+        self._remembering: defaultdict[int, set[int]] = defaultdict(set)
+
+    # --- rounds
+
+    def begin_round(self, rank: int, round: int) -> None:
+        """A node that takes part is in a later round."""
+        self._in_round[self._rounds[rank]] -= 1
+        self._in_round[round] += 1
+        self._rounds[rank] = round
+        begun = self._begun[rank]
+        begun.extend([self._returns] * (round + 1 - len(begun)))
+
+    def leave(self, rank: int) -> None:
+        """A node takes part no longer."""
+        self.up.discard(rank)
+        self._in_round[self._rounds[rank]] -= 1
+        self._gone[rank] = self._returns
+
+    def come(self, rank: int, least: int) -> int:
+        """A node takes part, or does so again, from a round on: the ``least`` one, or the one that most of the others are in,
+        if nodes wait for each other. Gives that round."""
+        if rank in self.up:  # it was frozen
+            self._in_round[self._rounds[rank]] -= 1
+        first = first_round(self._in_round, least) if self._gather else least
+        self._returned[rank] = self._returns, first
+        self._returns += 1
+        self.up.add(rank)
+        self._in_round[self._rounds[rank]] += 1
+        return first
+
+    def first(self, rank: int, peer: int) -> int:
+        """The first round in which a node waits for a peer. One of the two has come back, and neither had begun that round
+        then. Of itself, it is the first round in which the node takes part again."""
+        if rank == peer:
+            return self._returned.get(rank, (-1, 0))[1]
+        mine, others = self._returned.get(rank, (-1, 0)), self._returned.get(peer, (-1, 0))
+        (number, first), other = (mine, peer) if mine > others else (others, rank)
+        if number < 0 or not self._gather or not (other in self.up or self._gone[other] > number):
+            return 0
+        return max(first, bisect_right(self._begun[other], number))
+
+    # --- news
+
+    def watch(self, rank: int, waiter: Waiter, peers: Iterable[int]) -> None:
+        """See :class:`~gossamer.node.setup.Presence`."""
+        for peer in peers:
+            self._waiting[peer][waiter] = rank
+
+    def unwatch(self, waiter: Waiter, peers: Iterable[int]) -> None:
+        """See :class:`~gossamer.node.setup.Presence`."""
+        for peer in peers:
+            self._waiting[peer].pop(waiter, None)
+
+    def remember(self, rank: int, peers: Iterable[int]) -> None:
+        """See :class:`~gossamer.node.setup.Presence`."""
+        for peer in peers:
+            self._remembering[peer].add(rank)
+
+    def remembering(self, peer: int) -> set[int]:
+        """The nodes that know something of an earlier incarnation of a peer; they are told once."""
+        return self._remembering.pop(peer, set())
+
+    def watching(self, peer: int) -> list[tuple[int, Waiter]]:
+        """The nodes that wait for a peer, by rank, each with what waits."""
+        found = [(rank, waiter) for waiter, rank in self._waiting[peer].items()]
+        return sorted(found, key=lambda each: each[0])
