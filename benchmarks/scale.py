@@ -2,13 +2,13 @@
 
     python benchmarks/scale.py [--sizes 1000,10000,100000] [--next 200000] [--rounds 10] [--json FILE]
 
-Each size of ``experiments/scale/100000.yaml`` runs in a process of its own, on an idle machine: the three parts of the cost are
+Each size of ``experiments/scale/100000.yaml`` runs in a process of its own. The parts of its cost are
 
 - memory, a + b n: its peak, after what a process has without nodes;
 - seconds of a node-round, c + d log10 n: queues, mailboxes and rows leave one cache after the other as n grows;
 - bytes of a node-round, which do not depend on n.
 
-The fit minimises the squares of relative errors; with three sizes it leaves one degree of freedom. ``--next`` is measured too, unless it is 0.
+The fit minimises the squares of relative errors. ``--next`` is measured too, unless it is 0.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+import gossamer
 from apart import answer
 from figures import Row, report
-from gossamer import Experiment, run
+from gossamer import Experiment
+from run import Progress
 
 FILE = Path(__file__).parent.parent / "experiments" / "scale" / "100000.yaml"
 PARTS: dict[str, Callable[[float], float]] = {
@@ -37,7 +39,9 @@ PARTS: dict[str, Callable[[float], float]] = {
 
 def main() -> None:
     """Measure, fit and predict."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes that are fitted")
     parser.add_argument("--next", type=int, default=200_000, help="the number of nodes that is predicted")
     parser.add_argument("--rounds", type=int, default=10)
@@ -68,14 +72,26 @@ def measured(nodes: int, rounds: int) -> Row:
 
 
 def one(nodes: int, rounds: int) -> None:
-    """Run one size in this process, and print its cost."""
-    settings = {"nodes": nodes, "task.owners": nodes, "stop.rounds": rounds}
+    """Run one size in this process, and print its cost. Time is counted from the end of the first round on, in which all
+    memory is taken from the system."""
+    settings = {
+        "nodes": nodes,
+        "task.owners": nodes,
+        "stop.rounds": rounds,
+        "evaluation.every_rounds": rounds,
+    }
     described = Experiment.load(FILE, [f"{name}={value}" for name, value in settings.items()])
+    seen = Progress()
     with tempfile.TemporaryDirectory() as folder:
-        done = run(described, folder)
-        last = done.metrics.filter(done.metrics["round"] == rounds)
-        node_rounds = int(done.metrics.group_by("node").agg(done.metrics["round"].max())["round"].sum())
-    print(json.dumps({"wall_s": done.wall_s, "rows": len(last), "node_rounds": node_rounds}))
+        done = gossamer.run(described, folder, observer=seen)
+        sent = done.metrics.filter(done.metrics["round"] == rounds)["bytes_sent"].mean()
+    (first, begun), (last, ended) = max(mark for mark in seen.marks if mark[0] <= nodes), seen.marks[-1]
+    cost = {
+        "peak_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "us_a_node_round": (ended - begun) / (last - first) * 1e6,
+        "bytes_a_node_round": float(sent) / rounds,
+    }
+    print(json.dumps({**cost, "wall_s": done.wall_s}))
 
 
 def fitted(

@@ -12,7 +12,7 @@ import yaml
 from chaos import real, simulated
 from chaos.schedule import Schedule, draw
 from gossamer.runtime.recording import RunRecord
-from gossamer.runtime.simulate import fault_runner
+from gossamer.runtime.simulate import presence
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.replay import Replay
 from gossamer.topology import TopologySchedule
@@ -134,9 +134,9 @@ def a_weight_is_off_by_one_per_cent(original: Any) -> Any:
     return mixing_weights
 
 
-@mutant(fault_runner, "meeting", "rows_once_and_in_order")
+@mutant(presence, "first_round", "rows_once_and_in_order")
 def a_node_that_returns_repeats_a_round(original: Any) -> Any:
-    return lambda rounds, least: (max(least - 2, 0), original(rounds, least)[1])
+    return lambda in_round, least: max(least - 2, 0)
 
 
 @mutant(Replay, "delivered", "two runs have other models")
