@@ -347,7 +347,8 @@ class Simulation:
 
     def _last_model(self, node: NodeRuntime) -> Model:
         """A node's final model, or NaN if the node is gone and its model with it."""
-        if self._faults is None or node.rank in self._faults.presence.up | self._faults.left:
+        faults, rank = self._faults, node.rank
+        if faults is None or rank in faults.presence.up or rank in faults.left:
             return model_of(node)
         return Model(*(torch.full_like(part, math.nan) for part in node.model))
 
