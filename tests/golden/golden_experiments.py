@@ -10,7 +10,17 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
-    "task": {"cifar10", "cifar100", "fashion-mnist", "mnist", "hub", "movielens", "shakespeare", "synthetic", "tiny-mem"},
+    "task": {
+        "cifar10",
+        "cifar100",
+        "fashion-mnist",
+        "mnist",
+        "hub",
+        "movielens",
+        "shakespeare",
+        "synthetic",
+        "tiny-mem",
+    },
     "partition": {"flower"},
     "poison": {"text-trigger"},
     "model": {

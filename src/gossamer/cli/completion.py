@@ -29,6 +29,13 @@ def sweeps(incomplete: str) -> Offers:
     return _files(incomplete, sweeps=True)
 
 
+def reproductions(incomplete: str) -> Offers:
+    """The names of reproductions, and ``all``."""
+    from gossamer.reproduce import names
+
+    return [(name, "") for name in [*names(), "all"] if name.startswith(incomplete)]
+
+
 def kinds(incomplete: str) -> Offers:
     """The kinds of components."""
     from gossamer.config.registry import KINDS

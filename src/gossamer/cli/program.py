@@ -18,6 +18,7 @@ from gossamer import __version__
 from gossamer.cli.describe import report, topology, verify
 from gossamer.cli.listing import listing, schema
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
+from gossamer.cli.reproduce import reproduce
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.cli.start import demo, new
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
@@ -60,6 +61,7 @@ app.command()(new)
 app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
+app.command(epilog=EXIT_CODES)(reproduce)
 app.command()(report)
 app.command(epilog=EXIT_CODES)(verify)
 app.command("list")(listing)

@@ -31,7 +31,7 @@ _OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under
 """Fields of an experiment that belong to the sweep, and why."""
 
 
-def _text_keys(value: Any) -> Any:
+def text_keys(value: Any) -> Any:
     """Text keys, where YAML reads a bare ``7:`` as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
@@ -46,7 +46,7 @@ def _counted(value: Any) -> Any:
 
 
 _Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
-_Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
+_Overrides = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
 
 class SweepFile(Section):
@@ -56,8 +56,9 @@ class SweepFile(Section):
     base: str | dict[str, Any]
     overrides: _Overrides | None = None
     seeds: Annotated[list[Seed] | None, BeforeValidator(_counted)] = None
-    cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(_text_keys)] = None
-    grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(_text_keys)] = None
+    cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(text_keys)] = None
+    grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(text_keys)] = None
+    reproduction: dict[str, Any] | None = None  # which gossamer reproduce reads
 
     @field_validator("cells", "grid", "seeds")
     @classmethod

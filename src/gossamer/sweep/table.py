@@ -177,10 +177,8 @@ def by_cell(table: pl.DataFrame) -> pl.DataFrame:
     return cells.drop(names).with_columns(columns)
 
 
-def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison:
-    """The cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline: the name of a cell, or
-    what several cells have in common; None is the first entry of ``cells``, or the first value of an axis. Runs that are
-    not done or can't be read do not count."""
+def groups_of(sweep: Sweep) -> list[Group]:
+    """The cells as groups of their runs that are done; those that can't be read do not count."""
     at, runs = states(sweep), dict[str, list[Run]]()
     for each in sweep.planned:
         state, found = at[each.run], runs.setdefault(each.cell.name, [])
@@ -192,12 +190,18 @@ def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison
             except BadInput as error:
                 log.error("%s", error)
     cells = {each.cell.name: each for each in sweep.planned}
-    groups = [
+    return [
         Group(each.short, tuple(runs[name]), each.cell.labels, len(sweep.seeds))
         for name, each in cells.items()
     ]
+
+
+def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison:
+    """The cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline: the name of a cell, or
+    what several cells have in common; None is the first entry of ``cells``, or the first value of an axis."""
+    groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
-    metrics = judging(run for found in runs.values() for run in found)
+    metrics = judging(run for group in groups for run in group.runs)
     return comparison.compare(groups, [*comparison.finals(metrics), *comparison.totals()], against)
 
 

@@ -1,0 +1,92 @@
+"""The command that runs what a paper claims, and says what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gossamer.cli import completion
+from gossamer.cli.options import (
+    INTERRUPTED,
+    Json,
+    Out,
+    Quiet,
+    argument,
+    interruptible,
+    log_errors_only,
+    option,
+    overriding,
+    print_json,
+)
+from gossamer.errors import BadInput
+
+
+def reproduce(
+    name: Annotated[
+        str | None,
+        argument("A reproduction, a sweep file with that section, or all.", "NAME", completion.reproductions),
+    ] = None,
+    small: Annotated[
+        bool, option("A check in minutes, which needs no data that has to be fetched.", "--small")
+    ] = False,
+    full: Annotated[
+        bool, option("The published size; first its time and memory are estimated.", "--full")
+    ] = False,
+    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
+    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
+    workers: Annotated[
+        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
+    ] = None,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run what a paper claims, as far as it has not been run, and write a page with the verdicts. Without a NAME, list the
+    reproductions."""
+    log_errors_only(quiet)
+    from gossamer.reproduce import load, names
+    from gossamer.results.formatting import print_table
+
+    if small and full:
+        raise BadInput("--small: together with --full; accepted: one of the two, or the size of the file")
+    if name is None:
+        print_table(("name", "claims"), [(each, load(each)[0].title) for each in names()], labels=2)
+        return
+    size: Any = "small" if small else "full" if full else None
+    loaded = [load(each, size, overrides or (), out) for each in (names() if name == "all" else [name])]
+    if full and not (quiet or as_json):
+        from gossamer.sweep.plan import print_plan
+
+        with interruptible():
+            for _, sweep in loaded:
+                print_plan(sweep, sweep.planned)
+    verdicts: list[dict[str, str]] = []
+    stopped = failed = False
+    for described, sweep in loaded:
+        found, outcome = _carry_out(described, sweep, workers, jobs, quiet=quiet or as_json)
+        page = str(sweep.folder / "reproduction.md")
+        verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in found]
+        stopped, failed = outcome.stopped, failed or bool(outcome.failed or outcome.counts.left)
+        if stopped:
+            break
+    if as_json:
+        print_json({"verdicts": verdicts})
+    elif not quiet:
+        print_table(("claim", "verdict", "page"), [tuple(each.values()) for each in verdicts], labels=3)
+    if stopped or failed:
+        raise typer.Exit(INTERRUPTED if stopped else 1)
+
+
+def _carry_out(
+    described: Any, sweep: Any, workers: str | None, jobs: int | None, *, quiet: bool
+) -> tuple[Any, Any]:
+    """Run a sweep, and write its page from what is done."""
+    from gossamer.reproduce import write_page
+    from gossamer.sweep.display import watching_sweep
+    from gossamer.sweep.execute import run_sweep
+
+    with watching_sweep(sweep, quiet=quiet) as watcher, interruptible():
+        outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
+    return write_page(described, sweep), outcome

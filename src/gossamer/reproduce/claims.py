@@ -1,0 +1,151 @@
+"""What a paper claims, as conditions on the cells of a sweep, and the verdicts on them.
+
+A condition holds if the whole 95 % confidence interval of its number meets it, and does not hold if none of the interval
+does. Otherwise, and where there is no interval, these runs do not decide it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from gossamer.config import Section
+from gossamer.results.comparison import Measure, at_budget, compare, finals, time_to, totals
+from gossamer.results.formatting import bytes_unit, interval_text
+from gossamer.results.groups import Group, find_baseline
+
+Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
+
+_NUMBER = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
+_TO, _AT = (
+    re.compile(rf"(time_s|bytes) to (\w+)={_NUMBER}"),
+    re.compile(rf"(\w+) at (time_s|bytes)={_NUMBER}"),
+)
+
+
+class Check(Section):
+    """A condition on one number of a cell.
+
+    Attributes:
+        cell: the cell's name in progress lines and tables.
+        baseline: the cell that it is compared with, in pairs of equal seeds.
+        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``;
+            ``METRIC at bytes=N`` or ``METRIC at time_s=SECONDS``.
+        number: the mean over the seeds, or the ``difference`` to the baseline, or the ``ratio``.
+        at_least, at_most: the bounds of the number, of which one is required."""
+
+    cell: str
+    measure: str
+    number: Literal["mean", "difference", "ratio"] = "mean"
+    baseline: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @field_validator("measure")
+    @classmethod
+    def _known(cls, measure: str) -> str:
+        if not (re.fullmatch(r"\w+", measure) or _TO.fullmatch(measure) or _AT.fullmatch(measure)):
+            raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
+        return measure
+
+    @model_validator(mode="after")
+    def _complete(self) -> Check:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("at_least, at_most, or both")
+        if (self.number == "mean") != (self.baseline is None):
+            raise ValueError("a baseline with number: difference or ratio, and only then")
+        return self
+
+    def of(self) -> Measure:
+        """The measure by its name."""
+        if found := _TO.fullmatch(self.measure):
+            axis, metric, level = found.groups()
+            return next(each for each in time_to([(metric, float(level))]) if each.name.startswith(axis))
+        if found := _AT.fullmatch(self.measure):
+            metric, axis, budget = found.groups()
+            return at_budget([(axis, float(budget))], [metric])[0]
+        return next((each for each in totals() if each.name == self.measure), finals([self.measure])[0])
+
+    def verdict(self, value: float | None, half: float | None) -> Verdict:
+        """The verdict on a number, with half the width of its confidence interval."""
+        if value is None or half is None:
+            return "not decidable here"
+        low, high = value - half, value + half
+        least = -float("inf") if self.at_least is None else self.at_least
+        most = float("inf") if self.at_most is None else self.at_most
+        if high < least or low > most:
+            return "does not hold"
+        return "holds" if least <= low and high <= most else "not decidable here"
+
+    def text(self, value: float | None, half: float | None = None) -> str:
+        """A number of this condition in words, with half the width of its interval."""
+        if self.number == "ratio":
+            return interval_text(value, half)
+        unit = self.of().unit
+        points = "points" if self.number == "difference" else "%"
+        name, scale = {"share": (points, 0.01), "bytes": bytes_unit(value or 0.0)}.get(unit, (unit, 1.0))
+        return interval_text(value, half, name, scale)
+
+
+class Claim(Section):
+    """A sentence of a paper, and the conditions that it stands for."""
+
+    text: str
+    checks: list[Check] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The number of a condition with its interval, or None where there is none (of so many ``runs``, ``known`` have one), and
+    the verdict."""
+
+    check: Check
+    value: float | None
+    half: float | None
+    known: int
+    runs: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the condition."""
+        return self.check.verdict(self.value, self.half)
+
+    def __str__(self) -> str:
+        check, against = self.check, ""
+        if check.baseline is not None:
+            against = f", {check.number} to {check.baseline}"
+        bounds = {"≥": check.at_least, "≤": check.at_most}
+        asked = " and ".join(
+            f"{sign} {check.text(bound)}" for sign, bound in bounds.items() if bound is not None
+        )
+        found = check.text(self.value, self.half)
+        if self.value is None:
+            found += f" ({self.known} of {self.runs} runs of {check.cell} have it)"
+        return f"{check.measure} of {check.cell}{against}: {found}; claimed: {asked}"
+
+
+def find(claim: Claim, groups: Sequence[Group]) -> tuple[Verdict, list[Finding]]:
+    """The verdict on a claim, and on each of its conditions, from the runs of the cells. A cell that is none is bad
+    input."""
+    found = [_find(check, groups) for check in claim.checks]
+    return together(each.verdict for each in found), found
+
+
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim from those on its conditions."""
+    found = set(verdicts)
+    if len(found) == 1:
+        return found.pop()
+    return "holds in part" if found >= {"holds", "does not hold"} else "not decidable here"
+
+
+def _find(check: Check, groups: Sequence[Group]) -> Finding:
+    own = next(iter(find_baseline(check.cell, groups).groups.values()))
+    baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
+    rows = compare(groups, [check.of()], baseline).rows.to_dicts()
+    row: dict[str, Any] = next(row for row in rows if row["group"] == own.label)
+    value, half = row[check.number], row["half" if check.number == "mean" else f"{check.number}_half"]
+    return Finding(check, value, half, row["known"], row["runs"])

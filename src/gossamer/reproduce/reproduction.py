@@ -1,0 +1,86 @@
+"""A reproduction: a sweep file that says, in a section of its own, what the paper claims and where its setting differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from gossamer.config import Section, examples
+from gossamer.config.experiment import read_mapping
+from gossamer.config.validation import bad_input
+from gossamer.errors import BadInput
+from gossamer.reproduce.claims import Claim
+from gossamer.sweep.sweep import Sweep, text_keys
+
+Size = Literal["small", "full"]
+_FOLDER = "reproductions/"
+_Changes = Annotated[dict[str, Any], BeforeValidator(text_keys)]
+
+
+class Figure(Section):
+    """The figure of a reproduction: a metric of all cells over an axis."""
+
+    metric: str = "test_accuracy"
+    axis: Literal["round", "time_s", "bytes"] = "round"
+
+
+class Reproduction(Section):
+    """The section ``reproduction`` of a sweep file.
+
+    Attributes:
+        title: a line.
+        paper: authors, title, venue, figure.
+        published: the published setting.
+        departures: how the file differs from it.
+        small: changes of the sweep (``seeds``, ``cells``, ``grid``, or fields of all cells) for a check within ten minutes on
+            two cores, which needs no data that has to be fetched.
+        full: the same for the published size.
+        figure: what is drawn.
+        claims: what the paper says."""
+
+    title: str
+    paper: str
+    published: str
+    departures: list[str] = Field(default_factory=list)
+    small: _Changes
+    full: _Changes
+    figure: Figure = Figure()
+    claims: list[Claim] = Field(min_length=1)
+
+
+def names() -> list[str]:
+    """The names of the reproductions that come with gossamer, such as ``decentralizepy/figure5``."""
+    return [name.removeprefix(_FOLDER) for name in examples.names(sweeps=True) if name.startswith(_FOLDER)]
+
+
+def load(
+    path: str | Path, size: Size | None = None, overrides: Iterable[str] = (), out: str | Path = "runs"
+) -> tuple[Reproduction, Sweep]:
+    """The reproduction of a name or a file, and its sweep in a size: None is that of the file. A size has a folder of its
+    own.
+
+    Raises:
+        BadInput: for anything that can't be used."""
+    name = str(path)
+    file = examples.located(_FOLDER + name if name in names() else path, sweeps=True)
+    raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base' and 'reproduction'")
+    if "reproduction" not in raw:
+        raise BadInput(
+            f"{path}: no section 'reproduction'; accepted: a file that has one, or {', '.join(names())}"
+        )
+    try:
+        described = Reproduction.model_validate(raw.pop("reproduction"))
+    except ValidationError as error:
+        raise bad_input(error, Reproduction, "reproduction") from None
+    if size is not None:
+        changes = deepcopy(dict(getattr(described, size)))
+        raw["name"] = f"{raw.get('name', file.stem)}-{size}"
+        for field in ("seeds", "cells", "grid"):
+            if field in changes:
+                raw[field] = changes.pop(field)
+        raw["overrides"] = {**(raw.get("overrides") or {}), **changes}
+    return described, Sweep.of(raw, file.resolve().parent, overrides, out)

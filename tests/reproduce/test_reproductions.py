@@ -1,0 +1,132 @@
+"""Reproductions as a user runs them: what is missing is run, a page says what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command_line import Cli
+from gossamer.errors import BadInput
+from gossamer.reproduce import load, names
+
+FOUR = {"cell": "four steps", "baseline": "one step"}
+FILE: dict[str, Any] = {
+    "name": "steps",
+    "base": {
+        "nodes": 4,
+        "task": {"name": "least-squares", "features": 4, "samples": 80, "test_samples": 40},
+        "topology": "ring",
+        "algorithm": {"name": "d-psgd", "local_steps": 1},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "batch_size": 10,
+        "evaluation": {"every_rounds": 2},
+        "stop": {"rounds": 6},
+    },
+    "seeds": 3,
+    "cells": {"one step": {}, "four steps": {"algorithm.local_steps": 4}},
+    "reproduction": {
+        "title": "More steps take longer",
+        "paper": "Nobody et al., 2026, figure 1",
+        "published": "Four nodes.",
+        "departures": ["Three seeds."],
+        "small": {"stop.rounds": 4},
+        "full": {"nodes": 8, "seeds": 4},
+        "figure": {"metric": "test_loss"},
+        "claims": [
+            {
+                "text": "Four steps take longer than one, and send twice as much.",
+                "checks": [
+                    {**FOUR, "measure": "time_s", "number": "ratio", "at_least": 3},
+                    {**FOUR, "measure": "bytes", "number": "ratio", "at_least": 2},
+                ],
+            }
+        ],
+    },
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """A file with some fields of its section changed."""
+    section = {**FILE["reproduction"], **changes}
+    (folder / "steps.yaml").write_text(yaml.safe_dump({**FILE, "reproduction": section}, sort_keys=False))
+    return folder / "steps.yaml"
+
+
+def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
+    file = written(tmp_path)
+    code, out, _ = cli("reproduce", str(file), "--json")
+    assert code == 0
+    [said] = json.loads(out)["verdicts"]
+    assert (said["claim"], said["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
+    page = (tmp_path / said["page"]).read_text()
+    for text in (
+        "# More steps take longer",
+        "Nobody et al.",
+        "Four nodes.",
+        "- Three seeds.",
+        "**Verdict:** holds in part.",
+    ):
+        assert text in page
+    assert "bytes of four steps, ratio to one step: 1 ± 0; claimed: ≥ 2: does not hold" in page
+    assert "| four steps | 3/3 |" in page
+    assert "**Cost:** 6 of 6 runs" in page
+    figures = sorted(each.name for each in (tmp_path / "runs" / "steps" / "figures").glob("test-loss*"))
+    assert [Path(name).suffix for name in figures] == [".pdf", ".png"]
+    assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
+
+
+def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Path, cli: Cli) -> None:
+    file = written(tmp_path)
+    for _ in range(2):
+        assert cli("reproduce", str(file), "--small", "--quiet") == (0, "", "")
+    runs = list((tmp_path / "runs" / "steps-small").glob("*/*/experiment.yaml"))
+    assert len(runs) == 6
+    assert {yaml.safe_load(run.read_text())["stop"]["rounds"] for run in runs} == {4}
+    _, full = load(file, "full")
+    assert (full.name, full.seeds, full.planned[0].experiment.nodes) == ("steps-full", (1, 2, 3, 4), 8)
+
+
+def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
+    assert "6 runs" in cli("sweep", str(written(tmp_path)), "--dry-run")[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"claims": []}, "reproduction.claims"),
+        ({"smal": {}}, "reproduction.smal: unknown field"),
+        ({"small": {"stop.round": 3}}, "stop.round"),
+        ({"figure": {"axis": "rounds"}}, "reproduction.figure.axis"),
+    ],
+)
+def test_a_section_that_is_wrong_is_refused_before_anything_runs(
+    tmp_path: Path, changes: Any, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        load(written(tmp_path, **changes), "small", out=tmp_path)
+    assert not (tmp_path / "steps-small").exists()
+
+
+def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no section 'reproduction'"):
+        load("sweeps/quickstart", out=tmp_path)
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("name", names())
+def test_what_comes_with_gossamer_can_be_used(name: str, size: Any, tmp_path: Path) -> None:
+    """All experiments are valid, the cells that claims name exist, and a small one needs no data."""
+    described, sweep = load(name, size, out=tmp_path)
+    cells = {each.short for each in sweep.planned}
+    named = {check.cell for claim in described.claims for check in claim.checks}
+    named |= {
+        check.baseline for claim in described.claims for check in claim.checks if check.baseline is not None
+    }
+    assert named <= cells
+    assert len(sweep.seeds) >= 3
+    if size == "small":
+        assert {each.experiment.task.name_of() for each in sweep.planned} == {"digits"}
