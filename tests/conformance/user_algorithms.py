@@ -330,6 +330,7 @@ class Heavy(Algorithm):
             np.zeros(node.size),
         )
         steps, before, sendings = 0, node.model, {}
+        drawn, noise = np.random.default_rng(node.rank), torch.Generator().manual_seed(node.rank)
         async for r in node.rounds():
             if self.kept == "state":
                 momentum = node.state.get("momentum", momentum)
@@ -340,6 +341,8 @@ class Heavy(Algorithm):
                 steps += 1
                 recent.append(float(momentum.sum()))
                 seen[node.rank] += 1
+                drawn.random()
+                torch.rand(1, generator=noise)
             if self.kept == "state":
                 node.state["momentum"] = momentum
             node.parameters = node.parameters - 0.05 * (momentum + before.parameters)

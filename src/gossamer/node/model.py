@@ -22,9 +22,9 @@ from gossamer.randomness import torch_seed
 
 
 class Snapshot:
-    """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, so
-    they are noticed: RuntimeError where the vector is next read or replaced. ``vector`` is for comparisons; :meth:`read`
-    gives it for use, and :meth:`lend` to the author."""
+    """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, but
+    for those through ``.data`` and ``.numpy()``, so they are noticed: RuntimeError where the vector is next read or
+    replaced. ``vector`` is for comparisons; :meth:`read` gives it for use, and :meth:`lend` to the author."""
 
     __slots__ = ("_lent", "_name", "_rank", "_version", "vector", "writes")
 
@@ -38,8 +38,9 @@ class Snapshot:
         if self.vector._version != self._version:
             asked = "" if self._lent is None else own_line(*self._lent)
             raise RuntimeError(
-                f"node {self._rank}: its {self._name} were modified in place{asked and f' after {asked} read them'};"
-                f" snapshots are immutable: compute a new vector and assign it (node.{self._name} = v)"
+                f"node {self._rank}: its {self._name} were modified in place{asked and f' after {asked} read them'}, by this"
+                " node or by a receiver of them; snapshots are immutable: compute a new vector and assign it"
+                f" (node.{self._name} = v)"
             )
         return self.vector
 

@@ -1,15 +1,16 @@
 """Local variables of an algorithm that no checkpoint has.
 
 A resumed run calls ``run`` from its top again, with ``node.state`` as it was saved. Local variables then have the values that
-they had before the first round (or, in a simulation, values of computations that were skipped). So a variable that has a
-value before the rounds, and another one after a round, is lost, unless that is the node's own model.
+they had before the first round (or, in a simulation, values of computations that were skipped). So a resumed run loses a
+variable whose value changes in a round, unless each round begins by setting it. The node's own model is no such variable.
 
-Only data is compared. Tasks, messages on their way and the node itself could not be saved. A variable that gets its first
-value within the rounds may be a temporary one, and is not looked at. An algorithm that keeps anything in ``node.state`` is
-trusted to keep there what it needs."""
+Only data and generators of random numbers are compared, on rank 0, in the first rounds. A variable that gets its first value
+within the rounds may be a temporary one, and is not looked at. An algorithm that keeps anything in ``node.state`` is trusted
+to keep there what it needs."""
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 from collections import deque
@@ -25,7 +26,7 @@ from gossamer.messages import encode, raw
 if TYPE_CHECKING:
     from gossamer.node.node import Node
 
-_ROUNDS = 2  # that are looked at
+_ROUNDS = 2  # after which nobody looks any more
 
 
 class UnsavedLocals:
@@ -40,7 +41,9 @@ class UnsavedLocals:
         if self._before is None:
             self._before = _data(frame)
         elif self._left > 0:
-            own = {_checksum(each) for each in (self._node.model, *self._node.model)}
+            model = self._node._own.snapshot()
+            self._node._host.settle(model.parameters)
+            own = {_checksum(each) for each in (model, *model)}
             now, kept = _data(frame), any(not name.startswith("~") for name in self._node.state)
             lost = [name for name, value in self._before.items() if now.get(name, value) not in (value, *own)]
             self._left = 0 if kept or lost else self._left - 1
@@ -48,8 +51,8 @@ class UnsavedLocals:
                 self._node._runtime.host.event(
                     "unsaved",
                     f"checkpoint: {', '.join(lost)} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno}) changed in"
-                    " a round, and a resumed run loses the values of local variables; keep in node.state what must outlive"
-                    " a round",
+                    " a round, and a resumed run has them as they were before the rounds; keep in node.state what must"
+                    " outlive a round",
                 )
 
 
@@ -62,7 +65,14 @@ def _data(frame: FrameType) -> dict[str, int]:
 
 
 def _checksum(value: Any) -> int | None:
-    """A checksum of a payload, an array or a plain collection of payloads; None for anything else."""
+    """A checksum of a payload, an array, a generator or a plain collection of payloads; None for anything else."""
+    match value:
+        case torch.Generator():
+            value = value.get_state()
+        case np.random.Generator():
+            value = repr(value.bit_generator.state)
+        case random.Random():
+            value = repr(value.getstate())
     try:
         if isinstance(value, np.ndarray | np.generic):
             value = torch.as_tensor(value)

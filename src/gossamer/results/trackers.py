@@ -63,13 +63,21 @@ class Trackers:
         self.tell("row", row)
 
     def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
-        """Call this method of every tracker, and drop those that raise."""
+        """Call this method of every tracker, and drop those that raise; one that has begun is told of its failure."""
         for tracker in list(self._active):
             try:
                 getattr(tracker, event)(*arguments)
             except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
                 self._active.remove(tracker)
                 log.warning("tracker %r failed and is dropped: %s", tracker.name_of(), cause(error))
+                if event == "row":
+                    self._close(tracker, error)
+
+    def _close(self, tracker: Tracker, error: Exception) -> None:
+        try:
+            tracker.failure(error)
+        except Exception as another:  # noqa: BLE001 - of any kind, as above
+            log.warning("tracker %r can't be closed: %s", tracker.name_of(), cause(another))
 
 
 class Averaging(Tracker):
