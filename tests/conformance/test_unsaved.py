@@ -61,7 +61,9 @@ def test_what_a_resumed_run_loses_is_said(tmp_path: Path, engine: str, kept: str
     assert lost == bool(warnings) == (kept == "locals")
     if lost:
         [warning] = warnings
-        assert warning.startswith("checkpoint: momentum, recent, seen, steps, drawn, noise (user_algorithms.py, line ")
+        assert warning.startswith(
+            "checkpoint: momentum, recent, seen, steps, drawn, noise (user_algorithms.py, line "
+        )
 
 
 @pytest.mark.parametrize("asked", [True, False])
