@@ -11,21 +11,24 @@ Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
     "task": {
-        "cifar10",
-        "cifar100",
-        "fashion-mnist",
-        "mnist",
-        "hub",
-        "movielens",
-        "shakespeare",
-        "synthetic",
-        "tiny-mem",
+        *("celeba", "cifar10", "cifar100", "fashion-mnist", "femnist", "hub", "leaf-synthetic"),
+        *("mnist", "movielens", "reddit", "sent140", "shakespeare", "synthetic", "tiny-mem"),
     },
     "partition": {"flower"},
     "poison": {"text-trigger"},
     "model": {
-        *("causal-lm", "cnn6", "convnet", "gpt2", "lenet5", "lstm", "matrix-factorization"),
-        *("mobilenet", "resnet18", "vgg16-bn", "vit"),
+        *(
+            "causal-lm",
+            "celeba-cnn",
+            "cnn6",
+            "convnet",
+            "gpt2",
+            "leaf-cnn",
+            "lenet5",
+            "lstm",
+            "matrix-factorization",
+        ),
+        *("mobilenet", "next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn", "vit"),
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }

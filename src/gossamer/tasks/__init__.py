@@ -1,8 +1,10 @@
 """Tasks (data, model, loss, metrics), partitions of their samples over the nodes, and poisons."""
 
+from gossamer.tasks import leaf_models as leaf_models
 from gossamer.tasks import models as models
 from gossamer.tasks.hub import Hub
 from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from gossamer.tasks.leaf import CelebA, Femnist, LeafSynthetic, LeafTask, Reddit, Sent140
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Flower, Natural, Partition, Shards, Sizes, label_counts
@@ -32,7 +34,8 @@ from gossamer.tasks.task import (
 )
 from gossamer.tasks.tiny_mem import TinyMem
 
-__all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
+__all__ = ["CIFAR10", "CIFAR100", "CelebA", "Femnist", "LeafSynthetic", "LeafTask", "Reddit", "Sent140"]
+__all__ += ["IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST"]
 __all__ += ["Flower", "HeldOutClass", "Hub", "LabelFlip", "LeastSquares", "ModelSource", "MovieLens"]
 __all__ += ["Natural", "Partition", "Patch", "PermuteLabels", "Poison", "RootMean", "Rotate", "SecondTask"]
 __all__ += ["Shakespeare", "Shards", "Sizes", "Synthetic", "Task", "TaskSource", "TextTrigger", "Tint"]

@@ -128,6 +128,18 @@ def label_decoder(classes: int) -> Decoder:
     return decode
 
 
+def decode_names(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
+    """Names as numbers: the place of each in alphabetical order."""
+    check_text(column, where)
+    return column.rank("dense").cast(pl.Int64).to_numpy() - 1
+
+
+def check_text(column: pl.Series, where: str) -> None:
+    """Refuse a column that is not text."""
+    if column.dtype != pl.String or column.null_count():
+        raise BadInput(f"{where}: {column.dtype} with {column.null_count()} nulls; accepted: text")
+
+
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> Splits:

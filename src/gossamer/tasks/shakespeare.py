@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from pydantic import Field
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.tasks.data import Decoder, hub_dataset, split_by_owner
-from gossamer.tasks.task import ModelField, Task, TaskSource, accuracy, model_factory
+from gossamer.tasks.data import Decoder, check_text, decode_names, hub_dataset, split_by_owner
+from gossamer.tasks.leaf import LeafTask
+from gossamer.tasks.task import ModelField, Pair, Task, accuracy, model_factory
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, by number. Any other character is number 80."""
@@ -30,7 +32,7 @@ ROWS = 1 << 16  # texts that are decoded at once
 
 def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
     """Texts of one length as numbers of :data:`CHARACTERS`."""
-    _check_text(column, where)
+    check_text(column, where)
     wrong = (column.str.len_chars() != length).arg_true()
     if len(wrong):
         found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
@@ -45,25 +47,15 @@ def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[n
     return decoded
 
 
-def decode_names(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
-    """Names as numbers: the place of each in alphabetical order."""
-    _check_text(column, where)
-    return column.rank("dense").cast(pl.Int64).to_numpy() - 1
-
-
-def _check_text(column: pl.Series, where: str) -> None:
-    if column.dtype != pl.String or column.null_count():
-        raise BadInput(f"{where}: {column.dtype} with {column.null_count()} nulls; accepted: text")
-
-
 @register("task", "shakespeare")
-class Shakespeare(TaskSource):
+class Shakespeare(LeafTask):
     """Shakespeare's plays by speaking role (LEAF; Caldas et al., 2018): the next character, by an LSTM.
 
     Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
     of them, LEAF's 80 characters and one for any other. The owner of a sample is its speaking role, the
     hub's ``character_id``. The loss is cross-entropy, the metric ``accuracy``. The data is read from
-    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root, which may have any number of rows and roles.
+    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root, which may have any number of rows and roles; or
+    with ``path`` from LEAF's own files, which have a test set.
 
     The hub has no test set. The first samples of each role, in the order of the text, are for training and the last ones
     for testing: neighbouring samples overlap, and this way no character that is predicted in a test is in a training
@@ -73,12 +65,23 @@ class Shakespeare(TaskSource):
     cells, which can be batched, was 3 to 9 times slower per step.)"""
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
+    classes: ClassVar[Sequence[str] | None] = CLASSES
+    path: Path | None = None  # type: ignore[assignment]
     model: ModelField = Field(default="lstm", validate_default=True)
     # Share of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        texts, following = (
+            torch.from_numpy(decode_texts(pl.Series(each, dtype=pl.String), name, length))
+            for each, name, length in ((x, "x", LENGTH), (y, "y", 1))
+        )
+        return texts, following.squeeze(1).to(torch.int64)
+
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
+        if self.path is not None:
+            return super().load(data_root, seed)
         columns: dict[str, Decoder] = {
             "character_id": decode_names,
             "x": decode_texts,

@@ -1,0 +1,291 @@
+"""The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), from its own files: each user is
+an owner.
+
+LEAF's scripts write folders ``train`` and ``test`` of JSON files, which have for each of some users its samples, ``x`` and
+``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted anew."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Float, Int
+from pydantic import Field, PositiveInt, PrivateAttr
+from torch import Tensor
+
+from gossamer.config.registry import register
+from gossamer.errors import BadInput, cause
+from gossamer.tasks.data import decode_names, hub_dataset, image_decoder, label_decoder, split_by_owner
+from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
+from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
+
+Users = dict[str, tuple[Path, dict[str, Any]]]
+"""The samples of each user, and the file that has them."""
+
+CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+"""FEMNIST's classes, by number."""
+
+
+def read_users(folder: Path) -> Users:
+    """The users of all JSON files of a folder, by name."""
+    found: Users = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            users = json.loads(file.read_bytes())["user_data"]
+            found |= {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in users.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            accepted = "LEAF's, with user_data: user -> x, y"
+            raise BadInput(
+                f"task.path: {file} can't be read ({cause(error)}); accepted: {accepted}"
+            ) from None
+    if not found:
+        raise BadInput(
+            f"task.path: {folder} has no users in JSON files; accepted: LEAF's folder with train and test"
+        )
+    return dict(sorted(found.items()))
+
+
+class LeafTask(TaskSource):
+    """Base of the tasks that read LEAF's files; a subclass says what a sample is.
+
+    The loss is cross-entropy, the metric ``accuracy``. The owner of a training sample is its user; test samples are those
+    of all users. ``path`` is the folder that has ``train`` and ``test``."""
+
+    path: Path
+    model: ModelField
+    classes: ClassVar[Sequence[str] | None] = ("0", "1")
+    loss: ClassVar[Metric] = staticmethod(F.cross_entropy)
+    metrics: ClassVar[Mapping[str, Metric]] = {"accuracy": accuracy}
+
+    @abstractmethod
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        """Inputs and targets of one user."""
+
+    def learn(self, users: Iterable[list[Any]]) -> None:
+        """Look at the training inputs of all users first."""
+
+    def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """What the model is offered."""
+        return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
+
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
+        users = read_users(self.path / "train")
+        self.learn(data["x"] for _, data in users.values())
+        train, owners = self._joined(users)
+        test, _ = self._joined(read_users(self.path / "test"))
+        return Task(
+            model=model_factory(self.model, data_root, **self.facts(*train)),
+            train=train,
+            test=test,
+            loss=type(self).loss,
+            metrics=self.metrics,
+            groups=owners,
+            classes=self.classes,
+        )
+
+    def _joined(self, users: Users) -> tuple[Pair, Tensor]:
+        pairs, counts = [], []
+        for user, (file, data) in users.items():
+            try:
+                pairs.append(self.samples(data["x"], data["y"]))
+            except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+                accepted = f"samples of {self.name_of()} as LEAF writes them"
+                raise BadInput(
+                    f"task.path: {file}, user {user}: {cause(error)}; accepted: {accepted}"
+                ) from None
+            counts.append(len(pairs[-1][1]))
+        shapes = {inputs.shape[1:] for inputs, _ in pairs if len(inputs)}
+        if len(shapes) != 1:
+            raise BadInput(f"task.path: inputs of shapes {sorted(map(tuple, shapes))}; accepted: one shape")
+        owners = torch.arange(len(pairs)).repeat_interleave(torch.tensor(counts))
+        inputs, targets = (torch.cat([pair[k] for pair in pairs if len(pair[1])]) for k in (0, 1))
+        return (inputs, targets), owners
+
+
+def _classes(y: list[Any], count: int) -> Tensor:
+    numbers = torch.tensor([int(each) for each in y], dtype=torch.int64)
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise ValueError(f"classes from {numbers.min()} to {numbers.max()}, not 0 to {count - 1}")
+    return numbers
+
+
+@register("task", "femnist")
+class Femnist(LeafTask):
+    """FEMNIST: handwritten characters by writer, 62 classes of 1×28×28 pixels from 0 (ink) to 1 (paper).
+
+    Without ``path`` it is read from ``flwrlabs/femnist`` on the Hugging Face hub, or from a data root, and the first
+    ``train_fraction`` of each writer's images are trained on, as the hub has no test set. The default model is LEAF's,
+    ``leaf-cnn`` with 6,603,710 parameters; that of decentralizepy has ``width: 512`` and 1,690,046."""
+
+    path: Path | None = None  # type: ignore[assignment]
+    train_fraction: float = Field(default=0.9, gt=0, lt=1)
+    model: ModelField = Field(default="leaf-cnn", validate_default=True)
+    classes: ClassVar[Sequence[str] | None] = tuple(CHARACTERS)
+    hub_id: ClassVar[str] = "flwrlabs/femnist"
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        return torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 28, 28), _classes(y, len(CHARACTERS))
+
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
+        if self.path is not None:
+            return super().load(data_root, seed)
+        columns = {
+            "image": image_decoder(28, 28, 1),
+            "character": label_decoder(62),
+            "writer_id": decode_names,
+        }
+        data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
+        images = torch.from_numpy(data["image"]).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        labels, writers = torch.from_numpy(data["character"]), torch.from_numpy(data["writer_id"])
+        train, test = map(torch.from_numpy, split_by_owner(writers.numpy(), self.train_fraction))
+        return Task(
+            model=model_factory(self.model, data_root, shape=(1, 28, 28), classes=len(CHARACTERS)),
+            train=(images[train], labels[train]),
+            test=(images[test], labels[test]),
+            loss=F.cross_entropy,
+            metrics=self.metrics,
+            groups=writers[train],
+            classes=self.classes,
+        )
+
+
+@register("task", "celeba")
+class CelebA(LeafTask):
+    """CelebA: whether a celebrity smiles, by celebrity; uint8 images 3×84×84.
+
+    ``images`` is the folder of the pictures, by default LEAF's ``raw/img_align_celeba`` next to ``path``. The default model
+    is LEAF's, ``celeba-cnn`` with 31,202 parameters."""
+
+    images: Path | None = None
+    model: ModelField = Field(default="celeba-cnn", validate_default=True)
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        from PIL import Image
+
+        folder = self.images or self.path / "raw" / "img_align_celeba"
+        pixels = np.empty((len(x), 3, 84, 84), np.uint8)
+        for row, name in enumerate(x):
+            try:
+                with Image.open(folder / name) as image:
+                    pixels[row] = np.asarray(image.resize((84, 84)).convert("RGB")).transpose(2, 0, 1)
+            except OSError as error:
+                raise ValueError(f"{folder / name}: {cause(error)}") from None
+        return torch.from_numpy(pixels), _classes(y, 2)
+
+
+@register("task", "leaf-synthetic")
+class LeafSynthetic(LeafTask):
+    """LEAF's synthetic data set: vectors and classes, by a linear model of each user. (The task ``synthetic`` draws data
+    itself.)"""
+
+    count: int = Field(default=5, ge=2)  # the number of classes that it was written with
+    model: ModelField = Field(default="logistic", validate_default=True)
+    classes: ClassVar[Sequence[str] | None] = None
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        return torch.tensor(x, dtype=torch.float32), _classes(y, self.count)
+
+    def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        return {"shape": tuple(inputs.shape[1:]), "classes": self.count}
+
+
+_PADDING, _UNKNOWN = 0, 1  # numbers of words in reddit
+
+
+class _Words(LeafTask):
+    """Base of the tasks whose samples are words, by their numbers."""
+
+    words: PositiveInt = 10_000  # the most frequent ones that are known
+    _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    def _know(self, words: Iterable[str], first: Sequence[str]) -> None:
+        """Number the most frequent words, behind some that are always known."""
+        counted = sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))
+        known = [word for word, _ in counted if word not in first][: self.words - len(first)]
+        self._numbers.update({word: number for number, word in enumerate((*first, *known))})
+
+
+@register("task", "sent140")
+class Sent140(_Words):
+    """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
+
+    Words are split, cut and padded as LEAF does (its ``language_utils.py``), with the number 0 for any other word. LEAF
+    takes the words of GloVe; here it is the most frequent ``words`` of the training set. The default model is LEAF's
+    ``stacked_lstm``: an embedding of 100, two LSTM layers of 100, and linear layers of 128 and 2."""
+
+    model: ModelField = Field(default="sent140-lstm", validate_default=True)
+    length: ClassVar[int] = 25
+
+    def learn(self, users: Iterable[list[Any]]) -> None:
+        self._know((word for x in users for tweet in x for word in _split(tweet[4])), ("",))
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        numbers = torch.zeros(len(x), self.length, dtype=torch.int32)
+        for row, tweet in enumerate(x):
+            found = [self._numbers.get(word, 0) for word in _split(tweet[4])[: self.length]]
+            numbers[row, : len(found)] = torch.tensor(found, dtype=torch.int32)
+        return numbers, _classes(y, 2)
+
+    def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        return {"shape": (self.length,), "classes": 2, "words": len(self._numbers)}
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"[\w']+|[.,!?;]", text)
+
+
+def known_accuracy(
+    outputs: Float[Tensor, "samples length words"], targets: Int[Tensor, "samples length"]
+) -> Float[Tensor, ""]:
+    """Share of the words that have the highest score, and are known."""
+    unknown = torch.where(targets == _UNKNOWN, -1, targets)  # a word that is never predicted
+    return token_accuracy(outputs, unknown)
+
+
+@register("task", "reddit")
+class Reddit(_Words):
+    """Reddit: the next word, by author; sequences of 10 word numbers [samples, 10], targets the same, one word later.
+
+    A comment is several samples. Words 0 and 1 are padding, which is not counted, and any unknown word, of which a
+    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the samples.
+    The default model is LEAF's ``stacked_lstm``: an embedding of 256, two LSTM layers of 256 and a linear layer, 6,182,672
+    parameters for 10,000 words."""
+
+    model: ModelField = Field(default={"name": "next-word-lstm"}, validate_default=True)
+    classes: ClassVar[Sequence[str] | None] = None
+    loss: ClassVar[Metric] = staticmethod(token_loss)
+    metrics: ClassVar[Mapping[str, Metric]] = {**METRICS, "accuracy": known_accuracy}
+
+    def learn(self, users: Iterable[list[Any]]) -> None:
+        words = (word for x in users for comment in x for sequence in comment for word in sequence)
+        self._know(words, ("<PAD>", "<UNK>"))
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        inputs = self._sequences(x)
+        targets = self._sequences([comment["target_tokens"] for comment in y])
+        if inputs.shape != targets.shape:
+            raise ValueError(f"inputs of shape {tuple(inputs.shape)}, targets of {tuple(targets.shape)}")
+        targets = torch.where(targets == _PADDING, IGNORED, targets)
+        counted = (targets != IGNORED).any(1)
+        return inputs[counted], targets[counted]
+
+    def _sequences(self, comments: list[Any]) -> Tensor:
+        rows = [
+            [self._numbers.get(word, _UNKNOWN) for word in sequence]
+            for comment in comments
+            for sequence in comment
+        ]
+        return torch.tensor(rows, dtype=torch.int32)
+
+    def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        return {"shape": tuple(inputs.shape[1:]), "classes": self.words}

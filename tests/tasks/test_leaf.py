@@ -1,0 +1,207 @@
+"""Tasks from LEAF's own files, which are written here in its format; and its models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gossamer
+from gossamer import BadInput, Experiment
+from gossamer.config.registry import build
+from gossamer.tasks import Task, TaskSource
+from gossamer.tasks.leaf import CHARACTERS, known_accuracy
+
+WORDS = ["good", "bad", "day", "night", "the"]
+ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
+
+
+def sample(name: str, rng: np.random.Generator, number: int) -> tuple[Any, Any]:
+    """One sample as LEAF writes it."""
+    label = number % 2
+    match name:
+        case "femnist":
+            return (rng.random(784) * 0.1 + 0.9 * label).tolist(), 61 * label
+        case "leaf-synthetic":
+            return rng.normal(size=4).tolist(), number % 5
+        case "celeba":
+            return f"{number % 3:06d}.jpg", label
+        case "sent140":
+            text = f"The {WORDS[label]} day, don't!"
+            return [str(number), "date", "NO_QUERY", "user", text, "training"], label
+        case "shakespeare":
+            return "To be, or not" + "x" * 66 + "é", "abc"[number % 3]
+        case "reddit":
+            words = ["<BOS>", WORDS[number % 5], "rare" if number == 7 else "the", "<EOS>", *["<PAD>"] * 6]
+            following = [*words[1:4], *["<PAD>"] * 7]
+            return [words], {
+                "subreddit": "x",
+                "target_tokens": [following],
+                "count_tokens": [[1] * 3 + [0] * 7],
+            }
+    raise AssertionError(name)
+
+
+def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
+    """LEAF's folder: in ``train`` two files of users, in ``test`` one; pictures for celeba."""
+    rng = np.random.default_rng(1)
+    for split, parts in (("train", [range(1), range(1, users)]), ("test", [range(users)])):
+        (folder / split).mkdir(parents=True)
+        for part, members in enumerate(parts):
+            data = {}
+            for user in members:
+                found = [sample(name, rng, number) for number in range(samples + user)]
+                data[f"user{user}"] = {"x": [x for x, _ in found], "y": [y for _, y in found]}
+            counts = [len(each["y"]) for each in data.values()]
+            content = {"users": list(data), "num_samples": counts, "user_data": data}
+            (folder / split / f"all_data_{part}.json").write_text(json.dumps(content))
+    (folder / "raw" / "img_align_celeba").mkdir(parents=True)
+    for number in range(3):
+        picture = Image.new("RGB", (178, 218), (50 * number, 0, 255))
+        picture.save(folder / "raw" / "img_align_celeba" / f"{number:06d}.jpg")
+    return folder
+
+
+def loaded(folder: Path, name: str, **parameters: Any) -> Task:
+    """A task of these files."""
+    source = build("task", {"name": name, "path": str(folder), **parameters})
+    assert isinstance(source, TaskSource)
+    return source.load(None, 1)
+
+
+NAMES = ["femnist", "leaf-synthetic", "celeba", "sent140", "shakespeare", "reddit"]
+SHAPES = {"femnist": (1, 28, 28), "leaf-synthetic": (4,), "celeba": (3, 84, 84), "sent140": (25,)}
+SHAPES |= {"shakespeare": (80,), "reddit": (10,)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_users_are_owners_and_the_files_split_training_and_test(tmp_path: Path, name: str) -> None:
+    task = loaded(written(tmp_path, name), name)
+    assert task.groups is not None
+    assert Counter(task.groups.tolist()) == {0: 6, 1: 7, 2: 8}
+    assert task.train[0].shape[1:] == SHAPES[name]
+    assert len(task.test[1]) == 21
+    model = task.model()
+    with torch.no_grad():
+        outputs = model(task.train[0])
+    assert torch.isfinite(task.loss(outputs, task.train[1]))
+    assert all(
+        float(metric(outputs, task.train[1])) >= 0 for metric in task.metrics.values() if callable(metric)
+    )
+
+
+@pytest.mark.parametrize("name", ["femnist", "reddit"])
+def test_nodes_learn_from_them(tmp_path: Path, name: str) -> None:
+    model = {"name": "leaf-cnn", "width": 16} if name == "femnist" else {"name": "next-word-lstm", "width": 8}
+    run = gossamer.run(
+        Experiment.of(
+            {
+                "nodes": 3,
+                "task": {"name": name, "path": str(written(tmp_path / "data", name)), "model": model}
+                | ({"words": 20} if name == "reddit" else {}),
+                "partition": "natural",
+                "topology": "ring",
+                "algorithm": {"name": "d-psgd", "local_steps": 4},
+                "optimizer": {"name": "sgd", "lr": 0.1},
+                "batch_size": 4,
+                "evaluation": {"every_rounds": 4},
+                "stop": {"rounds": 8},
+            }
+        ),
+        tmp_path,
+    )
+    losses = run.metrics.filter(run.metrics["node"] == 0)["test_loss"].to_list()
+    assert losses[-1] < losses[0]
+
+
+def test_values_are_as_in_the_files(tmp_path: Path) -> None:
+    femnist = loaded(written(tmp_path / "f", "femnist"), "femnist")
+    first = json.loads((tmp_path / "f" / "train" / "all_data_0.json").read_text())["user_data"]["user0"]
+    np.testing.assert_allclose(femnist.train[0][:6].flatten(1).numpy(), first["x"], rtol=1e-6)
+    assert femnist.train[1][:6].tolist() == first["y"]
+    pictures = loaded(written(tmp_path / "c", "celeba"), "celeba").train[0]
+    assert pictures.dtype == torch.uint8
+    assert abs(pictures[1].float().mean(dim=(1, 2)) - torch.tensor([50.0, 0, 255])).max() < 4  # a JPEG
+    texts = loaded(written(tmp_path / "s", "shakespeare"), "shakespeare").train[0]
+    assert texts[0, -1] == 80  # no character of LEAF's
+
+
+def test_words_are_numbered_by_frequency_and_a_rare_one_is_unknown(tmp_path: Path) -> None:
+    """A tweet is split and cut as LEAF's language_utils.py does: "don't" is a word, "," and "!" are too."""
+    task = loaded(written(tmp_path / "s", "sent140"), "sent140", words=7)
+    numbers = task.train[0][0].tolist()
+    # 21 tweets: The , ! day don't (sorted where equal: "!" "," "The" "day" "don't"), then good (11) and bad (10).
+    assert numbers[:6] == [3, 6, 4, 2, 5, 1]
+    assert numbers[6:] == [0] * 19
+    assert task.train[0][1, 1] == 0  # "bad" is the eighth word
+    reddit = loaded(written(tmp_path / "r", "reddit"), "reddit", words=6)
+    assert set(reddit.train[0].unique().tolist()) == {0, 1, 2, 3, 4, 5}
+    assert (reddit.train[1] == -100).sum(1).tolist() == [7] * 21  # padding is not counted
+
+
+def test_a_prediction_of_an_unknown_word_is_wrong() -> None:
+    targets = torch.tensor([[1, 3, -100]])
+    outputs = torch.nn.functional.one_hot(torch.tensor([[1, 3, 2]]), 5).float()
+    assert float(known_accuracy(outputs, targets)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "count"),
+    [
+        ("femnist", {}, 6_603_710),
+        ("femnist", {"model": {"name": "leaf-cnn", "width": 512}}, 1_690_046),  # decentralizepy's
+        ("celeba", {}, 31_202),
+        ("reddit", {}, 6_182_672),
+        ("sent140", {"model": {"name": "sent140-lstm", "words": 10_000}}, 1_174_786),
+        ("shakespeare", {}, 820_185),
+    ],
+)
+def test_models_have_the_published_numbers_of_parameters(
+    tmp_path: Path, name: str, parameters: dict[str, Any], count: int
+) -> None:
+    model = loaded(written(tmp_path, name), name, **parameters).model()
+    assert sum(each.numel() for each in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "can't be read"),
+        ('{"users": []}', "can't be read"),
+        ('{"user_data": {"ann": {"x": []}}}', "can't be read"),
+        ('{"user_data": {"ann": {"x": [[1, 2]], "y": [0]}}}', "user ann"),
+        (json.dumps({"user_data": {"ann": {"x": [[0] * 784], "y": [62]}}}), "user ann.*0 to 61"),
+        (json.dumps({"user_data": {"ann": {"x": ["a"], "y": [1]}}}), "user ann"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, said: str) -> None:
+    folder = written(tmp_path, "femnist")
+    (folder / "train" / "other.json").write_text(content)
+    with pytest.raises(BadInput, match=f"task.path: .*other.json.*{said}"):
+        loaded(folder, "femnist")
+
+
+def test_a_folder_without_files_and_a_missing_picture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no users in JSON files"):
+        loaded(tmp_path, "sent140")
+    folder = written(tmp_path / "c", "celeba")
+    (folder / "raw" / "img_align_celeba" / "000001.jpg").unlink()
+    with pytest.raises(BadInput, match="user user0.*000001.jpg"):
+        loaded(folder, "celeba")
+
+
+@pytest.mark.skipif(ROOT is None, reason="no data root in GOSSAMER_DATA_ROOT")
+def test_femnist_of_a_data_root() -> None:
+    task = build("task", {"name": "femnist"}).load(Path(str(ROOT)), 1)  # type: ignore[attr-defined]
+    assert task.groups is not None
+    assert len(task.groups.unique()) == 105
+    assert (len(task.train[1]) + len(task.test[1]), len(CHARACTERS)) == (16_393, 62)
+    assert float(task.train[0].max()) == 1
+    assert float(task.train[0].mean()) > 0.7  # paper is 1
