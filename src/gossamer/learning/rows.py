@@ -29,6 +29,7 @@ from gossamer.messages.tags import Model
 ALIGNMENT = 64
 """Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
 SPREAD = 1.5  # largest size of the store, in multiples of the rows in use, for the sake of adjacent rows
+SEARCHED = 8  # free rows that are searched for adjacent ones, in multiples of those that are wanted
 _RESERVED = 4  # address space in multiples of the machine's memory; less where the system refuses that
 
 # Python has this name from 3.13 on; the number is its value on Linux.
@@ -118,22 +119,25 @@ class Rows:
         return torch.from_numpy(view)
 
     def _together(self, count: int) -> list[int]:
-        """Numbers of free rows, ascending: the lowest ones if they are adjacent, else the first adjacent ones, else new
-        ones while the store is not much larger than the rows in use, else the lowest ones."""
-        lowest = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
-        if len(lowest) == count and lowest[-1] - lowest[0] == count - 1:
-            return lowest
-        free = np.sort(np.array([*lowest, *self._free], dtype=np.int64))
-        runs = np.flatnonzero(free[count - 1 :] - free[: max(len(free) - count + 1, 0)] == count - 1)
-        if len(runs):
-            run = slice(runs[0], runs[0] + count)
-            self._free = np.delete(free, run).tolist()  # sorted, hence a heap
-            return list(free[run].tolist())
-        if len(lowest) < count or self.rows + count <= SPREAD * (len(self._taken) + count):
-            self._free = free.tolist()
+        """Numbers of free rows, ascending: the lowest ones if they are adjacent, else the first adjacent ones near these,
+        else new ones while the store is not much larger than the rows in use, else the lowest ones."""
+        free = self._lowest(count)
+        if len(free) == count and free[-1] - free[0] == count - 1:
+            return free
+        free += self._lowest((SEARCHED - 1) * count)  # not all: there may be a hundred thousand
+        ends = enumerate(zip(free, free[count - 1 :], strict=False))
+        at = next((place for place, (first, last) in ends if last - first == count - 1), 0)
+        found, left = free[at : at + count], free[:at] + free[at + count :]
+        small = self.rows + count <= SPREAD * (len(self._taken) + count)
+        if len(found) < count or (found[-1] - found[0] != count - 1 and small):
             first = self._grow(count)
-            return list(range(first, first + count))
-        return lowest
+            found, left = list(range(first, first + count)), free
+        for index in left:
+            heapq.heappush(self._free, index)
+        return found
+
+    def _lowest(self, count: int) -> list[int]:
+        return [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
         """The rows of a :meth:`block`, or any vectors, with the values of a matrix."""
