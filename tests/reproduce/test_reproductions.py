@@ -90,6 +90,12 @@ def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Pat
     assert (full.name, full.seeds, full.planned[0].experiment.nodes) == ("steps-full", (1, 2, 3, 4), 8)
 
 
+def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> None:
+    claims = [{**FILE["reproduction"]["claims"][0], "small": False}]
+    code, out, _ = cli("reproduce", str(written(tmp_path, claims=claims)), "--small", "--json")
+    assert (code, [each["verdict"] for each in json.loads(out)["verdicts"]]) == (0, ["not decidable here"])
+
+
 def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
     assert "6 runs" in cli("sweep", str(written(tmp_path)), "--dry-run")[1]
 

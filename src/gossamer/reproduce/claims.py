@@ -91,9 +91,10 @@ class Check(Section):
 
 
 class Claim(Section):
-    """A sentence of a paper, and the conditions that it stands for."""
+    """A sentence of a paper, and the conditions that it stands for; ``small`` says whether a small size can decide them."""
 
     text: str
+    small: bool = True
     checks: list[Check] = Field(min_length=1)
 
 
@@ -139,6 +140,7 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
     found = set(verdicts)
     if len(found) == 1:
         return found.pop()
+    # Of conditions that were left out there is no verdict.
     return "holds in part" if found >= {"holds", "does not hold"} else "not decidable here"
 
 

@@ -76,6 +76,11 @@ def load(
         described = Reproduction.model_validate(raw.pop("reproduction"))
     except ValidationError as error:
         raise bad_input(error, Reproduction, "reproduction") from None
+    if size == "small":
+        judged = [
+            claim if claim.small else claim.model_copy(update={"checks": []}) for claim in described.claims
+        ]
+        described = described.model_copy(update={"claims": judged})
     if size is not None:
         changes = deepcopy(dict(getattr(described, size)))
         raw["name"] = f"{raw.get('name', file.stem)}-{size}"
