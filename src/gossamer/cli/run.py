@@ -136,7 +136,7 @@ def sweep(
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
     dry_run: Annotated[
-        bool, option("List the runs, with their time and memory; run nothing.", "--dry-run")
+        bool, option("List the runs; estimate time and memory by short trials.", "--dry-run")
     ] = False,
     baseline: Annotated[
         str | None,
