@@ -36,7 +36,7 @@ def test_a_new_folder_has_an_experiment_that_runs(
 ) -> None:
     code, out, _ = cli("new", "a study")
     assert code == 0
-    assert out.endswith("\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  pytest\n")
+    assert out.endswith("\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  pytest      (after pip install pytest)\n")
     study = tmp_path / "a study"
     assert {file.name for file in study.iterdir()} == WRITTEN
     first, *_ = (study / "experiment.yaml").read_text().splitlines()
@@ -182,7 +182,7 @@ def test_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    assert "92." in gossamer("gossamer", "demo").splitlines()[0]
+    assert "0.92" in gossamer("gossamer", "demo").splitlines()[0]
     gossamer("gossamer", "run", "quickstart", "--set", "stop.rounds=5", "--engine", "processes")
     gossamer(
         "gossamer", "run", "divshare/kollaps", "--set", "task=digits", "--set", "stop={rounds: 1}", "--quiet"

@@ -71,7 +71,8 @@ def new(
         "test_algorithm.py": "a test of it",
     }.items():
         typer.echo(f"{folder / name}: {what}")
-    typer.echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  gossamer run experiment.yaml\n  pytest      (after pip install pytest)")
+    typer.echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  gossamer run experiment.yaml")
+    typer.echo("  pytest      (after pip install pytest)")
 
 
 def _naming(cls: type[Component], experiment: str) -> str:
