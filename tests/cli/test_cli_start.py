@@ -36,7 +36,9 @@ def test_a_new_folder_has_an_experiment_that_runs(
 ) -> None:
     code, out, _ = cli("new", "a study")
     assert code == 0
-    assert out.endswith("\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  pytest      (after pip install pytest)\n")
+    assert out.endswith(
+        "\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  pytest      (after pip install pytest)\n"
+    )
     study = tmp_path / "a study"
     assert {file.name for file in study.iterdir()} == WRITTEN
     first, *_ = (study / "experiment.yaml").read_text().splitlines()
