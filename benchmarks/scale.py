@@ -8,7 +8,7 @@ Each size of ``experiments/scale/100000.yaml`` runs in a process of its own. The
 - seconds of a node-round, c + d log10 n: queues, mailboxes and rows leave one cache after the other as n grows;
 - bytes of a node-round, which do not depend on n.
 
-The fit minimises the squares of relative errors. ``--next`` is measured too, unless it is 0.
+The fit minimises the squares of relative errors. ``--next`` is measured too; 0 leaves it out.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def rows(sizes: Sequence[int], following: int, rounds: int) -> list[Row]:
     """A row for each size, the fit, and the next size as predicted and as measured."""
     found = [measured(nodes, rounds) for nodes in sizes]
     fits = {part: fitted(sizes, [row[part] for row in found], shape) for part, shape in PARTS.items()}
-    predicted = {part: fit(following) for part, fit in fits.items()}
-    found.append({"row": f"{following} nodes, predicted", **predicted})
     if following:
+        predicted = {part: fit(following) for part, fit in fits.items()}
+        found.append({"row": f"{following} nodes, predicted", **predicted})
         real = measured(following, rounds)
         off = {f"{part}_of_predicted": real[part] / predicted[part] for part in PARTS}
         found += [real, {"row": f"{following} nodes, measured over predicted", **off}]

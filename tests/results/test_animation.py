@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
 from gossamer.results.animation import MOST_RUNS, Animation
+from synthetic_run import synthetic
 
 pytest.importorskip("matplotlib")
 image = pytest.importorskip("PIL.Image")

@@ -10,13 +10,13 @@ import numpy as np
 import polars as pl
 import pytest
 from scipy.stats import t
-from synthetic_run import timed
 
 from gossamer import BadInput, Sweep, run_sweep
 from gossamer.results import comparison
 from gossamer.results.comparison import Measure, compare, measures
 from gossamer.results.groups import Group, default_baseline, find_baseline, groups
 from gossamer.results.run import Run, load_runs
+from synthetic_run import timed
 
 TIME, BYTES = comparison.time_to([("test_accuracy", 0.5)])
 

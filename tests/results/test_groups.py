@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
-from synthetic_run import timed
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import Group, group_curve, groups, several
 from gossamer.results.run import Run, labels
+from synthetic_run import timed
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]
 

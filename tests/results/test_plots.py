@@ -7,7 +7,6 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
 from gossamer.results.groups import groups
@@ -20,6 +19,7 @@ from gossamer.results.plots import (
     write_figures,
 )
 from gossamer.results.tidy import summary
+from synthetic_run import synthetic
 
 
 def test_a_ring_is_drawn_as_a_ring() -> None:

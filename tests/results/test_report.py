@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from synthetic_run import synthetic, timed
 
 from gossamer.errors import BadInput
 from gossamer.results.comparison import compare, time_to
@@ -19,6 +18,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.groups import find_baseline, groups
 from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_comparison, write_report
 from gossamer.results.run import Run
+from synthetic_run import synthetic, timed
 
 CHROMIUM = shutil.which("chromium")
 browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

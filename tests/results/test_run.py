@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic_run import PARAMETERS, synthetic
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.run import Run, labels, load_run, load_runs, model_of
 from gossamer.results.tidy import summary
+from synthetic_run import PARAMETERS, synthetic
 
 
 def test_a_run_is_read_back(tmp_path: Path) -> None:

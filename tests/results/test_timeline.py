@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from synthetic_run import timed
 
 from gossamer.errors import BadInput
 from gossamer.results import plots as module
@@ -15,6 +14,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.plots import Window, timeline_data, timeline_figure, window, write_timeline
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
+from synthetic_run import timed
 
 INTERVALS = [
     (0, "train", 0.0, 1.0, None, None),

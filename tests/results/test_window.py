@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic_run import timed
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.plots import Window, choose, timeline_data, timeline_figure, window
 from gossamer.results.run import Run
+from synthetic_run import timed
 
 
 def recorded_run(out: Path, nodes: object = 20, rows: int = 10) -> Run:
