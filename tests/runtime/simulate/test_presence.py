@@ -1,0 +1,75 @@
+"""Who waits for whom after nodes were away: looked up from what was noted of two nodes, as if every pair had been told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.node.rejoin import meeting
+from gossamer.runtime.simulate.presence import SimPresence
+
+NODES = 5
+Step = tuple[str, int]
+
+
+class Told:
+    """The reference: at each return, every node that takes part is told, and tells the one that is back."""
+
+    def __init__(self) -> None:
+        self.up, self.rounds = set(range(NODES)), [0] * NODES
+        self.first: list[dict[int, int]] = [{} for _ in range(NODES)]
+
+    def come(self, rank: int, least: int) -> int:
+        first, together = meeting({each: self.rounds[each] for each in self.up - {rank}}, least)
+        self.first[rank] = {**together, rank: first}
+        for each, since in together.items():
+            self.first[each][rank] = since
+        self.up.add(rank)
+        return first
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["round", "leave", "come"]), st.integers(0, NODES - 1)), max_size=40)
+)
+def test_pairs_wait_from_the_same_round_on_as_if_all_had_been_told(steps: Sequence[Step]) -> None:
+    told, presence = Told(), SimPresence(NODES, gather=True)
+    for what, rank in steps:
+        if what == "round" and rank in told.up:
+            told.rounds[rank] += 1
+            presence.begin_round(rank, told.rounds[rank])
+        elif what == "leave" and rank in told.up:
+            told.up.discard(rank)
+            presence.leave(rank)
+        elif what == "come" and rank not in told.up:
+            first = told.come(rank, told.rounds[rank] + 1)
+            assert presence.come(rank, told.rounds[rank] + 1) == first
+            told.rounds[rank] = first
+            presence.begin_round(rank, first)
+        assert presence.up == told.up
+        for one in told.up:
+            for other in told.up:
+                assert presence.first(one, other) == told.first[one].get(other, 0), (one, other)
+
+
+class Waiter:
+    """Something that waits."""
+
+    def wake(self) -> None:
+        """Nothing to do."""
+
+
+def test_only_nodes_that_wait_for_a_peer_are_woken_and_only_those_that_know_of_it_are_told() -> None:
+    presence = SimPresence(1000, gather=True)
+    waiters = {rank: Waiter() for rank in (7, 3, 9)}
+    for rank, waiter in waiters.items():
+        presence.watch(rank, waiter, {1, rank + 100})
+    presence.unwatch(waiters[9], {1, 109})
+    assert presence.watching(1) == [(3, waiters[3]), (7, waiters[7])]
+    assert presence.watching(107) == [(7, waiters[7])]
+    assert presence.watching(5) == []
+    presence.remember(4, [1, 2])
+    presence.remember(6, [1])
+    assert (presence.remembering(1), presence.remembering(1), presence.remembering(2)) == ({4, 6}, set(), {4})
