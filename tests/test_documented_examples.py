@@ -19,6 +19,7 @@ import yaml
 
 from command_line import SMALL, Cli
 from gossamer import Experiment, Sweep, load_run, run
+from gossamer.reproduce import Reproduction
 from test_resume import Stopper
 
 ROOT = Path(__file__).parent.parent
@@ -147,7 +148,9 @@ def test_experiments_are_accepted(text: str, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "mymodels.py").write_text("def WideNet(width): pass")
     monkeypatch.syspath_prepend(tmp_path)
     fields = yaml.safe_load(text) or {}
-    if "cells" in fields:
+    if "reproduction" in fields:
+        assert Reproduction.model_validate(fields["reproduction"]).claims
+    elif "cells" in fields:
         assert Sweep.of(fields, ROOT / "experiments" / "sweeps", out=tmp_path).planned
     else:
         Experiment.of({**yaml.safe_load(SMALL), **fields}, tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +208,7 @@ class NodeRuntime:
         """The round in which this node failed. Its other tasks go on until they are cancelled, and may end that round."""
         return self.round if self._failed is None else self._failed_round
 
-    async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
+    async def live(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the node's protocol until it returns; the first failure in any of its tasks is raised. Tasks that the protocol
         spawned go on until :meth:`end`."""
         self._failure = asyncio.get_running_loop().create_future()
@@ -226,8 +226,8 @@ class NodeRuntime:
         self._over = True
         self._retire_if_over()
 
-    async def _to_its_end(self, protocol: Coroutine[Any, Any, None]) -> None:
-        await protocol
+    async def _to_its_end(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await protocol()
         self.own.check()  # at once, before other nodes find it
 
     def _retire_if_over(self) -> None:

@@ -226,7 +226,7 @@ class NodeTasks:
     async def _run(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
         try:
-            await node.live(protocol())
+            await node.live(protocol)
             self._returned(node.rank)
             raise await node.failure()
         except Exception as error:  # noqa: BLE001 - an author's protocol may raise anything

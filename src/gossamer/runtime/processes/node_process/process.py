@@ -194,7 +194,7 @@ class NodeProcess:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
         asks = arrival is not None and arrival.start_from == "neighbor"
         detection_s = self._setup.experiment.failures.detection_s
-        await self._node.live(newcomer(run, self._node, detection_s if asks else None))
+        await self._node.live(partial(newcomer, run, self._node, detection_s if asks else None))
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
