@@ -101,6 +101,99 @@ def test_against_a_model_of_its_events(tmp_path: Path, merge: str, period: float
         assert steps * ROUNDS <= last <= max(ages)
 
 
+def on_receipt_model(data: Data, peers: list[list[int]], create: str, period: float, steps: int) -> Any:
+    """The freshest models at the end of Algorithm 1 of Ormandi et al., given to whom each node's models go. Events are the end
+    of an update, a message, and the end of a period; a node that trains lets both wait."""
+    fresh, last = list(data.initial), list(data.initial)
+    step, sent, over, busy = [0] * NODES, [0] * NODES, [0.0] * NODES, [False] * NODES
+    queue: list[list[Any]] = [[] for _ in range(NODES)]
+    agenda: list[tuple[float, int, int, Any]] = []
+    number = iter(range(10**6))
+
+    def due(time: float, i: int, what: Any) -> None:
+        heapq.heappush(agenda, (time, next(number), i, what))
+
+    def update(i: int, m: Any) -> Any:
+        for _ in range(steps):
+            m = m - LR * data.gradient(i, m)
+        return m
+
+    def listen(time: float, i: int) -> None:
+        """Take the next message, or send, or wait."""
+        while not busy[i] and sent[i] < ROUNDS:
+            if time >= over[i]:
+                due(time + LATENCY, peers[i][sent[i]], fresh[i])
+                sent[i] += 1
+                over[i] = time + period
+                due(over[i], i, "over")
+            elif queue[i]:
+                m, before = queue[i].pop(0), last[i]
+                last[i] = m
+                if create == "rw":
+                    fresh[i] = update(i, m)
+                elif create == "mu":
+                    fresh[i] = update(i, (m + before) / 2)
+                else:
+                    fresh[i] = (update(i, m) + update(i, before)) / 2
+                taken = steps * (2 if create == "um" else 1)
+                busy[i] = True
+                due(time + sum(TIMES[i][(step[i] + k) % len(TIMES[i])] for k in range(taken)), i, "trained")
+                step[i] += taken
+            else:
+                return
+
+    for i in range(NODES):
+        over[i] = period
+        due(period, i, "over")
+    while agenda:
+        now, _, i, what = heapq.heappop(agenda)
+        if isinstance(what, str):
+            busy[i] = busy[i] and what != "trained"
+        else:
+            queue[i].append(what)
+        listen(now, i)
+    return np.stack(fresh)
+
+
+@pytest.mark.parametrize("create", ["rw", "mu", "um"])
+@pytest.mark.parametrize(("period", "steps"), [(1.7, 1), (0.9, 2)])
+def test_training_on_receipt(tmp_path: Path, create: str, period: float, steps: int) -> None:
+    """With the shorter period, updates outlast it and models wait in the queue."""
+    timing.clear()
+    algorithm = {
+        "name": "gossip-learning-on-receipt",
+        "create": create,
+        "period_s": period,
+        "local_steps": steps,
+    }
+    experiment = least_squares(
+        NODES,
+        ROUNDS,
+        algorithm=algorithm,
+        topology="complete",
+        compute=Table(seconds_of=TIMES),
+        network={"name": "uniform", "latency_s": LATENCY},
+        wrappers=[Window()],
+    )
+    run = play(experiment, tmp_path)
+    peers = [[to for _, source, to, _ in timing.sent if source == rank] for rank in range(NODES)]
+    assert [len(row) for row in peers] == [ROUNDS] * NODES
+    expected = on_receipt_model(Data(experiment), peers, create, period, steps)
+    assert run.parameters is not None
+    np.testing.assert_allclose(wide(run.parameters), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ages_on_receipt(tmp_path: Path) -> None:
+    """Two nodes, who send to each other: a model that walks ages by a step at each of its receipts, and merging takes the
+    older one's age."""
+    timing.clear()
+    algorithm = {"name": "gossip-learning-on-receipt", "create": "rw"}
+    experiment = least_squares(2, 5, algorithm=algorithm, topology="complete", wrappers=[Window()])
+    play(experiment, tmp_path)
+    ages = [payload["age"] for _, source, _, payload in timing.sent if source == 0]
+    assert ages == [0, 1, 2, 3, 4]
+
+
 def test_one_at_a_time_is_not_all_at_once(tmp_path: Path) -> None:
     """Or the test above would say nothing: slow nodes find several messages in their queue."""
     ends = []

@@ -106,6 +106,7 @@ class Checkpoint(NodeWrapper):
         {"name": "sgp", "overlap": 2},
         {"name": "relay-sum", "tree": "spanning", "stand_in": "initial"},
         "gossip-learning",
+        {"name": "gossip-learning-on-receipt", "period_s": 0.05},
     ],
     ids=str,
 )

@@ -605,6 +605,7 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "swift-artifact"},
     {"name": "divshare", "fraction": 1.0, "recipients": 2},
     {"name": "gossip-learning"},
+    {"name": "gossip-learning-on-receipt", "period_s": 0.05},
 ]
 TAKES_DIFFERENCES: list[dict[str, Any]] = [{"name": "choco-sgd"}, {"name": "deepsqueeze"}, {"name": "beer"}]
 TAKES_PIECES: list[dict[str, Any]] = [

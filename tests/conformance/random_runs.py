@@ -93,6 +93,11 @@ def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
         "epidemic-oracle": {"degree": [2]},
         "fedavg": {"client_fraction": [0.5, 1.0], "idle_s": [0.05, 0.2]},
         "gossip-learning": {"merge": ["each", "all"], "period_s": [None, 0.05], "local_steps": [1, 2]},
+        "gossip-learning-on-receipt": {
+            "create": ["rw", "mu", "um"],
+            "period_s": [0.05],
+            "local_steps": [1, 2],
+        },
         "relay-sum": {"tree": ["spanning"]},
         "swift": {"memory": ["stored", "fresh"], "average_every": [1, 3], "local_steps": [1, 2]},
         "swift-artifact": {"recipients": [None, 1], "backlog": [1, None]},

@@ -29,6 +29,7 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"name": "ad-psgd", "timeout_s": 5.0},
     {"name": "divshare", "fraction": 0.5, "recipients_from": "neighbors"},
     {"name": "gossip-learning"},
+    {"name": "gossip-learning-on-receipt", "period_s": 0.05},
 ]
 
 

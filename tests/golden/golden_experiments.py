@@ -10,6 +10,7 @@ from typing import Any
 Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
+    "algorithm": {"gossip-learning-on-receipt"},
     "task": {
         *("celeba", "cifar10", "cifar100", "fashion-mnist", "femnist", "hub", "leaf-synthetic"),
         *("mnist", "movielens", "reddit", "sent140", "shakespeare", "synthetic", "tiny-mem"),

@@ -8,6 +8,7 @@ from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.algorithms.divshare import ADPSGDArtifact, DivShare, SwiftArtifact
 from gossamer.algorithms.epidemic import EpidemicLocal, EpidemicOracle
 from gossamer.algorithms.gossip_learning import GossipLearning
+from gossamer.algorithms.gossip_on_receipt import GossipLearningOnReceipt
 from gossamer.algorithms.gossiped_centrality import GossipedCentrality
 from gossamer.algorithms.influence_corrected import InfluenceCorrected
 from gossamer.algorithms.powergossip import PowerGossip
@@ -19,5 +20,13 @@ from gossamer.algorithms.topology_aware import TopologyAware
 
 __all__ = ["ADPSGD", "BEER", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
 __all__ += ["ChocoSGD", "DeepSqueeze", "DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg"]
-__all__ += ["SGP", "GossipLearning", "GossipedCentrality", "GradientTracking", "InfluenceCorrected", "Local"]
+__all__ += [
+    "SGP",
+    "GossipLearning",
+    "GossipLearningOnReceipt",
+    "GossipedCentrality",
+    "GradientTracking",
+    "InfluenceCorrected",
+    "Local",
+]
 __all__ += ["PowerGossip", "QuasiGlobalMomentum", "RelaySum", "Swift", "SwiftArtifact", "TopologyAware"]

@@ -9,8 +9,9 @@ Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Dist
 - all (Super-Gossip): x_i <- (a_i x_i + sum_j a_j x_j) / (a_i + sum_j a_j), a_i <- max over all, for the whole queue
 
 Both were checked against sacs-epfl/async-dl (``GossipSharing``, ``SuperGossipNode``), not against the papers. Its
-``GossipNode`` (and the papers) train only when a message comes; here nodes train on their own clock in both. Its age counts
-samples, which gives the same weights if all batches have one size.
+``GossipNode`` and the papers train only when a message comes: ``gossip-learning-on-receipt`` does that, with the merges of
+2013. Here nodes train on their own clock. The age of async-dl counts samples, which gives the same weights if all batches
+have one size.
 """
 
 from __future__ import annotations
