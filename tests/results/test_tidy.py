@@ -196,6 +196,35 @@ def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> 
         assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
 
 
+def test_a_node_that_was_away_at_an_evaluation_does_not_make_it_incomplete(tmp_path: Path) -> None:
+    """Node 1 misses round 10 and records round 20; node 2 comes back after round 20, too late to record anything."""
+    at = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
+    run = recorded(
+        tmp_path,
+        *(
+            {"node": node, "round": r, "time_s": float(r), "test_accuracy": r / 100}
+            for node, rounds in at.items()
+            for r in rounds
+        ),
+        experiment="{name: t, nodes: 3}",
+    )
+    with RunFolder.open(run.path).segment("events") as events:
+        for time_s, node, event in (
+            (8.0, 1, "lost"),
+            (11.0, 1, "returned"),
+            (19.0, 2, "lost"),
+            (21.0, 2, "returned"),
+        ):
+            events.append(
+                {"time_s": time_s, "node": node, "event": event, "detail": f"node {node} is {event}"}
+            )
+    run = Run(run.path)
+    assert run.curves["complete"].to_list() == [True] * 3
+    last = final(run, "test_accuracy")
+    assert last is not None
+    assert (last.round, last.count, last.mean) == (20, 2, pytest.approx(0.2))
+
+
 def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
     """Rounds that only the best node of a stopped run got to are none of the network's."""
     rows = [

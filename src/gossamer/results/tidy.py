@@ -171,9 +171,10 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
 
     Returns:
         Columns ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``, ``max``, ``count``, and
-        ``complete``: whether as many nodes have a row as at any point with the metric. A run that was killed has recorded
-        its last rounds for its fastest nodes only. Nodes without the metric don't count, nor do nodes that were lost or
-        left: a run that goes on without them has an end all the same.
+        ``complete``: whether every node with the metric has got to the point. A run that was killed has recorded its last
+        rounds for its fastest nodes only. A node that was away at a point, and recorded a later one, has got past it. Nodes
+        that are away at the end, or came back too late to record anything, don't count: a run that goes on without them
+        has an end all the same.
     """
     names = metric_names(run) if metrics is None else list(metrics)
     index = ["node", "point", "instant", *AXES]
@@ -182,11 +183,18 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
     value = pl.col("value").filter(has)
     having = has.any().over("metric", "node")
-    member = having & ~pl.col("node").is_in(run.away)
+    member = having & ~pl.col("node").is_in([*run.away, *_silent_since_their_return(run)])
+    is_end = pl.col("instant").is_infinite()
+    got_to = pl.col("point").filter(~is_end).max().over("metric", "node").fill_null(-1)
     shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
     table = (
         rows.filter(shown)
         .with_columns(member=pl.when(member.any().over("metric")).then(member).otherwise(having))
+        .with_columns(got_to=got_to)
+        .with_columns(
+            all_got_to=pl.col("got_to").filter(pl.col("member")).min().over("metric"),
+            members=pl.col("node").filter(pl.col("member")).n_unique().over("metric"),
+        )
         .group_by("metric", "point", maintain_order=True)
         .agg(
             pl.col("instant").first(),
@@ -197,17 +205,27 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
             min=value.min(),
             max=value.max(),
             count=value.len().cast(pl.Int64),
-            members=pl.col("member").sum(),
+            complete=pl.when(is_end.first())
+            .then(pl.col("member").sum() == pl.col("members").first())
+            .otherwise(pl.col("point").first() <= pl.col("all_got_to").first()),
         )
         .filter(pl.col("count") > 0)
-        .with_columns(complete=pl.col("members") == pl.col("members").max().over("metric"))
-        .drop("members")
         .sort("metric", "point")
     )
     if run.every_s is None:
         return table  # a point is where the nodes with the metric were, such as a server
     # An instant has one place for all metrics.
     return table.update(points(run), on="point").select(table.columns)
+
+
+def _silent_since_their_return(run: Run) -> list[int]:
+    """Ranks of the nodes that came back, and have recorded nothing since."""
+    returned = (
+        run.events.filter(pl.col("event") == "returned").group_by("node").agg(back_s=pl.col("time_s").max())
+    )
+    recorded = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())
+    silent = returned.join(recorded, on="node").filter(pl.col("back_s") > pl.col("last_s"))
+    return silent["node"].to_list()
 
 
 def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
