@@ -132,7 +132,7 @@ class Gather(Section):
 
     timeout_s: float | None = Field(default=None, gt=0)
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
-    malformed: Literal["drop", "lose_peer", "fail"] = "lose_peer"
+    malformed: Literal["drop", "fail"] = "fail"
     missing: Literal["own", "renormalize"] = "own"
 
     @model_validator(mode="after")

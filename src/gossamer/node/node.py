@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -22,7 +20,6 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
-from gossamer.node.unsaved import UnsavedLocals
 from gossamer.randomness import SHARED, generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
@@ -75,7 +72,9 @@ class Node:
     @property
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
-        return self._lent(sys._getframe(1))
+        snapshot = self._own.parameters.read()
+        self._host.settle(snapshot)
+        return snapshot
 
     @parameters.setter
     def parameters(self, v: Float[Tensor, " params"]) -> None:
@@ -85,7 +84,7 @@ class Node:
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
-        return self._own.buffers.lend(sys._getframe(1))
+        return self._own.buffers.read()
 
     @buffers.setter
     def buffers(self, v: Float[Tensor, " buffers"]) -> None:
@@ -96,8 +95,7 @@ class Node:
     def model(self) -> Model:
         """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
         parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
-        reader = sys._getframe(1)
-        return Model(self._lent(reader), self._own.buffers.lend(reader))
+        return Model(self.parameters, self._own.buffers.read())
 
     @model.setter
     def model(self, model: Model) -> None:
@@ -106,11 +104,6 @@ class Node:
         self.parameters = model.parameters
         if self._has_buffers or len(model.buffers):
             self.buffers = model.buffers
-
-    def _lent(self, reader: FrameType) -> Float[Tensor, " params"]:
-        snapshot = self._own.parameters.lend(reader)
-        self._host.settle(snapshot)
-        return snapshot
 
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
@@ -601,16 +594,12 @@ class AsyncRounds:  # its name says, in the error of a plain for, what it is
     def __init__(self, node: Node) -> None:
         self._node = node
         self._current: int | None = None
-        saved = node._setup.experiment.checkpoint.on
-        self._unsaved = UnsavedLocals(node) if saved and node.rank == 0 else None
 
     def __aiter__(self) -> AsyncRounds:
         return self
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime
-        if self._unsaved is not None:
-            self._unsaved.look(sys._getframe(1))
         if self._current is not None:
             await node.end_round(self._current)
         runtime.catch_up()

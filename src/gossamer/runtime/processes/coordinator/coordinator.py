@@ -191,7 +191,7 @@ class Coordinator:
                     self._rows.view(rank, moment, row["round"], view)
                 self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
-                self.record(rank, kind, text, show=kind == "unsaved")
+                self.record(rank, kind, text, show=False)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
                     self._diverged = True
                     self._lifecycle.end("diverged")

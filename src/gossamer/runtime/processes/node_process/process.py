@@ -20,7 +20,6 @@ from torch import Tensor
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
-from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
@@ -142,8 +141,7 @@ class NodeProcess:
             self._tell(protocol.Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                with unawaited_calls_fail((self._node,)):
-                    await self._take_part()
+                await self._take_part()
             if (slowness := self._host.slowness) is not None:
                 self._tell(protocol.Event("slow", slowness))
             self._node.look_for_divergence()
@@ -324,7 +322,7 @@ class NodeProcess:
             case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
-                self._node.peer_lost()
+                self._node.mailbox.wake_all()
                 if checkpoints is not None:
                     checkpoints.lost(rank)
             case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
@@ -344,7 +342,7 @@ class NodeProcess:
             case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
-                    self._node.rejoin(first)
+                    self._node.peer_found(self._rank, first, restarted=False)
             case protocol.Slots(count=count):
                 self._host.cpu_slots.count = count
             case protocol.Consumed():
@@ -372,7 +370,7 @@ class NodeProcess:
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
         self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
         self._meet(arrival.together)
-        self._node.rejoin(arrival.first)
+        self._node.peer_found(self._rank, arrival.first, restarted=False)
         self._node.catch_up()
 
     # --- what is saved
