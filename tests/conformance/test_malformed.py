@@ -126,9 +126,8 @@ def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: s
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "codec"])
-@pytest.mark.parametrize("malformed", ["drop", "lose_peer"])
-def test_each_message_is_refused_once(setting: str, malformed: str, tmp_path: Path) -> None:
-    gather = {"malformed": malformed, "lost_peer": "skip"}
+def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
+    gather = {"malformed": "drop", "lost_peer": "skip"}
     wrapper = Malformed(kind="model of NaN", since=2)
     run = gossamer.run(described(setting, rounds=8, gather=gather, wrappers=[wrapper]), tmp_path)
     counts = run.metrics.filter(pl.col("round") == 8, pl.col("node") >= 0)
@@ -193,7 +192,11 @@ class Steps(NodeWrapper):
 @pytest.mark.parametrize("kind", ["nothing", "number", "list", "dict", "vector", "bytes"])
 @pytest.mark.parametrize("step", ["keys", "roster", "shares", "relay", "survivors", "unmask"])
 def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: str, tmp_path: Path) -> None:
-    gather = {"lost_peer": "skip", "timeout_s": 0.5}  # what a node withholds, others don't wait for
+    gather = {
+        "malformed": "drop",
+        "lost_peer": "skip",
+        "timeout_s": 0.5,
+    }  # what a node withholds, others don't wait for
     wrappers = [Steps(step=step, kind=kind)]
     run = gossamer.run(described("secure", gather=gather, wrappers=wrappers), tmp_path)
     assert run.status == "done"
@@ -222,7 +225,7 @@ class Flood(NodeWrapper):
 
 
 def flooded(
-    frames: int, policy: str, engine: str, out: Path, *, rounds: int = 20, step_s: float = 0.01, **more: Any
+    frames: int, engine: str, out: Path, *, rounds: int = 20, step_s: float = 0.01, **more: Any
 ) -> Run:
     """A run of 20 rounds, in the first ``rounds`` of which a node sends malformed frames."""
     experiment = described(
@@ -230,7 +233,7 @@ def flooded(
         engine,
         rounds=20,
         compute={"name": "constant", "seconds_per_step": step_s},
-        gather={"malformed": policy, "lost_peer": "skip"},
+        gather={"malformed": "drop", "lost_peer": "skip"},
         wrappers=[Flood(frames=frames, rounds=rounds)],
     )
     run = gossamer.run(experiment, out, **more)
@@ -241,10 +244,9 @@ def flooded(
     return run
 
 
-@pytest.mark.parametrize("policy", ["lose_peer", "drop"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, policy: str, tmp_path: Path) -> None:
-    flooded(1_000, policy, engine, tmp_path)
+def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, tmp_path: Path) -> None:
+    flooded(1_000, engine, tmp_path)
 
 
 @pytest.mark.slow
@@ -257,7 +259,7 @@ def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path
         for _ in range(2):
             fleet.start(f"127.0.0.1:{port}", slots=2)
         listen = Listen(f"127.0.0.1:{port}", TOKEN, 2)
-        run = flooded(50_000, "lose_peer", "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
+        run = flooded(50_000, "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
     finally:
         fleet.close()
     refused = run.metrics.group_by("node").agg(pl.col("messages_refused").max())

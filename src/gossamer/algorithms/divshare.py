@@ -1,32 +1,16 @@
 """DivShare: models in fragments, each to other nodes, and what is not sent in time is dropped.
 
-Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The
-coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. At its own pace,
-each node i
-
-1. takes H local steps, while messages travel,
-2. drops the messages that it has not sent yet,
-3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
-4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
-   over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
-
-These rules and their order were read from the authors' code; the text of the paper was not at hand. (Its Algorithm 1 is said
-to begin a round with the averaging, which is the same cycle.)
-
-The baselines are those of the authors' code, which differ from the protocols that they are named after (``ad-psgd`` and
-``swift``). In both, a node that has done its steps averages with the newest model of every node that it has heard from since
-the last averaging,
-
-    x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|)
-
-and it never drops queued messages, so a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with
-``queue: keep`` separates the two differences.
+Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The rules
+and their order were read from the authors' code. So were the baselines, which differ from the protocols that they are named
+after (``ad-psgd`` and ``swift``): a node that has done its steps averages with the newest model of every node that it has
+heard from since the last averaging, x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|), and never drops queued messages, so
+that a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates the two
+differences.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,13 +31,19 @@ from gossamer.node import Node, Setting
 
 @register("algorithm", "divshare")
 class DivShare(Algorithm):
-    """DivShare (Biswas et al., 2025).
+    """DivShare (Biswas et al., 2025): each of C fragments of the model to J nodes.
 
-    Each tensor of the model is dealt out separately: every fragment gets the same number of its coordinates, and the last
-    fragment also gets the rest, so a tensor of fewer than C values is entirely in the last one. Buffers count as one tensor.
+    The coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. Each tensor is
+    dealt out separately (buffers count as one); the last fragment also gets the rest. At its own pace, each node i
+
+    1. takes H local steps, while messages travel,
+    2. drops the messages that it has not sent yet,
+    3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
+    4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
+       over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
 
     Args:
-        fraction: Omega; there are C = floor(1 / Omega) fragments. Above 1/2, whole models are sent.
+        fraction: Omega. Above 1/2, whole models are sent.
         recipients: J, how many nodes each fragment is sent to; null is ceil(log2 n).
         local_steps: H, mini-batch steps a round.
         recipients_from: "all" others, whatever the topology, or "neighbors" in it (all of them where they are fewer
@@ -61,8 +51,6 @@ class DivShare(Algorithm):
         queue: "drop" cancels, after a round's steps, every message that has not left completely; "keep" sends everything,
             first in first out. (On a simulated network whose ``sharing`` is "fifo", a message that has left and waits for a
             slow downlink can't be cancelled.)
-        backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
-            ones have left. Null, as in the published code, sets no limit.
 
     Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends."""
 
@@ -73,16 +61,12 @@ class DivShare(Algorithm):
     local_steps: LocalSteps = 1
     recipients_from: Literal["all", "neighbors"] = "all"
     queue: Literal["drop", "keep"] = "drop"
-    backlog: int | None = Field(default=None, ge=1)
 
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
         if (J := self.recipients) is not None and nodes <= J:
-            raise BadInput(
-                f"algorithm.recipients: {J} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
-            )
-        if self.backlog is not None and self.queue == "drop":
-            raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
+            accepted = f"1 to {nodes - 1}, or null"
+            raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
         if topology.sampled and self.recipients_from == "all":
             found = f'"all" on {topology.topology.name_of()}'
             raise BadInput(f'algorithm.recipients_from: {found}; accepted: "neighbors"')
@@ -105,7 +89,6 @@ class DivShare(Algorithm):
         fragments = Fragments(node, self.fragments)
         node.expect("fragment", *([node.model] if self.fragments == 1 else ()), check=fragments.fit)
         queue: list[Sending] = []
-        leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
             await node.train(self.local_steps)
             if self.queue == "drop":
@@ -117,7 +100,6 @@ class DivShare(Algorithm):
             received = node.drain("fragment", newest=True)
             node.record(received_share=len(received) / max(len(pairs), 1))
             await fragments.average(received)
-            await wait_for_backlog(leaving, queue, self.backlog)
 
     async def _pairs(self, node: Node, r: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """(fragment, recipient), J recipients each, in random order."""
@@ -127,15 +109,6 @@ class DivShare(Algorithm):
         drawn = np.argsort(rng.random((len(numbers), len(others))), axis=1)[:, :J].tolist()
         pairs = [(c, others[k]) for c, row in zip(numbers, drawn, strict=True) for k in row]
         return [pairs[k] for k in rng.permutation(len(pairs)).tolist()]
-
-
-async def wait_for_backlog(leaving: deque[list[Sending]], sent: list[Sending], backlog: int | None) -> None:
-    """Wait until at most the messages of the last ``backlog`` rounds are still leaving; None sets no limit."""
-    if backlog is not None:
-        leaving.append(sent)
-        if len(leaving) > backlog:
-            for sending in leaving.popleft():
-                await sending
 
 
 class Fragments:
@@ -230,19 +203,18 @@ def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
 
 @register("algorithm", "swift-artifact")
 class SwiftArtifact(Algorithm):
-    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round. It uses no graph and no weights
-    and keeps no models; it is DivShare with one fragment and a kept queue.
+    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round.
+
+    It uses no graph and no weights and keeps no models; it is DivShare with one fragment and a kept queue.
 
     Args:
         recipients: J; null is ceil(log2 n).
-        local_steps: mini-batch steps a round.
-        backlog: as in ``divshare``."""
+        local_steps: mini-batch steps a round."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
     recipients: int | None = Field(default=None, ge=1)
     local_steps: LocalSteps = 1
-    backlog: int | None = Field(default=None, ge=1)
 
     def _divshare(self) -> DivShare:
         return DivShare(fraction=1.0, queue="keep", **dict(self))
@@ -269,8 +241,6 @@ class ADPSGDArtifact(Algorithm):
         degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are
             answers.
         local_steps: mini-batch steps a round.
-        backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
-            limit. Answers are not limited.
 
     Records ``received_share``: models that a round has averaged, divided by those that a node sends on average."""
 
@@ -278,7 +248,6 @@ class ADPSGDArtifact(Algorithm):
     mixes_models: ClassVar[bool] = True
     degree: int = Field(default=6, ge=2)
     local_steps: LocalSteps = 1
-    backlog: int | None = Field(default=None, ge=1)
 
     def check(self, setting: Setting) -> None:
         if setting.nodes < 2:
@@ -293,18 +262,16 @@ class ADPSGDArtifact(Algorithm):
         node.expect("model", node.model, check=lambda message: message.tag[1] in ("question", "answer"))
         node.expect("heard", node.model)
         node.spawn(self._listen(node))
-        leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
             await node.train(self.local_steps)
             state["latest"] = node.model
             drawn = node.rng("peers", r).integers(len(peers), size=asked)
-            latest = state["latest"]
-            questions = [node.send(peers[k], latest, tag=("model", "question")) for k in drawn.tolist()]
+            for k in drawn.tolist():
+                node.send(peers[k], state["latest"], tag=("model", "question"))
             heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
             node.record(received_share=len(heard) / (2 * asked))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
             del heard
-            await wait_for_backlog(leaving, questions, self.backlog)
 
     async def _listen(self, node: Node) -> None:
         """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""
