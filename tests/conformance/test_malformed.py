@@ -89,7 +89,7 @@ def described(setting: str, engine: str = "simulate", *, rounds: int = 8, **chan
         "optimizer": {"name": "sgd", "lr": 0.01},
         "compute": {"name": "constant", "seconds_per_step": 0.01},
         "network": {"name": "uniform", "latency_s": 0.001},
-        "gather": {"lost_peer": "skip"},
+        "gather": {"malformed": "drop", "lost_peer": "skip"},
         "evaluation": {"every_rounds": 4},
         "stop": {"rounds": rounds},
         "engine": {"name": engine, **options},
