@@ -291,6 +291,21 @@ def test_recipients_from_the_neighbours(tmp_path: Path) -> None:
     assert len([1 for source, _, _, at in sent if (source, at) == (1, 0)]) == 4 * 1
 
 
+def test_a_kept_queue_is_not_longer_than_its_backlog(tmp_path: Path) -> None:
+    """A node with 90 bytes a second and 0.8 s a round waits for its uplink, if it may keep two rounds' messages."""
+    rounds = {}
+    for backlog in (2, None):
+        algorithm = {"name": "divshare", "fraction": 1, "queue": "keep", "backlog": backlog}
+        run, sent = play(experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 60.0}), tmp_path)
+        rounds[backlog] = run.metrics.filter(node=4)["round"].max()
+        [last] = run.metrics.filter(node=4, round=rounds[backlog]).to_dicts()
+        queued = len([1 for source, *_ in sent if source == 4]) - last["messages_sent"]
+        assert (queued <= 3 * (backlog + 1)) if backlog else (queued > 100)
+    size = wire_bytes(("fragment", 0), torch.zeros(FEATURES))
+    assert rounds[None] == 74
+    assert rounds[2] == pytest.approx(60.0 * 90 / (3 * size), abs=4)
+
+
 def test_the_share_received_is_recorded(tmp_path: Path) -> None:
     """Without limits all J C fragments of each node arrive, nodes being equally fast: 1 on average over the nodes."""
     algorithm = {"name": "divshare", "fraction": 0.25, "recipients": 2}
@@ -323,6 +338,7 @@ def test_messages_that_were_dropped_are_counted(tmp_path: Path) -> None:
         ({"fraction": 1.2}, r"algorithm\.fraction"),
         ({"queue": "flush"}, r"algorithm\.queue"),
         ({"recipients_from": "some"}, r"algorithm\.recipients_from"),
+        ({"backlog": 2}, r'algorithm\.backlog: 2 with queue "drop"; accepted: null, or "keep"'),
     ],
 )
 def test_bad_input(tmp_path: Path, algorithm: dict[str, Any], named: str) -> None:

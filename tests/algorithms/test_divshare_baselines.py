@@ -123,6 +123,16 @@ def test_the_share_received_is_over_what_a_node_sends(tmp_path: Path) -> None:
     assert {2, 3} <= {round(number) for number in heard} <= {0, 1, 2, 3, 4}
 
 
+def test_a_backlog_that_is_full_makes_a_node_wait(tmp_path: Path) -> None:
+    rounds = {}
+    for backlog in (1, None):
+        algorithm = {"name": "ad-psgd-artifact", "degree": 6, "backlog": backlog}
+        run, _ = play(experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 40.0}), tmp_path)
+        rounds[backlog] = run.metrics.filter(node=4)["round"].max()
+    assert rounds[None] == 49
+    assert rounds[1] < 20
+
+
 @pytest.mark.parametrize(
     ("algorithm", "nodes", "named"),
     [

@@ -79,12 +79,13 @@ def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
     """One of its forms."""
     options: dict[str, dict[str, list[Any]]] = {
         "ad-psgd": {"wait_free": [False, True], "timeout_s": [0.01, 0.1, 5.0], "local_steps": [1, 2]},
-        "ad-psgd-artifact": {"degree": [2, 5]},
+        "ad-psgd-artifact": {"degree": [2, 5], "backlog": [1, None]},
         "divshare": {
             "fraction": [0.2, 0.5, 1.0],
             "recipients": [None, 1],
             "queue": ["drop", "keep"],
             "recipients_from": ["all", "neighbors"],
+            "backlog": [1, None],
         },
         # (Without it, a ring of an even number of nodes is refused.)
         "d2": {"exact_diffusion": [True]},
@@ -99,9 +100,11 @@ def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
         },
         "relay-sum": {"tree": ["spanning"]},
         "swift": {"memory": ["stored", "fresh"], "average_every": [1, 3], "local_steps": [1, 2]},
-        "swift-artifact": {"recipients": [None, 1]},
+        "swift-artifact": {"recipients": [None, 1], "backlog": [1, None]},
     }
     chosen = {field: rng.choice(values) for field, values in options.get(name, {}).items()}
+    if chosen.get("queue") == "drop":
+        del chosen["backlog"]
     return {"name": name, **chosen}
 
 

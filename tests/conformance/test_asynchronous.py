@@ -20,7 +20,7 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"name": "ad-psgd"},
     {"name": "ad-psgd-artifact"},
     {"name": "divshare", "fraction": 0.25},
-    {"name": "divshare", "fraction": 1.0, "queue": "keep"},
+    {"name": "divshare", "fraction": 1.0, "queue": "keep", "backlog": 3},
     {"name": "swift"},
     {"name": "swift", "memory": "fresh", "boost": True, "average_every": 2},
     {"name": "swift-artifact"},

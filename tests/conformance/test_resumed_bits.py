@@ -281,7 +281,7 @@ def test_killed_at_twenty_random_instants(tmp_path: Path, name: str) -> None:
 MORE: dict[str, dict[str, Any]] = {
     "wait-free": {"algorithm": {"name": "ad-psgd", "wait_free": True}, "network": NETWORKS["fifo"]},
     "kept-queue": {
-        "algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 2, "queue": "keep"},
+        "algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 2, "queue": "keep", "backlog": 2},
         "network": SLOW,
     },
     "codec": {"algorithm": "gossip-learning", "codec": {"name": "top-k", "fraction": 0.3}, "network": SLOW},

@@ -262,7 +262,7 @@ EXPERIMENTS: dict[str, Settings] = {
         "network": {**SLOW_LINKS, "loss": 0.1, "jitter_s": 0.001},
     },
     "ad-psgd-artifact": {
-        "algorithm": {"name": "ad-psgd-artifact", "degree": 2},
+        "algorithm": {"name": "ad-psgd-artifact", "degree": 2, "backlog": 2},
         "compute": {"name": "trace", "path": "steps.csv", "assign": "drawn"},
         "network": {
             "name": "stragglers",
@@ -330,6 +330,7 @@ EXPERIMENTS: dict[str, Settings] = {
             "name": "divshare",
             "fraction": 0.5,
             "queue": "keep",
+            "backlog": 2,
             "recipients_from": "neighbors",
         },
         "topology": "complete",

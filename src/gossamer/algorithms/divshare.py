@@ -11,6 +11,7 @@ differences.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +52,8 @@ class DivShare(Algorithm):
         queue: "drop" cancels, after a round's steps, every message that has not left completely; "keep" sends everything,
             first in first out. (On a simulated network whose ``sharing`` is "fifo", a message that has left and waits for a
             slow downlink can't be cancelled.)
+        backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
+            ones have left. Null, as in the published code, sets no limit.
 
     Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends."""
 
@@ -61,12 +64,15 @@ class DivShare(Algorithm):
     local_steps: LocalSteps = 1
     recipients_from: Literal["all", "neighbors"] = "all"
     queue: Literal["drop", "keep"] = "drop"
+    backlog: int | None = Field(default=None, ge=1)
 
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
         if (J := self.recipients) is not None and nodes <= J:
             accepted = f"1 to {nodes - 1}, or null"
             raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
+        if self.backlog is not None and self.queue == "drop":
+            raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
         if topology.sampled and self.recipients_from == "all":
             found = f'"all" on {topology.topology.name_of()}'
             raise BadInput(f'algorithm.recipients_from: {found}; accepted: "neighbors"')
@@ -89,6 +95,7 @@ class DivShare(Algorithm):
         fragments = Fragments(node, self.fragments)
         node.expect("fragment", *([node.model] if self.fragments == 1 else ()), check=fragments.fit)
         queue: list[Sending] = []
+        leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
             await node.train(self.local_steps)
             if self.queue == "drop":
@@ -100,6 +107,7 @@ class DivShare(Algorithm):
             received = node.drain("fragment", newest=True)
             node.record(received_share=len(received) / max(len(pairs), 1))
             await fragments.average(received)
+            await wait_for_backlog(leaving, queue, self.backlog)
 
     async def _pairs(self, node: Node, r: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """(fragment, recipient), J recipients each, in random order."""
@@ -109,6 +117,15 @@ class DivShare(Algorithm):
         drawn = np.argsort(rng.random((len(numbers), len(others))), axis=1)[:, :J].tolist()
         pairs = [(c, others[k]) for c, row in zip(numbers, drawn, strict=True) for k in row]
         return [pairs[k] for k in rng.permutation(len(pairs)).tolist()]
+
+
+async def wait_for_backlog(leaving: deque[list[Sending]], sent: list[Sending], backlog: int | None) -> None:
+    """Wait until at most the messages of the last ``backlog`` rounds are still leaving; None sets no limit."""
+    if backlog is not None:
+        leaving.append(sent)
+        if len(leaving) > backlog:
+            for sending in leaving.popleft():
+                await sending
 
 
 class Fragments:
@@ -209,12 +226,14 @@ class SwiftArtifact(Algorithm):
 
     Args:
         recipients: J; null is ceil(log2 n).
-        local_steps: mini-batch steps a round."""
+        local_steps: mini-batch steps a round.
+        backlog: as in ``divshare``."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
     recipients: int | None = Field(default=None, ge=1)
     local_steps: LocalSteps = 1
+    backlog: int | None = Field(default=None, ge=1)
 
     def _divshare(self) -> DivShare:
         return DivShare(fraction=1.0, queue="keep", **dict(self))
@@ -241,6 +260,8 @@ class ADPSGDArtifact(Algorithm):
         degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are
             answers.
         local_steps: mini-batch steps a round.
+        backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
+            limit. Answers are not limited.
 
     Records ``received_share``: models that a round has averaged, divided by those that a node sends on average."""
 
@@ -248,6 +269,7 @@ class ADPSGDArtifact(Algorithm):
     mixes_models: ClassVar[bool] = True
     degree: int = Field(default=6, ge=2)
     local_steps: LocalSteps = 1
+    backlog: int | None = Field(default=None, ge=1)
 
     def check(self, setting: Setting) -> None:
         if setting.nodes < 2:
@@ -262,16 +284,18 @@ class ADPSGDArtifact(Algorithm):
         node.expect("model", node.model, check=lambda message: message.tag[1] in ("question", "answer"))
         node.expect("heard", node.model)
         node.spawn(self._listen(node))
+        leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
             await node.train(self.local_steps)
             state["latest"] = node.model
             drawn = node.rng("peers", r).integers(len(peers), size=asked)
-            for k in drawn.tolist():
-                node.send(peers[k], state["latest"], tag=("model", "question"))
+            latest = state["latest"]
+            questions = [node.send(peers[k], latest, tag=("model", "question")) for k in drawn.tolist()]
             heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
             node.record(received_share=len(heard) / (2 * asked))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
             del heard
+            await wait_for_backlog(leaving, questions, self.backlog)
 
     async def _listen(self, node: Node) -> None:
         """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""

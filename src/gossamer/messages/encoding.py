@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -320,7 +320,7 @@ class Reader:
         self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=self._extension)
         self._unpacker.feed(data)
         self.at: Callable[[], int] = self._unpacker.tell  # how many bytes were read
-        self._count = itertools.count(1) if around is None else around._count
+        self._count: Iterator[int] = itertools.count(1) if around is None else around._count
         self.specs: list[BufferSpec] = [] if around is None else around.specs
         self._depth = 0  # of the extension that is being read
 
