@@ -58,7 +58,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "server": {"algorithm": "fedavg"},
     "codec": {"algorithm": "d-psgd", "codec": {"name": "top-k", "fraction": 0.4}},
     "differences": {"algorithm": {"name": "deepsqueeze"}, "codec": {"name": "top-k", "fraction": 0.4}},
-    "secure": {"algorithm": "d-psgd", "secure_aggregation": {"drop_outs": "recover"}},
+    "secure": {
+        "algorithm": "d-psgd",
+        "secure_aggregation": {"drop_outs": "recover"},
+        "gather": {"malformed": "drop", "lost_peer": "skip", "timeout_s": 0.5},
+    },
 }
 BAD = {"questions": 2}
 """The rank of the peer; 3 in all other settings. (Rank 2 asks, and rank 3 answers.)"""
@@ -136,24 +140,21 @@ def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
 def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
-    """Every kind in one run, in which the peer is not lost, only its messages are. (Where masks are agreed on, it is lost: it
-    waits for what follows from its own messages.)"""
+    """Every kind in one run, in which the peer is not lost, only its messages are."""
     bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)
-    gather = {"malformed": "lose_peer" if setting == "secure" else "drop", "lost_peer": "skip"}
-    experiment = described(setting, "processes", rounds=rounds, gather=gather, wrappers=[Malformed(rank=bad)])
+    experiment = described(setting, "processes", rounds=rounds, wrappers=[Malformed(rank=bad)])
     run = gossamer.run(experiment, tmp_path)
     assert run.status == "done"
     assert honest(run, bad).isfinite().all()
     told = refusals(run)
     assert set(told["node"]) <= {0, 1, 2, 3} - {bad}
-    most = 1 if setting == "secure" else 8  # of more, the counter tells
-    assert told.group_by("node").len()["len"].max() == most
+    assert told.group_by("node").len()["len"].max() == 8  # of more, the counter tells
     if setting == "synchronous":
         last = run.metrics.filter(pl.col("round") == rounds, pl.col("node").is_in([0, 1, 2]))
         assert set(last["messages_refused"]) == {len(KINDS)}
 
 
-def test_both_engines_lose_a_malformed_peer_alike(tmp_path: Path) -> None:
+def test_both_engines_go_on_without_a_malformed_peer_alike(tmp_path: Path) -> None:
     models = []
     for engine in ("simulate", "processes"):
         experiment = described("synchronous", engine, wrappers=[Malformed(kind="model of NaN")])
