@@ -70,8 +70,9 @@ class GossipedCentrality(Algorithm):
                 node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
 
 
-def _check(message: Message) -> bool:
-    """Whether the degree is a whole number of at least 1, and the score from 0 to MOST."""
+def _check(message: Message) -> None:
+    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above MOST."""
     whole_number(message.payload["degree"], 1, "degree")
     score = message.payload["score"]
-    return isinstance(score, float) and 0 <= score <= MOST
+    if not isinstance(score, float) or not 0 <= score <= MOST:
+        raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MOST}")

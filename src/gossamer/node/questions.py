@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 OPEN = "~questions"
 """The key under which a node's state has the questions whose late answers it wants: [peer, tag of the answer, until when
 :meth:`Questions.next` waits for it]."""
+MOST_OPEN = 256
+"""Of more unanswered questions, the oldest are forgotten: their answers were lost."""
 _ANSWER = "answer"
 
 
@@ -45,7 +47,9 @@ class Questions:
         self._drop_unwanted()
         node.send(peer, payload, tag, exact=exact)
         if keep_s is not None:
-            node.state.setdefault(OPEN, []).append([peer, list(answer), node.now() + keep_s])
+            open_questions = node.state.setdefault(OPEN, [])
+            open_questions.append([peer, list(answer), node.now() + keep_s])
+            del open_questions[:-MOST_OPEN]
         self._awaited.add((peer, answer))
         try:
             message = await self._mailbox.receive(answer, peer, timeout, exact=True)
