@@ -19,8 +19,8 @@ import gossamer
 from gossamer import BadInput, Experiment, Node, NodeWrapper
 from gossamer.algorithms import ADPSGD
 from gossamer.algorithms.ad_psgd import active_ranks
-from gossamer.node import questions
 from gossamer.messages.tags import Message, Payload
+from gossamer.node import questions
 from gossamer.results.checkpoints import newest
 from gossamer.topology import Graph
 
