@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 from gossamer import BadInput, Experiment, Run, run
 from gossamer.config.registry import find
-from gossamer.progress import Silent, _NotebookBar
+from gossamer.progress import Bar, Silent
 from gossamer.runtime.recording import NETWORK
 
 MINE = """
@@ -107,23 +107,17 @@ def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
     assert [each.output_type for each in outputs[6]] == ["display_data"]
 
 
-def test_a_bar_keeps_what_was_said_and_quotes_it() -> None:
-    shown: list[str] = []
+def test_a_bar_says_how_far_the_run_is() -> None:
+    shown: list[tuple[float, str]] = []
     experiment = Experiment(name="a", algorithm="d-psgd", **FIELDS)  # type: ignore[arg-type]
-    bar = _NotebookBar(experiment, shown.append)
+    bar = Bar(experiment, lambda share, text: shown.append((share, text)), lambda text: None)
     bar.start({"nodes": 3, "parameters": 3})
-    assert "3 nodes, 3 parameters each" in shown[-1]
-    bar.say("<b> & more")
+    assert shown == [(0.0, "3 nodes, 3 parameters each")]
     row = {"round": 2, "moment": "round", "time_s": 1.0, "wall_s": 1.0, "consensus_distance": 0.0}
     bar.row({**row, "node": 0, "bytes_sent": 500, "test_loss": 0.25})
     bar.row({**row, "node": NETWORK})
     bar.progress(6, 1.0)
-    assert shown[-1] == (
-        '&lt;b&gt; &amp; more<br>a <progress value="0.500"></progress>'
-        " round 2/4 · virtual time 1.0 s · test loss 0.2500 · 500 B sent · 1 s left"
-    )
-    bar.end()
-    assert shown[-1] == "&lt;b&gt; &amp; more"
+    assert shown[-1] == (0.5, "round 2/4 · virtual time 1 s · test loss 0.2500 · 500 B sent · 1 s left")
 
 
 SCRIPT = f"""{MINE}

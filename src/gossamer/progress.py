@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.results.formatting import bytes_text, numerals
-from gossamer.runtime.recording import NETWORK, stopwatch
+from gossamer.results.recorder import Evaluations
+from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
@@ -22,7 +23,7 @@ log = logging.getLogger("gossamer")
 
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
-QUIET_S = 10.0
+QUIET_S = 30.0
 """After this many seconds without a line, one says how far the run is. Each such line doubles the time."""
 
 
@@ -50,10 +51,10 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]
     if quiet:
         yield Silent()
     elif in_notebook():
-        with _notebook_bar(experiment) as bar:
+        with _in_notebook(experiment) as bar:
             yield bar
     elif on_live_terminal():
-        with _bar(experiment) as bar:
+        with _on_terminal(experiment) as bar:
             yield bar
     else:
         yield Lines(experiment)
@@ -70,86 +71,38 @@ def on_live_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-def first_metric(values: Mapping[str, list[float]]) -> tuple[str, list[float]] | None:
-    """The first metric over the nodes, with its name; a loss if there is no metric."""
-    losses = ("test_loss", "train_loss")
-    names = [*(name for name in values if name not in losses), *(name for name in losses if name in values)]
-    return (names[0], values[names[0]]) if names else None
-
-
-def spread(values: Mapping[str, list[float]]) -> str:
-    """Mean and range over nodes of :func:`first_metric`."""
-    if (found := first_metric(values)) is None:
-        return ""
-    name, numbers = found
-    mean, least, most = numerals(fmean(numbers), min(numbers), max(numbers))
-    text = f"{name.replace('_', ' ')} {mean}"
-    return f"{text} ({least} to {most})" if len(numbers) > 1 else text
-
-
 class Display(Silent):
-    """An observer that collects rows into evaluations, knows how far the run is, and shows lines: the size of the run at its
-    start, and evaluations.
+    """An observer that collects rows into evaluations, and knows how far the run is.
 
     Attributes:
         wall_s: real seconds of the latest evaluation; a resumed run includes the time before.
         headline: the name of the first metric, and its mean over the nodes, at the latest evaluation."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._nodes = experiment.nodes
+        self._name, self._nodes = experiment.name, experiment.nodes
         self._rounds, self._time_s = experiment.stop.rounds, experiment.stop.time_s
         self._clock = "virtual time" if experiment.engine.name == "simulate" else "time"
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
-        self._bytes, self._sent = dict.fromkeys(range(experiment.nodes), 0), 0
-        self._values: dict[Any, dict[str, list[float]]] = {}
-        self._latest, self._at = "", (-1, -1.0)
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+        self._sent, self._latest = 0.0, ""
+        self._evaluations = Evaluations()
 
     def row(self, row: Mapping[str, Any]) -> None:
-        if (line := self.add(row)) is not None:
-            self.evaluated(line)
+        if (values := self._evaluations.add(row)) is None:
+            return
+        self.wall_s, self._sent = row["wall_s"], sum(values.get("bytes_sent", [self._sent]))
+        metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
+        name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
+        if name is not None:
+            self.headline = name, fmean(values[name])
+            mean, least, most = numerals(self.headline[1], min(values[name]), max(values[name]))
+            spread = f" ({least} to {most})" if len(values[name]) > 1 else ""
+            self._latest = f"{name.replace('_', ' ')} {mean}{spread}"
+        self.evaluated(row)
 
-    def evaluated(self, line: str) -> None:
-        """Show a complete evaluation."""
-
-    def add(self, row: Mapping[str, Any]) -> str | None:
-        """Add a row; returns a line if it completes an evaluation."""
-        # At an instant that all nodes have in common, they are in different rounds.
-        evaluation = row["round"] if row["moment"] == "round" else row["moment"]
-        values = self._values.setdefault(evaluation, {})
-        for name, value in row.items():
-            if (name.startswith("test_") or name == "train_loss") and value is not None:
-                values.setdefault(name, []).append(float(value))
-        if row["node"] != NETWORK:
-            self._sent += row["bytes_sent"] - self._bytes[row["node"]]
-            self._bytes[row["node"]] = row["bytes_sent"]
-            return None
-        del self._values[evaluation]
-        before, self.wall_s = (self._at, self._latest), row["wall_s"]
-        self._at, self._latest = (row["round"], row["time_s"]), spread(values)
-        if (found := first_metric(values)) is not None:
-            self.headline = found[0], fmean(found[1])
-        if before == (self._at, self._latest):
-            return None  # an instant of the grid at which all nodes also end a round, or the run
-        return (
-            f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
-            f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"
-        )
-
-    def sent(self) -> str:
-        """The bytes that all nodes have sent, in words."""
-        return bytes_text(self._sent)
-
-    def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
-        """How far the run is between two evaluations: the rounds that all nodes together have completed, the engine's time,
-        and real seconds since the run was started or resumed."""
-        of = f" of {self._nodes * self._rounds:,}" if self._rounds else ""
-        done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
-        return f"{done}  {self._clock} {time_s:.4g} s  running for {seconds:.0f} s"
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Show a complete evaluation, of which this is the network's row."""
 
     def share(self, rounds: int, time_s: float) -> float:
         """The share of the run that is done by its stop rule, from 0 to 1."""
@@ -161,6 +114,11 @@ class Display(Silent):
         """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
         return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
+    def position(self, rounds: int, time_s: float) -> str:
+        """How far the run is: the mean of the rounds that nodes have completed, and the engine's time."""
+        of = f"/{self._rounds}" if self._rounds else ""
+        return f"round {rounds // self._nodes}{of} · {self._clock} {time_s:.4g} s"
+
 
 class Lines(Display):
     """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart."""
@@ -168,21 +126,23 @@ class Lines(Display):
     def __init__(self, experiment: Experiment, seconds: Callable[[], float] | None = None) -> None:
         super().__init__(experiment)
         self._seconds = seconds or stopwatch()
-        self._began = self._said = self._seconds()
-        self._share, self._patience = 0.0, QUIET_S
+        self._said, self._share, self._patience = self._seconds(), 0.0, QUIET_S
 
     def start(self, description: Mapping[str, Any]) -> None:
-        self._began = self._seconds()
-        super().start(description)
+        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
-        self._share, now = self.share(rounds, time_s), self._seconds()
-        if now - self._said >= self._patience:
+        self._share = self.share(rounds, time_s)
+        if self._seconds() - self._said >= self._patience:
             self._patience *= 2
-            self.say(self.so_far(rounds, time_s, now - self._began))
+            self.say(self.position(rounds, time_s))
 
-    def evaluated(self, line: str) -> None:
-        self.say(f"{line}  {self.left(self._share)}".rstrip())
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        self.say(
+            f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
+            f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
+            f"  {self.left(self._share)}".rstrip()
+        )
 
     def say(self, text: str) -> None:
         self._said = self._seconds()
@@ -190,108 +150,67 @@ class Lines(Display):
             print(text, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def _bar(experiment: Experiment) -> Iterator[Silent]:
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.text import Text
+class Bar(Display):
+    """A bar that is drawn again and again by ``show``, which gets the share that is done and a line; ``say`` keeps a line."""
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[rounds]}"),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    # Two lines fit into 80 columns.
-    bar, figures = Progress(*columns, console=console), Text(no_wrap=True, overflow="ellipsis")
-    with Live(Group(bar, figures), console=console, refresh_per_second=5):
-        yield _Bar(experiment, bar, figures)
-
-
-class _Live(Display):
-    """A display that is drawn again and again: rounds, engine time, accuracy and its spread, bytes."""
-
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(
+        self, experiment: Experiment, show: Callable[[float, str], object], say: Callable[[str], object]
+    ) -> None:
         super().__init__(experiment)
+        self._show, self._say = show, say
         self._wall, self._shown = stopwatch(), -1.0
-        self._evaluation = ""
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        self._show(0.0, f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         # At most ten times a second: a simulation reports every round of every node.
         share, wall = self.share(rounds, time_s), self._wall()
-        if wall - self._shown < 0.1 and share < 1.0:
-            return
-        self._shown = wall
-        of = f"/{self._rounds}" if self._rounds else ""
-        text = f"round {rounds // self._nodes}{of}"
-        self.draw(share, text, f"{self._clock} {time_s:.1f} s{self._evaluation}")
-
-    def evaluated(self, line: str) -> None:
-        self._evaluation = f" · {self._latest} · {self.sent()} sent"
-
-    def draw(self, share: float, rounds: str, figures: str) -> None:
-        """Show the share of the run that is done, the round, and the figures of the latest evaluation."""
-
-
-class _Bar(_Live):
-    """A live bar on a terminal, with elapsed and remaining time."""
-
-    def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
-        super().__init__(experiment)
-        self._bar, self._figures = bar, figures
-        self._task = bar.add_task(experiment.name, total=1.0, start=False, rounds="")
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        self._bar.start_task(self._task)
-        super().start(description)
-
-    def draw(self, share: float, rounds: str, figures: str) -> None:
-        self._bar.update(self._task, completed=share, rounds=rounds)
-        self._figures.plain = figures
+        if wall - self._shown >= 0.1 or share == 1.0:
+            self._shown = wall
+            sent = f"{bytes_text(self._sent)} sent" if self._sent else ""
+            parts = (self.position(rounds, time_s), self._latest, sent, self.left(share))
+            self._show(share, " · ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._say(text)
 
 
 @contextmanager
-def _notebook_bar(experiment: Experiment) -> Iterator[Silent]:
-    """A bar that disappears when the run has ended: the notebook then shows the :class:`Run`."""
+def _on_terminal(experiment: Experiment) -> Iterator[Bar]:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.text import Text
+
+    console, figures = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
+    bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), console=console)
+    task = bar.add_task(experiment.name, total=1.0)
+
+    def show(share: float, text: str) -> None:
+        bar.update(task, completed=share)
+        figures.plain = text
+
+    with Live(Group(bar, figures), console=console, refresh_per_second=5):
+        yield Bar(experiment, show, lambda text: console.print(text, markup=False, highlight=False))
+
+
+@contextmanager
+def _in_notebook(experiment: Experiment) -> Iterator[Bar]:
+    """A bar that disappears when the run has ended: the notebook then shows the :class:`Run`. (rich's own display needs
+    ipywidgets.)"""
     ipython: Any = importlib.import_module("IPython.display")
-    output = ipython.display(ipython.HTML(""), display_id=True)
-    bar = _NotebookBar(experiment, lambda html: output.update(ipython.HTML(html)))
-    yield bar
-    bar.end()
+    output, said = ipython.display(ipython.HTML(""), display_id=True), list[str]()
 
+    def draw(*bar: str) -> None:
+        output.update(ipython.HTML("<br>".join([*map(escape, said), *bar])))
 
-class _NotebookBar(_Live):
-    """A live bar below a notebook's cell, as HTML that ``show`` replaces. (rich's own display needs ipywidgets.)"""
+    def show(share: float, text: str) -> None:
+        draw(f'{escape(experiment.name)} <progress value="{share:.3f}"></progress> {escape(text)}')
 
-    def __init__(self, experiment: Experiment, show: Callable[[str], None]) -> None:
-        super().__init__(experiment)
-        self._name, self._show = experiment.name, show
-        self._bar, self._said = "", list[str]()
+    def say(text: str) -> None:
+        said.append(text)
+        draw()
 
-    def start(self, description: Mapping[str, Any]) -> None:
-        self.draw(0.0, "", f"{description['nodes']} nodes, {description['parameters']} parameters each")
-
-    def draw(self, share: float, rounds: str, figures: str) -> None:
-        text = escape(" · ".join(filter(None, (rounds, figures, self.left(share)))))
-        self._bar = f'{escape(self._name)} <progress value="{share:.3f}"></progress> {text}'
-        self._show(self._html())
-
-    def say(self, text: str) -> None:
-        self._said.append(text)
-        self._show(self._html())
-
-    def end(self) -> None:
-        """Leave only what was said."""
-        self._bar = ""
-        self._show(self._html())
-
-    def _html(self) -> str:
-        return "<br>".join([*map(escape, self._said), *filter(None, [self._bar])])
+    yield Bar(experiment, show, say)
+    draw()

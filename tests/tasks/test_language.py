@@ -257,9 +257,9 @@ def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path:
     engine = {"name": "simulate", "trainer": "batched"}
     run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
     # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
-    assert run.parameter_count == 2 * 2 * (16 + 16 + 16 + 8)
+    assert run.setup["parameters"] == 2 * 2 * (16 + 16 + 16 + 8)
     assert run.buffers is None
-    assert set(run.execution["train"]) == {"recorded"}
+    assert set(run.figures["execution"]["train"]) == {"recorded"}
     inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
     recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
     found = token_loss(run.module(2)(inputs), targets)

@@ -86,10 +86,10 @@ def report(
     figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
     format_: Annotated[
         str | None,
-        option("Of figures: pdf (default), svg, png; an animation: gif (default), png.", "--format"),
+        option("Of figures: pdf (default), svg, png.", "--format"),
     ] = None,
     width: Annotated[
-        str | None, option("Of figures, e.g. 84mm; default: 3.3in, a column of a paper.")
+        float | None, option("Of figures, in inches; default: 3.3, a column of a paper.", min=1, max=40)
     ] = None,
     axis: Annotated[
         list[str] | None,
@@ -125,42 +125,27 @@ def report(
         str | None,
         option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
     ] = None,
-    group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
-    animate: Annotated[
-        str | None,
-        option("Show the graph, coloured by this metric, over the rounds; a GIF.", metavar="METRIC"),
-    ] = None,
-    timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
-    window: Annotated[
-        str | None, option("Show these seconds of the timeline, e.g. 10:14.", metavar="FROM:TO")
-    ] = None,
-    nodes: Annotated[
-        str | None, option("Show the timeline of these nodes, e.g. 0,3,8-12.", metavar="RANKS")
-    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Write a report page of one or several runs, and compare them: one HTML file that needs no network."""
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
-    from gossamer.results.animation import Animation
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
-    from gossamer.results.plots import choose, parse_width, write_figures, write_timeline
+    from gossamer.results.plots import write_figures
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
 
-    for name, value in (("--format", None if animate else format_), ("--width", width), ("--axis", axis)):
+    for name, value in (("--format", format_), ("--width", width), ("--axis", axis)):
         if value and figures is None:
             raise BadInput(f"{name}: accepted together with --figures")
-    if animate and figures is None and format_ not in (None, "gif", "png"):
-        raise BadInput(f"--format: {format_} of an animation; accepted: gif, png")
     if area is None and relative_to:
         raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
-    groups = group_runs(loaded, group_by or ())
+    groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
     measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
@@ -170,23 +155,14 @@ def report(
     if len(groups) > 1 or metrics or time_to or budget or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    animation = None if animate is None else Animation(loaded, animate)
-    within = choose(loaded, window, nodes)
-    # A page of several runs, or of a part of one, must not replace the page of a run.
-    folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
-    if timeline is not None:
-        write_timeline(loaded, timeline, within)
-    place = out or folder / "report.html"
+    # A page of several runs must not replace the page of a run.
+    folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(
-            loaded, groups, figures, format=format_ or "pdf", width=parse_width(width or "3.3in"), **drawn
-        )
-    page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
+        write_figures(loaded, groups, figures, format=format_ or "pdf", width=width or 3.3, **drawn)
+    page = write_report(loaded, out or folder / "report.html", csv=csv, groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
-    moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
-    written = {"report": page, "figures": figures, "csv": csv, "comparison": table, "animation": moving}
-    written["timeline"] = timeline
+    written = {"report": page, "figures": figures, "csv": csv, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         if compared is not None:

@@ -104,14 +104,9 @@ class CheckpointFolder:
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
-        manifest = {
-            "run": self._run,
-            "number": number,
-            "rounds": dict(rounds),
-            "times_s": dict(times_s),
-            "wall_s": wall_s,
-        }
-        manifest |= {"trainer": trainer, "experiment": self._experiment, "time_s": time_s}
+        own = {"run": self._run, "number": number, "experiment": self._experiment}
+        found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
+        manifest = {**own, **found, "trainer": trainer}
         with self._whole(number):
             write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
@@ -166,20 +161,13 @@ def newest(
 
 def read_cut(path: Path, number: int) -> Cut:
     """The complete checkpoint of a number in a run's folder of checkpoints; a damaged manifest is bad input."""
-    manifest = _manifest(path, number)
+    manifest, run = _manifest(path, number), run_id(path.parent)
     said = files.read_json(manifest, ManifestFile, path.parent)
-    files.conforming(files.shallow(said["experiment"], str(manifest)), RecordedExperiment, str(manifest))
+    files.conforming(said["experiment"], RecordedExperiment, str(manifest))
     rounds = {int(rank): rounds for rank, rounds in said["rounds"].items()}
     times_s = {int(rank): float(time_s) for rank, time_s in said["times_s"].items()}
-    for name, value, wanted in (
-        ("number", said["number"], number),
-        ("run", said["run"], run_id(path.parent)),
-        ("times_s", [*times_s], [*rounds]),
-    ):
-        if value != wanted:
-            raise BadInput(
-                f"{manifest}: its {name} is {value}, not {wanted}; accepted: a manifest of this checkpoint"
-            )
+    if (said["number"], said["run"], [*times_s]) != (number, run, [*rounds]):
+        raise BadInput(f"{manifest}: of another run or checkpoint; accepted: a manifest of this checkpoint")
     own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run", "time_s")}
     return Cut(manifest.parent, number, rounds, times_s, **own)
 

@@ -154,18 +154,10 @@ class RunFolder:
 
     def reserve(self) -> None:
         """Take the space for ``status.json``, in a file that only has to be written and renamed at the end: when the disk is
-        full, that takes neither a block nor an inode, which another run could be faster to take if they were given back.
-        RecordError if there is no space."""
+        full, that takes neither a block nor an inode. RecordError if there is no space."""
         path = self.path / _RESERVED
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
-                else:  # macOS
-                    os.pwrite(descriptor, bytes(_RESERVED_BYTES), 0)
-            finally:
-                os.close(descriptor)
+            path.write_bytes(bytes(_RESERVED_BYTES))
         except OSError as error:
             path.unlink(missing_ok=True)
             raise RecordError(self.path / "status.json", error) from error
@@ -176,17 +168,17 @@ class RunFolder:
         :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
         found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
         sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
-        said = {"run": run_id(self.path), "status": status, "error": error, **figures, "files": sums}
+        brief = {"run": run_id(self.path), "status": status, "error": error and error[:_LONGEST_ERROR]}
         try:
-            self._write_status(said)
+            self._write_status({**brief, "error": error, **figures, "files": sums})
         except OSError:  # this fits into the space that was reserved
-            brief = {"run": said["run"], "status": status, "error": error and error[:_LONGEST_ERROR]}
             self._write_status(brief)
 
     def _write_status(self, said: Mapping[str, Any]) -> None:
         reserved, path = self.path / _RESERVED, self.path / "status.json"
         try:
-            self.reserve()
+            if not reserved.exists():
+                self.reserve()
             with reserved.open("r+b") as file:
                 file.write(_sealed(said))
                 file.truncate()
@@ -198,7 +190,7 @@ class RunFolder:
 
 
 def run_id(folder: Path) -> str:
-    """What identifies the run in a folder, however the folder is called now; empty if that is not recorded."""
+    """What identifies the run in a folder, however it is called now; empty if that is not recorded."""
     return str(read_environment(folder).get("run", ""))
 
 

@@ -85,11 +85,10 @@ def try_out(experiment: Experiment) -> Estimate:
 
 def memory_bytes(run: Run) -> float | None:
     """Bytes of memory that a run has recorded (:class:`Estimate`); None if it has not."""
-    if run.private_bytes is not None:
-        return run.private_bytes["mean"] * run.nodes
-    if run.peak_vectors is None or run.parameter_count is None:
-        return None
-    return 4.0 * run.peak_vectors * run.parameter_count
+    if (private := run.figures.get("private_bytes")) is not None:
+        return float(private["mean"] * run.nodes)
+    vectors, length = run.figures.get("peak_vectors"), run.setup.get("parameters")
+    return None if vectors is None or length is None else 4.0 * vectors * length
 
 
 def estimates(sweep: Sweep, chosen: Sequence[Planned]) -> dict[str, Estimate]:
