@@ -183,7 +183,7 @@ def _on_terminal(experiment: Experiment) -> Iterator[Bar]:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.text import Text
 
-    console, figures = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
+    console, figures = Console(stderr=True), Text()
     bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), console=console)
     task = bar.add_task(experiment.name, total=1.0)
 

@@ -18,12 +18,11 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
         json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
         for s in (1, 2)
     ]
-    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures", "--csv", "csv")
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures")
     assert code == 0
-    assert out.split()[-3:] == ["both.html", "figures", "csv"]
+    assert out.split()[-2:] == ["both.html", "figures"]
     assert (tmp_path / "both.html").stat().st_size < 200_000
     assert list((tmp_path / "figures").glob("*.pdf"))
-    assert list((tmp_path / "csv").glob("*.csv"))
 
 
 def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:

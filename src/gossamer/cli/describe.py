@@ -19,7 +19,6 @@ def topology(
     file: File,
     overrides: Overrides = None,
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
-    png: Annotated[Path | None, option("Draw the graph into this PNG file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours, influence of nodes."""
@@ -42,11 +41,6 @@ def topology(
             " accepted: 0, the views that they start with"
         )
     measures = describe(schedule, round_)
-    if png is not None:
-        from gossamer.results.plots import draw_graph
-
-        graph = schedule.graph(round_)
-        draw_graph(graph.nodes, list(graph.edges()), png, directed=graph.directed, seed=experiment.seed)
     if as_json:
         print_json(measures)
         return
@@ -74,8 +68,6 @@ def topology(
         typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
     elif not schedule.static_weights:
         typer.echo(f"{'note':24} the weights change during the run: the figures describe round {round_} only")
-    if png is not None:
-        typer.echo(f"{'picture':24} {png}")
 
 
 def report(
@@ -83,7 +75,7 @@ def report(
     out: Annotated[
         Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
+    figures: Annotated[Path | None, option("A folder for figures of the metrics.")] = None,
     format_: Annotated[
         str | None,
         option("Of figures: pdf (default), svg, png.", "--format"),
@@ -95,7 +87,6 @@ def report(
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
     ] = None,
-    csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
     baseline: Annotated[
         str | None, option("Compare in pairs of equal seeds with this cell or group.", metavar="NAME")
     ] = None,
@@ -113,9 +104,6 @@ def report(
     ] = None,
     area: Annotated[
         str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
-    ] = None,
-    relative_to: Annotated[
-        str | None, option("With --area, the percent difference to this metric's.", metavar="METRIC")
     ] = None,
     per: Annotated[
         list[str] | None,
@@ -142,13 +130,11 @@ def report(
     for name, value in (("--format", format_), ("--width", width), ("--axis", axis)):
         if value and figures is None:
             raise BadInput(f"{name}: accepted together with --figures")
-    if area is None and relative_to:
-        raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
+    measures = comparison.measures(loaded, named, time_to or (), budget or (), area)
     default = default_baseline(groups)
     against = default if baseline is None else find_baseline(baseline, groups)
     compared = None
@@ -160,9 +146,9 @@ def report(
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
         write_figures(loaded, groups, figures, format=format_ or "pdf", width=width or 3.3, **drawn)
-    page = write_report(loaded, out or folder / "report.html", csv=csv, groups=groups, compared=compared)
+    page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
-    written = {"report": page, "figures": figures, "csv": csv, "comparison": table}
+    written = {"report": page, "figures": figures, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         if compared is not None:

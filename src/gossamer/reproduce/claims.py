@@ -134,5 +134,5 @@ def _find(check: Check, groups: Sequence[Group]) -> Finding:
     own = next(iter(find_baseline(check.cell, groups).groups.values()))
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
     row = compare(groups, [measure_of(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
-    half = row["half" if check.number == "mean" else f"{check.number}_half"]
-    return Finding(check, row[check.number], half, row["known"], row["runs"])
+    number = check.number
+    return Finding(check, row[number], row[f"{number}_half"], row["known"], row["runs"])

@@ -7,7 +7,6 @@ what all nodes have sent by then. Means over the runs of a group have 95 % confi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +32,21 @@ from gossamer.results.run import Run, part
 from gossamer.results.tidy import check_recorded, complete_curve, confidence, final, judging, lower_is_better
 
 Number = Literal["mean", "difference", "ratio"]
+_COMPARED: tuple[Number, ...] = ("difference", "ratio")
 
 COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(("group", "measure"), pl.String),
-    **dict.fromkeys(("runs", "known"), pl.Int64),
-    **dict.fromkeys(("mean", "half"), pl.Float64),
-    "baseline": pl.String,
-    "pairs": pl.Int64,
-    **dict.fromkeys(("difference", "difference_half", "ratio", "ratio_half"), pl.Float64),
+    **dict.fromkeys(("group", "measure", "baseline"), pl.String),
+    **dict.fromkeys(("runs", "known", "pairs"), pl.Int64),
+    **dict.fromkeys(
+        ("mean", "mean_half", "difference", "difference_half", "ratio", "ratio_half"), pl.Float64
+    ),
 }
+
+_NOTE = (
+    "Means over runs ± half of the 95 % confidence interval (Student's t). Without a number of every run there is no mean."
+    " Of runs that were repeated with the same seed, the newest that is done counts."
+)
+_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
 
 
 class Measure(NamedTuple):
@@ -60,7 +65,7 @@ class Measure(NamedTuple):
     column: str
     unit: str
     of: Callable[[Run], float | None]
-    against: tuple[Number, ...] = ("difference",)
+    against: Sequence[Number] = ("difference",)
 
     def text(
         self, value: float | None, half: float | None, number: Number = "mean", size: float | None = None
@@ -74,14 +79,24 @@ class Measure(NamedTuple):
         return interval_text(value, half, unit, scale)
 
 
+# --- measures
+
+
+def _final(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
+    found = final(run, metric)
+    return None if found is None else getattr(found, what)
+
+
+def _unit(metric: str) -> str:
+    return "share" if is_share(metric) else ""
+
+
 def finals(metrics: Iterable[str]) -> list[Measure]:
     """Metrics at the last complete evaluation."""
-
-    def last(metric: str, run: Run) -> float | None:
-        return None if (found := final(run, metric)) is None else found.mean
-
+    table = "at the end"
     return [
-        Measure(name, "at the end", metric_title(name), _unit(name), partial(last, name)) for name in metrics
+        Measure(each, table, metric_title(each), _unit(each), partial(_final, each, "mean"))
+        for each in metrics
     ]
 
 
@@ -92,37 +107,24 @@ def totals() -> list[Measure]:
         return max(run.curves[axis].drop_nulls(), default=None)
 
     return [
-        Measure(axis, "at the end", column, unit, partial(last, axis), against=())
+        Measure(axis, "at the end", column, unit, partial(last, axis), ())
         for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes"))
     ]
 
 
-def area(metric: str, relative_to: str | None = None) -> list[Measure]:
-    """The area under a metric's curve over rounds, divided by their number; and by how much it differs from that of another
-    metric of the same run, as a share."""
-
-    def mean(run: Run, name: str = metric) -> float | None:
-        return None if (found := final(run, name)) is None else found.area
-
-    def relative(run: Run) -> float | None:
-        own, other = mean(run), mean(run, relative_to or metric)
-        return own / other - 1 if own is not None and other else None
-
+def area(metric: str) -> Measure:
+    """The area under a metric's curve over rounds, divided by their number."""
     table = f"mean {metric_title(metric)} over the rounds"
-    found = [Measure(f"area {metric}", table, "area", _unit(metric), mean, ("difference", "ratio"))]
-    if relative_to is not None:
-        name = f"area {metric} relative to {relative_to}"
-        found.append(Measure(name, table, f"relative to {relative_to}", "share", relative))
-    return found
+    return Measure(f"area {metric}", table, "area", _unit(metric), partial(_final, metric, "area"), _COMPARED)
 
 
 def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
     """The time until the mean over the nodes has reached a level of a metric, and what all nodes have sent by then."""
 
     def reached(metric: str, level: float, axis: str, run: Run) -> float | None:
-        mean, curve = pl.col("mean"), complete_curve(run, metric).drop_nulls("time_s")
+        mean, curve = pl.col("mean"), complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
         good = mean <= level if lower_is_better(metric) else mean >= level
-        return next(iter(curve.sort("time_s", "point").filter(good & mean.is_not_nan())[axis]), None)
+        return next(iter(curve.filter(good & mean.is_not_nan())[axis]), None)
 
     found = []
     for metric, level in levels:
@@ -130,7 +132,7 @@ def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
         table = f"{metric_title(metric)} {'≤' if lower_is_better(metric) else '≥'} {text}"
         for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes")):
             name, number = f"{axis} to {metric}={level:g}", partial(reached, metric, level, axis)
-            found.append(Measure(name, table, column, unit, number, ("difference", "ratio")))
+            found.append(Measure(name, table, column, unit, number, _COMPARED))
     return found
 
 
@@ -147,8 +149,8 @@ def at_budget(budgets: Iterable[tuple[str, float]], metrics: Sequence[str]) -> l
     for axis, most in budgets:
         table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
         for name in metrics:
-            value = partial(within, name, axis, most)
-            found.append(Measure(f"{name} at {axis}={most:g}", table, metric_title(name), _unit(name), value))
+            title, number = f"{name} at {axis}={most:g}", partial(within, name, axis, most)
+            found.append(Measure(title, table, metric_title(name), _unit(name), number))
     return found
 
 
@@ -158,24 +160,18 @@ def measures(
     levels: Sequence[str] = (),
     budgets: Sequence[str] = (),
     area_of: str | None = None,
-    relative_to: str | None = None,
 ) -> list[Measure]:
     """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
     ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
     run has recorded is bad input."""
     to = _assignments("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
     within = _assignments("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
-    asked = [
-        *(("--metrics", name) for name in metrics),
-        *(("--time-to", name) for name, _ in to),
-        ("--area", area_of),
-        ("--relative-to", relative_to),
-    ]
-    for option, name in asked:
-        if name is not None:
+    asked = {"--metrics": metrics, "--time-to": [name for name, _ in to]}
+    for option, names in (asked | {"--area": [] if area_of is None else [area_of]}).items():
+        for name in names:
             check_recorded(option, name, runs)
     chosen = metrics or judging(runs)
-    areas = [] if area_of is None else area(area_of, relative_to)
+    areas = [] if area_of is None else [area(area_of)]
     return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
 
 
@@ -189,22 +185,14 @@ def _assignments(
         try:
             numbers = [float(value) for value in values.split(",")]
         except ValueError:
-            numbers = [math.nan]
-        if not name or (names and name not in names) or not all(map(math.isfinite, numbers)):
+            numbers = []
+        if not numbers or (names and name not in names):
             raise BadInput(f"{option} {text}: accepted: {accepted}")
         found += [(name, number) for number in numbers]
     return found
 
 
-def _unit(metric: str) -> str:
-    return "share" if is_share(metric) else ""
-
-
-_NOTE = (
-    "Means over runs ± half of the 95 % confidence interval (Student's t). Without a number of every run there is no mean."
-    " Of runs that were repeated with the same seed, the newest that is done counts."
-)
-_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
+# --- comparisons
 
 
 @dataclass(frozen=True)
@@ -249,8 +237,7 @@ class Comparison:
 
 
 def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
-    half = row["half" if number == "mean" else f"{number}_half"]
-    text = measure.text(row[number], half, number, row["mean"])
+    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"])
     return f"+{text}" if number == "difference" and (row[number] or 0) > 0 else text
 
 
@@ -275,16 +262,17 @@ def compare(
 
 def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group]]:
     """The groups of each row."""
+    if not per:
+        return {group.label: [group] for group in groups}
     known = list(dict.fromkeys(key for group in groups for key in group.labels))
     for axis in per:
         if axis not in known:
-            raise BadInput(
-                f"--per {axis}: no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
-            )
+            said = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
+            raise BadInput(f"--per {axis}: {said}")
+    axes = [key for key in dict.fromkeys((*per, "cell")) if key in known]
     found: dict[str, list[Group]] = {}
     for group in groups:
-        labels = [part(key, group.labels.get(key)) for key in dict.fromkeys((*per, "cell")) if key in known]
-        found.setdefault(", ".join(labels) if per else group.label, []).append(group)
+        found.setdefault(", ".join(part(key, group.labels.get(key)) for key in axes), []).append(group)
     return found
 
 
@@ -297,9 +285,9 @@ def _figures(
     known = [value for value in own.values() if value is not None]
     planned = sum(group.planned for group in members)
     row: dict[str, Any] = {"runs": max(planned, len(own)), "known": len(known), "pairs": 0}
-    if len(known) < len(own) or (interval := confidence(known)) is None:
+    if len(known) < len(own):
         return row
-    row |= {"mean": interval.mean, "half": interval.half_width}
+    row |= _interval("mean", known)
     partners: dict[Path, list[float | None]] = {}
     for group in members:
         other = None if baseline is None else baseline.groups.get(group.label)
@@ -308,13 +296,9 @@ def _figures(
             for run in group.samples:
                 if (seed := run.experiment.get("seed")) in theirs:
                     partners.setdefault(run.path, []).append(theirs[seed])
-    pairs = [
-        (own[path] or 0.0, fmean(value for value in each if value is not None))
-        for path, each in partners.items()
-        if None not in each
-    ]
-    if not pairs or len(pairs) < len(partners):
+    if not partners or any(None in each for each in partners.values()):
         return row
+    pairs = [(own[path] or 0.0, fmean(map(float, theirs))) for path, theirs in partners.items()]  # type: ignore[arg-type]
     row |= {"pairs": len(pairs)} | _interval("difference", [mine - theirs for mine, theirs in pairs])
     if mean := fmean(theirs for _, theirs in pairs):
         ratio = fmean(mine for mine, _ in pairs) / mean

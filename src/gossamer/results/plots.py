@@ -65,7 +65,7 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> l
         return list(range(nodes))
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(nodes))
-    graph.add_edges_from(edges)
+    graph.add_edges_from((i, j) for i, j in edges)
     near = list(nx.bfs_tree(graph, start))
     return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MOST_NODES_DRAWN])
 
@@ -87,26 +87,6 @@ def positions(
         found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
     places = np.array([found[node] for node in nodes], dtype=float)
     return [(x, y) for x, y in (places / (np.abs(places).max() or 1.0)).tolist()]
-
-
-def draw_graph(
-    nodes: int, edges: Sequence[Sequence[int]], path: Path, *, directed: bool = False, seed: int = 0
-) -> None:
-    """Draw a graph into a PNG file; a large one in part (see :func:`drawn_nodes`)."""
-    figure, axes = _figure(6.4, 6.4)
-    shown = drawn_nodes(nodes, edges)
-    place = dict(zip(shown, positions(shown, edges, seed=seed), strict=True))
-    graph: Any = nx.DiGraph() if directed else nx.Graph()
-    graph.add_nodes_from(shown)
-    graph.add_edges_from((i, j) for i, j in edges if i in place and j in place)
-    style: dict[str, Any] = {"node_size": 160, "node_color": PALETTE[0], "edge_color": "#8a8f98", "width": 0.8}
-    style |= {"with_labels": len(shown) <= _MOST_NODES_BY_DISTANCE, "font_size": 7, "font_color": "white"}
-    nx.draw_networkx(graph, place, ax=axes, **style)
-    left_out = "" if len(shown) == nodes else f", {len(shown)} nodes drawn"
-    axes.set_title(f"{nodes} nodes, {len(edges)} edges{left_out}")
-    axes.set_axis_off()
-    with writing(f"--png {path}"):
-        figure.savefig(path, format="png")
 
 
 # --- curves

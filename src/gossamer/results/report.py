@@ -48,7 +48,6 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     *,
-    csv: Path | None = None,
     groups: Sequence[Group] | None = None,
     compared: Comparison | None = None,
 ) -> Path:
@@ -57,7 +56,6 @@ def write_report(
     Args:
         runs: in the order of their colours.
         out: the page; a folder stands for ``report.html`` in it.
-        csv: a folder for ``curves.csv`` and ``metrics.csv``.
         groups: of the runs; None groups those that differ only in their seed.
         compared: the groups, with which the page opens.
 
@@ -70,8 +68,6 @@ def write_report(
     with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    if csv is not None:
-        write_csvs(runs, Path(csv))
     return path
 
 
@@ -111,19 +107,6 @@ def embed(value: Any) -> str:
     """JSON that can stand inside ``<script type="application/json">``, whatever texts it holds."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def write_csvs(runs: Sequence[Run], folder: Path) -> None:
-    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs into a folder."""
-    named = [(run, pl.lit(label).alias("run")) for run, label in zip(runs, labels(runs), strict=True)]
-    curves = pl.concat(
-        run.curves.select(label, "metric", *tidy.AXES, *tidy.STATISTICS) for run, label in named
-    )
-    metrics = pl.concat([run.metrics.select(label, pl.all()) for run, label in named], how="diagonal_relaxed")
-    with writing(f"--csv {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        curves.write_csv(folder / "curves.csv")
-        metrics.write_csv(folder / "metrics.csv")
 
 
 def write_comparison(compared: Comparison, page: Path) -> Path:
@@ -316,25 +299,23 @@ def _per_node(
 def _topology(
     run: Run, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], most_values: int
 ) -> dict[str, Any]:
-    """The drawn part of the graphs that hold at a point of the page's slider, as far as they have space."""
+    """The drawn part of the graph at each point of the page's slider (once, if it stays), as far as there is space."""
     starts, edges = list(graphs), list(graphs.values())
-    held = [max(bisect_right(starts, round_) - 1, 0) for round_ in rounds or [0]]
-    used = sorted(set(held))
+    changing = len(edges) > 1
+    held = [edges[max(bisect_right(starts, round_) - 1, 0)] for round_ in rounds] if changing else edges
     index = {node: i for i, node in enumerate(nodes)}
-    most = min(MOST_EDGES_DRAWN, max(most_values // (2 * len(used)), 100))
+    most = min(MOST_EDGES_DRAWN, max(most_values // (2 * max(len(held), 1)), 100))
     drawn = []
-    for number in used:
-        inner = [(index[i], index[j]) for i, j in edges[number] if i in index and j in index]
+    for graph in held:
+        inner = [(index[i], index[j]) for i, j in graph if i in index and j in index]
         drawn.append([end for k in _spread(len(inner), most) for end in inner[k]])
-    seed = run.experiment.get("seed", 0)
-    places = positions(nodes, edges[0], seed=seed, changing=len(graphs) > 1)
+    places = positions(nodes, edges[0], seed=run.experiment.get("seed", 0), changing=changing)
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
         "positions": np.round(places, 3).tolist(),
         "graphs": drawn,
-        "edges": [len(edges[number]) for number in used],
-        "held": [used.index(number) for number in held],
+        "edges": [len(graph) for graph in held],
     }
 
 

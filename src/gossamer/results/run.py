@@ -19,7 +19,7 @@ from torch import Tensor
 from gossamer import files
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
@@ -90,15 +90,12 @@ class Run:
         """When nodes computed and sent, sorted by (node, start); empty unless the experiment asks for it."""
         return recorder.read_timeline(self.path)
 
-    @cached_property
+    @property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
         """The nodes' flat vectors at the end, or None before it."""
-        if (models := self._models) and "parameters" not in models:
-            found = f"{listed(models)} in {self.path / 'models.safetensors'}"
-            raise BadInput(f"{found}; accepted: safetensors with 'parameters'")
-        return models.get("parameters")
+        return self._models.get("parameters")
 
-    @cached_property
+    @property
     def buffers(self) -> Float[Tensor, "nodes buffers"] | None:
         """The nodes' buffers at the end; None before it, and for a model without any."""
         return self._models.get("buffers")
@@ -124,24 +121,20 @@ class Run:
         module = flat_vectors.bare_module(flat_vectors.sharing_constants(task, experiment.seed).model).eval()
         layout = flat_vectors.Layout.of(module)
         values = flat_vectors.named_parameters(model.parameters, layout.parameters)
-        module.load_state_dict(
-            values | flat_vectors.named_buffers(model.buffers, layout, module), strict=False
-        )
+        buffers = flat_vectors.named_buffers(model.buffers, layout, module)
+        module.load_state_dict(values | buffers, strict=False)
         return module
 
     def plot(
         self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
     ) -> Axes:
-        """Draw the mean of a metric over the nodes, in a band of one standard deviation.
+        """Draw the mean of a metric over the nodes, in a band of one standard deviation, into axes, and return these.
 
         Args:
             metric: a column of :attr:`metrics`; None is the first of test accuracy, other test metrics, and losses.
             ax: where to draw, such as the axes that the plot of another run returned; None is a new figure of pyplot.
             x: "round", "time_s", "wall_s" or "bytes".
             label: the line's name in the legend; None is the experiment's name.
-
-        Returns:
-            The axes.
         """
         from gossamer.results.plots import plot_run
 
@@ -360,22 +353,15 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together: the experiment's name, unless all share it; where several have one
-    name, also what :func:`tell_apart` finds, or their ids. Runs of a sweep are named by cell and seed."""
+    """Short names for runs that are shown together: cells of a sweep with their seeds, names of experiments, or what
+    :func:`tell_apart` finds; and ids where nothing differs."""
+    names = [run.name for run in runs]
     if all(run.cell is not None for run in runs):
         seeds = [run.experiment.get("seed") for run in runs]
-        cells = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
-        if len(set(cells)) == len(cells):
-            return cells
-    names = [run.name for run in runs]
-    result = list(names)
-    for name in {name for name in names if names.count(name) > 1}:
-        same = [index for index, other in enumerate(names) if other == name]
-        texts = tell_apart([flat(runs[index].experiment) for index in same])
-        for index, text in zip(same, texts, strict=True):
-            short = text if texts.count(text) == 1 else runs[index].id
-            result[index] = short if len(same) == len(runs) else f"{name} ({short})"
-    return result
+        names = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
+    if len(set(names)) < len(names):
+        names = tell_apart([flat(run.experiment) for run in runs])
+    return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:

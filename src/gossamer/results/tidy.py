@@ -276,9 +276,10 @@ def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
     most = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
     counts = {name: int(most[name].sum()) for name in TRAFFIC if most[name].count()}
+    messages = {name: count for name, count in counts.items() if name.startswith("messages_")}
+    finals = {name: final(run, name) for name in metric_names(run)}
     rounds: Any = most["round"]
     time_s: Any = run.metrics["time_s"].max()
-    finals = {name: final(run, name) for name in metric_names(run)}
     return FinalSummary(
         status=run.status,
         nodes=run.nodes,
@@ -289,11 +290,7 @@ def final_summary(run: Run) -> FinalSummary:
         wall_s=run.wall_s,
         bytes_sent=counts.get("bytes_sent"),
         metrics={name: value for name, value in finals.items() if value is not None},
-        messages={
-            name.removeprefix("messages_"): count
-            for name, count in counts.items()
-            if name.startswith("messages_")
-        },
+        messages={name.removeprefix("messages_"): count for name, count in messages.items()},
     )
 
 

@@ -305,7 +305,8 @@
     const values = name ? run.nodes.values[name].map((line) => line[k]) : graph.positions.map(() => null);
     const all = (name ? (state.own ? values : run.nodes.values[name].flat()) : []).filter((value) => value !== null);
     const [low, high] = [least(all), most(all)];
-    const edges = graph.graphs[graph.held[k] || 0];
+    const held = Math.min(k, graph.graphs.length - 1);
+    const edges = graph.graphs[held];
     const panel = byId("topology");
     const [width, height] = [panel.clientWidth || 480, panel.clientHeight || 420];
     const reach = Math.min(width, height - 40) / 2 - 16;
@@ -336,7 +337,7 @@
       `<text x="${width / 2}" y="${height - 24}" text-anchor="middle">${safe(metric.title)}</text>` : "";
     panel.innerHTML = `<svg role="img" aria-label="graph of the nodes" width="${width}" height="${height}">` +
       `<path class="edges" d="${drawn}" stroke-width="${edges.length > 1200 ? 0.4 : 0.9}"/>${nodes.join("")}${bar}</svg>`;
-    const count = graph.edges[graph.held[k] || 0];
+    const count = graph.edges[held];
     const whole = at.length === graph.nodes && edges.length / 2 === count;
     const neighbours = at.map(() => new Set());
     for (let e = 0; e < edges.length; e += 2) {
