@@ -23,8 +23,8 @@ log = logging.getLogger("gossamer")
 
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
-QUIET_S = 30.0
-"""After this many seconds without a line, one says how far the run is. Each such line doubles the time."""
+QUIET_S = 60.0
+"""After this many seconds without a line, one says how far the run is."""
 
 
 class Silent:
@@ -126,15 +126,14 @@ class Lines(Display):
     def __init__(self, experiment: Experiment, seconds: Callable[[], float] | None = None) -> None:
         super().__init__(experiment)
         self._seconds = seconds or stopwatch()
-        self._said, self._share, self._patience = self._seconds(), 0.0, QUIET_S
+        self._said, self._share = self._seconds(), 0.0
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         self._share = self.share(rounds, time_s)
-        if self._seconds() - self._said >= self._patience:
-            self._patience *= 2
+        if self._seconds() - self._said >= QUIET_S:
             self.say(self.position(rounds, time_s))
 
     def evaluated(self, row: Mapping[str, Any]) -> None:

@@ -163,27 +163,22 @@ class RunFolder:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
         is by the user, ``diverged`` by a model that is not finite; ``figures`` are ``wall_s`` and others of an
         :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
-        found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
-        sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
+        path, reserved = self.path / "status.json", self.path / _RESERVED
+        found = [each for pattern in _RECORD for each in sorted(self.path.glob(pattern)) if each.is_file()]
+        sums = {str(each.relative_to(self.path)): files.crc32(each, self.path) for each in found}
         brief = {"run": run_id(self.path), "status": status, "error": error and error[:_LONGEST_ERROR]}
         try:
-            self._write_status({**brief, "error": error, **figures, "files": sums})
-        except OSError:  # this fits into the space that was reserved
-            self._write_status(brief)
-
-    def _write_status(self, said: Mapping[str, Any]) -> None:
-        reserved, path = self.path / _RESERVED, self.path / "status.json"
-        try:
-            if not reserved.exists():
-                self.reserve()
-            with reserved.open("r+b") as file:
-                file.write(_sealed(said))
-                file.truncate()
-            sync(reserved)
-            reserved.replace(path)
-            sync(self.path)
-        except OSError as error:
-            raise RecordError(path, error) from error
+            write_json(path, {**brief, "error": error, **figures, "files": sums})
+            reserved.unlink(missing_ok=True)
+        except RecordError as full:
+            try:  # this fits into the space that was reserved
+                with reserved.open("r+b") as file:
+                    file.write(_sealed(brief))
+                    file.truncate()
+                sync(reserved)
+                reserved.replace(path)
+            except OSError:
+                raise full from None
 
 
 def run_id(folder: Path) -> str:

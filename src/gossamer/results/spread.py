@@ -33,17 +33,11 @@ def hops(run: Run, metric: str) -> dict[int, int]:
 
 
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
-    """A metric of a run by distance. Evaluations that not all nodes of a distance have are left out.
-
-    Returns:
-        A row per distance: ``hops``; ``nodes``, their number; ``area``, their mean over the rounds (by trapezoids);
-        ``final``, that at the end; and ``half_round``, the first round at which their mean is halfway from its first value to
-        that with which the sources end (null if it never is, or if the sources end below the first value).
-    """
+    """A metric of a run by distance, from evaluations that all nodes of the distance have. A row per distance: ``hops``;
+    ``nodes``, their number; ``area``, the mean over the rounds of their mean (by trapezoids); ``final``, that at the end."""
     distances = hops(run, metric)
-    at = pl.DataFrame(
-        {"node": distances.keys(), "hops": distances.values()}, schema={"node": pl.Int32, "hops": pl.Int64}
-    )
+    schema = {"node": pl.Int32, "hops": pl.Int64}
+    at = pl.DataFrame({"node": distances.keys(), "hops": distances.values()}, schema=schema)
     rows = (
         run.metrics.filter(pl.col(metric).is_not_null())
         .unique(("node", "round"), keep="last")
@@ -57,43 +51,29 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
         rows.group_by("hops", "round").agg(nodes=pl.len(), mean=pl.col(metric).mean()).sort("hops", "round")
     )
     means = means.filter(pl.col("nodes") == pl.col("nodes").max().over("hops"))
-    found, of_sources = [], means.filter(hops=0)["mean"]
+    found = []
     for (distance,), curve in means.group_by("hops", maintain_order=True):
-        first, last = curve["mean"][0], curve["mean"][-1]
-        goal = of_sources[-1] if len(of_sources) else last
-        arrived = curve.filter(pl.lit(goal > first), pl.col("mean") >= (first + goal) / 2)["round"]
+        last = curve["mean"][-1]
         area = mean_over_rounds(curve["round"].to_numpy(), curve["mean"].to_numpy())
         row = {"hops": distance, "nodes": curve["nodes"][0], "area": last if area is None else area}
-        found.append({**row, "final": last, "half_round": arrived[0] if len(arrived) else None})
-    return pl.DataFrame(found).with_columns(pl.col("half_round").cast(pl.Float64))
+        found.append({**row, "final": last})
+    return pl.DataFrame(found)
 
 
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
-    """:func:`by_hops` over the runs of each group.
-
-    Returns:
-        A row per group and distance: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``, ``area`` (with
-        ``area_half``, half the width of its 95 % confidence interval), ``final``, and ``half_round`` (null unless all have
-        one)."""
+    """:func:`by_hops` over the runs of each group: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``,
+    ``area`` (with ``area_half``, half the width of its 95 % confidence interval) and ``final``."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
-    tables = [
-        by_hops(run, metric).select(pl.lit(group.label).alias("group"), pl.all())
-        for group in groups
-        for run in group.samples
-    ]
-    rows = pl.concat(tables).group_by("group", "hops", maintain_order=True)
-    late = pl.col("half_round")
-    table = rows.agg(
-        pl.len().alias("runs"),
-        pl.col("nodes", "area", "final").mean(),
-        half_round=pl.when(late.null_count() == 0).then(late.mean()),
-        areas=pl.col("area"),
-    )
-    order = {group.label: index for index, group in enumerate(groups)}
-    intervals = [confidence(areas) for areas in table["areas"].to_list()]
-    halves = pl.Series("area_half", [each and each.half_width for each in intervals], pl.Float64)
-    table = table.with_columns(halves).sort(pl.col("group").replace_strict(order), "hops")
-    return table.select("group", "hops", "runs", "nodes", "area", "area_half", "final", "half_round")
+    found = []
+    for group in groups:
+        rows = pl.concat(by_hops(run, metric) for run in group.samples).sort("hops")
+        for (distance,), same in rows.group_by("hops", maintain_order=True):
+            area = confidence(same["area"].to_list())
+            row = {"group": group.label, "hops": distance, "runs": len(same), "nodes": same["nodes"].mean()}
+            found.append(
+                {**row, "area": area.mean, "area_half": area.half_width, "final": same["final"].mean()}
+            )
+    return pl.DataFrame(found, schema_overrides={"area_half": pl.Float64}, infer_schema_length=None)
 
 
 def table(rows: pl.DataFrame, metric: str) -> Table:
@@ -102,9 +82,8 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
     unit, scale = ("%", 0.01) if is_share(metric) else ("", 1.0)
     lines: dict[str, dict[int, str]] = {}
     for row in rows.to_dicts():
-        late = "" if row["half_round"] is None else f", round {row['half_round']:g}"
-        text = interval_text(row["area"], row["area_half"], unit, scale) + late
+        text = interval_text(row["area"], row["area_half"], unit, scale)
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
-    title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
+    title = f"mean {metric_title(metric)} over the rounds by distance"
     return title, head, [[group, *(each.get(d, NOTHING) for d in distances)] for group, each in lines.items()]
