@@ -80,9 +80,9 @@ def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.Capt
     seconds.append(100.0)  # for loading the data
     lines.start({"nodes": 4, "parameters": 10})
     assert printed(159.9, 0, 0.0) == []
-    assert printed(160.0, 0, 0.25) == ["round 0/1000 · virtual time 0.25 s"]
+    assert printed(160.0, 0, 0.25) == ["round 0/1000  virtual time 0.25 s"]
     assert printed(219.9, 11, 0.25) == []
-    assert printed(220.0, 11, 0.5) == ["round 2/1000 · virtual time 0.5 s"]
+    assert printed(220.0, 11, 0.5) == ["round 2/1000  virtual time 0.5 s"]
     seconds.append(240.0)
     lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
     assert printed(299.9, 21, 2.5) == []  # that was a line

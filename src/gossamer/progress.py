@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gossamer")
 
+_BAR = 20
+"""The width of the bar."""
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
 QUIET_S = 60.0
@@ -50,12 +51,10 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]
     quiet."""
     if quiet:
         yield Silent()
-    elif in_notebook():
-        with _in_notebook(experiment) as bar:
-            yield bar
-    elif on_live_terminal():
-        with _on_terminal(experiment) as bar:
-            yield bar
+    elif in_notebook() or on_live_terminal():
+        bar = Bar(experiment)
+        yield bar
+        bar.end()
     else:
         yield Lines(experiment)
 
@@ -117,7 +116,7 @@ class Display(Silent):
     def position(self, rounds: int, time_s: float) -> str:
         """How far the run is: the mean of the rounds that nodes have completed, and the engine's time."""
         of = f"/{self._rounds}" if self._rounds else ""
-        return f"round {rounds // self._nodes}{of} · {self._clock} {time_s:.4g} s"
+        return f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
 
 
 class Lines(Display):
@@ -150,66 +149,37 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A bar that is drawn again and again by ``show``, which gets the share that is done and a line; ``say`` keeps a line."""
+    """A line on standard error that is written over again and again."""
 
-    def __init__(
-        self, experiment: Experiment, show: Callable[[float, str], object], say: Callable[[str], object]
-    ) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
-        self._show, self._say = show, say
-        self._wall, self._shown = stopwatch(), -1.0
+        self._wall, self._shown, self._line = stopwatch(), -1.0, ""
 
     def start(self, description: Mapping[str, Any]) -> None:
-        self._show(0.0, f"{description['nodes']} nodes, {description['parameters']} parameters each")
+        self._draw(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         # At most ten times a second: a simulation reports every round of every node.
         share, wall = self.share(rounds, time_s), self._wall()
         if wall - self._shown >= 0.1 or share == 1.0:
-            self._shown = wall
-            sent = f"{bytes_text(self._sent)} sent" if self._sent else ""
-            parts = (self.position(rounds, time_s), self._latest, sent, self.left(share))
-            self._show(share, " · ".join(filter(None, parts)))
+            self._shown, done = wall, round(_BAR * share)
+            bar = "█" * done + "░" * (_BAR - done)
+            parts = (bar, self.position(rounds, time_s), self.left(share), self._latest)
+            self._draw("  ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:
-        self._say(text)
+        self._write(f"{text}\n")
+        self._draw(self._line)
 
+    def end(self) -> None:
+        """Remove the line."""
+        self._write("")
 
-@contextmanager
-def _on_terminal(experiment: Experiment) -> Iterator[Bar]:
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.text import Text
+    def _draw(self, line: str) -> None:
+        self._line = line
+        self._write(line[: shutil.get_terminal_size().columns - 1])
 
-    console, figures = Console(stderr=True), Text()
-    bar = Progress(TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), console=console)
-    task = bar.add_task(experiment.name, total=1.0)
-
-    def show(share: float, text: str) -> None:
-        bar.update(task, completed=share)
-        figures.plain = text
-
-    with Live(Group(bar, figures), console=console, refresh_per_second=5):
-        yield Bar(experiment, show, lambda text: console.print(text, markup=False, highlight=False))
-
-
-@contextmanager
-def _in_notebook(experiment: Experiment) -> Iterator[Bar]:
-    """A bar that disappears when the run has ended: the notebook then shows the :class:`Run`. (rich's own display needs
-    ipywidgets.)"""
-    ipython: Any = importlib.import_module("IPython.display")
-    output, said = ipython.display(ipython.HTML(""), display_id=True), list[str]()
-
-    def draw(*bar: str) -> None:
-        output.update(ipython.HTML("<br>".join([*map(escape, said), *bar])))
-
-    def show(share: float, text: str) -> None:
-        draw(f'{escape(experiment.name)} <progress value="{share:.3f}"></progress> {escape(text)}')
-
-    def say(text: str) -> None:
-        said.append(text)
-        draw()
-
-    yield Bar(experiment, show, say)
-    draw()
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            blank = " " * (shutil.get_terminal_size().columns - 1)
+            print(f"\r{blank}\r{text}", end="", file=sys.stderr, flush=True)

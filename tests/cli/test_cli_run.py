@@ -145,7 +145,7 @@ def test_it_is_said_that_a_run_goes_on_before_its_first_round(
     )
     assert code == 0
     clock = "virtual time" if engine == "simulate" else "time"
-    assert re.search(rf"^round 0/\d+ · {clock} [0-9.e-]+ s$", err, re.MULTILINE)
+    assert re.search(rf"^round 0/\d+  {clock} [0-9.e-]+ s$", err, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("no_process_is_left")
@@ -286,7 +286,7 @@ def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pyte
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     code, _, err = cli("run", "small.yaml", "--no-report")
     assert code == 0
-    for said in ("round 4/4", "left", "virtual time", "sent"):
+    for said in ("round 4/4", "left", "virtual time", "test loss"):
         assert said in err
 
 

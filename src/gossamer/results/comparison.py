@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import polars as pl
 
@@ -50,15 +50,9 @@ _PAIRED = " Differences and ratios are of pairs of runs with the same seed, so t
 
 
 class Measure(NamedTuple):
-    """A number of each run by which groups are compared.
-
-    Attributes:
-        name: in data, e.g. "time_s to test_accuracy=0.6".
-        table, column: the titles of the table that shows it, and of its column there.
-        unit: "share", "bytes", or the end of the column's texts.
-        of: the number; None where the run has none, such as a time to a level that it has not reached.
-        against: which comparisons with the baseline are shown.
-    """
+    """A number ``of`` each run by which groups are compared; None where the run has none, such as a time to a level that it
+    has not reached. ``table`` and ``column`` are titles; ``unit`` is "share", "bytes", or the end of the texts; ``against``
+    are the comparisons with the baseline that are shown."""
 
     name: str
     table: str
@@ -85,6 +79,12 @@ class Measure(NamedTuple):
 def _final(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
     found = final(run, metric)
     return None if found is None else getattr(found, what)
+
+
+def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
+    """A number of a metric's complete points, in the order of time."""
+    curve = complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
+    return cast("float | None", curve.select(number).to_series().first())
 
 
 def _unit(metric: str) -> str:
@@ -120,36 +120,28 @@ def area(metric: str) -> Measure:
 
 def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
     """The time until the mean over the nodes has reached a level of a metric, and what all nodes have sent by then."""
-
-    def reached(metric: str, level: float, axis: str, run: Run) -> float | None:
-        mean, curve = pl.col("mean"), complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
-        good = mean <= level if lower_is_better(metric) else mean >= level
-        return next(iter(curve.filter(good & mean.is_not_nan())[axis]), None)
-
-    found = []
+    found, mean = [], pl.col("mean")
     for metric, level in levels:
+        low = lower_is_better(metric)
+        reached = (mean <= level if low else mean >= level) & mean.is_not_nan()
         text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
-        table = f"{metric_title(metric)} {'≤' if lower_is_better(metric) else '≥'} {text}"
+        table = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
         for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes")):
-            name, number = f"{axis} to {metric}={level:g}", partial(reached, metric, level, axis)
-            found.append(Measure(name, table, column, unit, number, _COMPARED))
+            number = partial(_on_curve, metric, pl.col(axis).filter(reached).first())
+            found.append(Measure(f"{axis} to {metric}={level:g}", table, column, unit, number, _COMPARED))
     return found
 
 
 def at_budget(budgets: Iterable[tuple[str, float]], metrics: Sequence[str]) -> list[Measure]:
     """Metrics at the last complete evaluation within a budget on an axis: bytes that all nodes have sent, or seconds. A run
     that has not used up its budget has none."""
-
-    def within(metric: str, axis: str, most: float, run: Run) -> float | None:
-        used_up: Any = run.curves[axis].max()
-        values = complete_curve(run, metric).sort("time_s", "point").filter(pl.col(axis) <= most)["mean"]
-        return None if values.is_empty() or used_up < most else float(values[-1])
-
     found = []
     for axis, most in budgets:
         table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
+        last = pl.col("mean").filter(pl.col(axis) <= most).last()
+        within = pl.when(pl.col(axis).max() >= most).then(last)
         for name in metrics:
-            title, number = f"{name} at {axis}={most:g}", partial(within, name, axis, most)
+            number, title = partial(_on_curve, name, within), f"{name} at {axis}={most:g}"
             found.append(Measure(title, table, metric_title(name), _unit(name), number))
     return found
 

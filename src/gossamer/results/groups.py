@@ -69,12 +69,8 @@ def several(among: Sequence[Group]) -> bool:
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
     """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time grid,
-    or the end. Every run counts with its mean over the nodes.
-
-    Returns:
-        Columns ``point`` (0, 1, ...), the axes and ``mean`` (means over the runs), ``half`` (half the width of the 95 %
-        confidence interval over the runs; null for one run) and ``count`` (runs).
-    """
+    or the end. ``point``, the axes, ``mean`` (over the runs, of means over nodes), ``half`` (half the width of its 95 %
+    confidence interval; null for one run) and ``count`` (runs)."""
     tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
     count = len(tables)
     width = student_t(count - 1) / math.sqrt(count) if count > 1 else None

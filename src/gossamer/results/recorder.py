@@ -216,13 +216,9 @@ def compact(folder: RunFolder) -> None:
 
 
 def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
-    """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
-    record that can be rewound again.
-
-    Of a simulation all rows stay until the instant of the checkpoint. Of real processes, rows of metrics stay if their round
-    (on the time grid, their time) is no later than their node's in the checkpoint; the network's rows stay if all evaluated
-    nodes had contributed by then. Rows of the end are dropped.
-    """
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status; this may be repeated after a
+    kill. Of a simulation all rows stay until the instant of the checkpoint; of real processes, those until their node's
+    round (on the time grid, its time), and those of the network to which all ``evaluated`` nodes had contributed by then."""
     folder.reserve()
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
@@ -275,15 +271,9 @@ def close_record(
     write_outcome: Callable[[], None] = lambda: None,
     **figures: Any,
 ) -> str | None:
-    """Write models, tables, and at last the status, also where the rest can't be written (a full disk, ...): rows then stay
-    in their segments, and the run has failed. Returns the first error in one line, or None.
-
-    Args:
-        folder: the record, to which nothing else writes any more.
-        reason, figures: of an :class:`~gossamer.runtime.outcome.Outcome`.
-        error: why it failed; of a run that diverged it is in the events.
-        write_outcome: writes everything but rows.
-    """
+    """Write models (``write_outcome``), tables, and at last the status, also where the rest can't be written (a full disk,
+    ...): rows then stay in their segments, and the run has failed. Returns the first error in one line, or None. ``reason``
+    and ``figures`` are those of an :class:`~gossamer.runtime.outcome.Outcome`."""
     ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
     status, unwritten = ends.get(reason, "done"), None
     for left in folder.checkpoints.glob("*/.*.tmp"):  # by nodes that were ended as they wrote

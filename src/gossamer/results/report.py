@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
 from gossamer.results.comparison import Comparison
@@ -51,18 +50,9 @@ def write_report(
     groups: Sequence[Group] | None = None,
     compared: Comparison | None = None,
 ) -> Path:
-    """Write one self-contained HTML page on one or several runs, which needs no network; gives its path.
-
-    Args:
-        runs: in the order of their colours.
-        out: the page; a folder stands for ``report.html`` in it.
-        groups: of the runs; None groups those that differ only in their seed.
-        compared: the groups, with which the page opens.
-
-    Without runs, and where a file can't be written, it raises BadInput.
-    """
-    if not runs:
-        raise BadInput("report: got no run; accepted: one or more")
+    """Write one self-contained HTML page on one or several runs, which needs no network; gives its path. ``out`` may be a
+    folder; ``groups`` are by default of runs that differ only in their seed; the page begins with what is ``compared``. A
+    file that can't be written is bad input."""
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     text = render(runs, groups, compared)
     with writing(f"--out {out}"):

@@ -10,6 +10,8 @@ Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Nodes = Annotated[int, Meta(ge=1, le=10**7)]
 Edges = list[Annotated[list[Rank], Meta(min_length=2, max_length=2)]]
+Resumed = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+Status = Literal["done", "diverged", "failed", "stopped"]
 
 
 class TimelineField(TypedDict):
@@ -38,11 +40,12 @@ class RecordedExperiment(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
-
     run: str
     numerics: dict[str, Any]
-    resumed: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    resumed: Resumed
+
+
+"""``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
 
 
 class SetupFile(TypedDict, total=False):
@@ -60,10 +63,11 @@ class SetupFile(TypedDict, total=False):
 
 
 class GraphRow(TypedDict):
-    """A row of the segment ``graphs``: the graph from a round on."""
-
     round: Count
     edges: Edges
+
+
+"""A row of the segment ``graphs``: the graph from a round on."""
 
 
 class StatusFile(TypedDict, total=False):
@@ -71,7 +75,7 @@ class StatusFile(TypedDict, total=False):
 
     run: str
     files: dict[str, str]
-    status: Literal["done", "diverged", "failed", "stopped", "interrupted"]
+    status: Status
     error: str | None
     wall_s: float | None
 
@@ -90,7 +94,7 @@ class ManifestFile(TypedDict):
 
 
 class SweepEntry(TypedDict):
-    """A run of a sweep."""
+    """A run in ``sweep.json``."""
 
     cell: str
     status: str
@@ -99,6 +103,7 @@ class SweepEntry(TypedDict):
 
 
 class SweepFile(TypedDict):
-    """``sweep.json``."""
-
     runs: list[SweepEntry]
+
+
+"""``sweep.json``."""

@@ -68,11 +68,10 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     for group in groups:
         rows = pl.concat(by_hops(run, metric) for run in group.samples).sort("hops")
         for (distance,), same in rows.group_by("hops", maintain_order=True):
-            area = confidence(same["area"].to_list())
-            row = {"group": group.label, "hops": distance, "runs": len(same), "nodes": same["nodes"].mean()}
-            found.append(
-                {**row, "area": area.mean, "area_half": area.half_width, "final": same["final"].mean()}
-            )
+            if (area := confidence(same["area"].to_list())) is not None:
+                own = {"group": group.label, "hops": distance, "runs": len(same)}
+                means = {name: same[name].mean() for name in ("nodes", "area", "final")}
+                found.append({**own, **means, "area_half": area.half_width})
     return pl.DataFrame(found, schema_overrides={"area_half": pl.Float64}, infer_schema_length=None)
 
 

@@ -107,12 +107,8 @@ def default_axis(runs: Iterable[Run]) -> Axis:
 
 
 def assigned(run: Run) -> pl.DataFrame:
-    """The recorded rows that belong to an evaluation point.
-
-    Returns:
-        The columns of the metrics, and ``point`` (0, 1, ...), ``instant`` (which identifies the point in every run: round,
-        seconds of the grid, or infinity for the end) and ``bytes`` (of the network).
-    """
+    """The recorded rows that belong to an evaluation point, with ``point`` (0, 1, ...), ``instant`` (which identifies the
+    point in every run: round, seconds of the grid, or infinity for the end) and ``bytes`` (of the network)."""
     metrics, moment = run.metrics.sort("time_s", maintain_order=True), pl.col("moment")
     if run.every_s is None:
         instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
@@ -153,17 +149,12 @@ def points(run: Run) -> pl.DataFrame:
 
 
 def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
-    """Statistics over the nodes at every point, of all metrics or of some.
+    """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, the axes,
+    ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``, and ``complete``.
 
-    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. The standard
-    deviation has the divisor n: the nodes are all there are, and no sample.
-
-    Returns:
-        Columns ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``, ``max``, ``count``, and
-        ``complete``: whether every node with the metric has got to the point. A run that was killed has recorded its last
-        rounds for its fastest nodes only. A node that was away at a point, and recorded a later one, has got past it. Nodes
-        that are away at the end, or came back too late to record anything, don't count: a run that goes on without them
-        has an end all the same.
+    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. A point is complete
+    if every node with the metric has got to it or past it; nodes that are away at the end, or came back too late to record
+    anything, don't count.
     """
     names = metric_names(run) if metrics is None else list(metrics)
     index = ["node", "point", "instant", *AXES]
