@@ -40,12 +40,11 @@ class RecordedExperiment(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
+    """``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
+
     run: str
     numerics: dict[str, Any]
     resumed: Resumed
-
-
-"""``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
 
 
 class SetupFile(TypedDict, total=False):
@@ -63,11 +62,10 @@ class SetupFile(TypedDict, total=False):
 
 
 class GraphRow(TypedDict):
+    """A row of the segment ``graphs``: the graph from a round on."""
+
     round: Count
     edges: Edges
-
-
-"""A row of the segment ``graphs``: the graph from a round on."""
 
 
 class StatusFile(TypedDict, total=False):
@@ -103,7 +101,6 @@ class SweepEntry(TypedDict):
 
 
 class SweepFile(TypedDict):
+    """``sweep.json``."""
+
     runs: list[SweepEntry]
-
-
-"""``sweep.json``."""
