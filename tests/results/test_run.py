@@ -171,7 +171,7 @@ def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
     assert labels([a1, other]) == ["x", "y"]  # type: ignore[list-item]
     assert labels([a1, b1]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
     assert labels([a1, a2]) == ["seed 1", "seed 2"]  # type: ignore[list-item]
-    assert labels([a1, b1, other]) == ["x (d-psgd)", "x (jwins)", "y"]  # type: ignore[list-item]
+    assert labels([a1, b1, other]) == ["d-psgd", "jwins, name x", "jwins, name y"]  # type: ignore[list-item]
     assert labels([a1, a2, b1, b2])[3] == "jwins, seed 2"  # type: ignore[list-item]
 
 
