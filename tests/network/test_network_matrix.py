@@ -143,13 +143,12 @@ def test_measured_latencies() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1,2\n3\n", r"row 2, column 2 of the numbers: blank"),
         ("1,2,3\n4,5,6\n", "2 x 3 numbers; accepted: a square matrix"),
         (",a,b\na,0,x\nb,1,0\n", "a word among the numbers; accepted: numbers"),
         ("0,1\ninf,0\n", "accepted: a square matrix of finite numbers"),
         ("0,\n1,0\n", "row 1, column 2 of the numbers: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
-        ("a,b\n", "0 x 1 numbers; accepted: a square matrix"),
+        ("a,b\n", "0 x 2 numbers; accepted: a square matrix"),
         ("", "empty CSV; accepted: a CSV file"),
         ("\xff", "invalid utf-8 sequence"),
     ],

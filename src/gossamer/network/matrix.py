@@ -143,7 +143,7 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     cells = read_cells(path, field, header=False).select(pl.all().str.strip_chars().replace("", None))
     numbers = cells.select(pl.all().cast(pl.Float64, strict=False))
     words = numbers.select(pl.all().is_null()).to_numpy() & cells.select(pl.all().is_not_null()).to_numpy()
-    top, left = int(words[0, 1:].any()), int(words[1:, 0].any() or words.shape[1] > len(words))
+    top, left = int(words[0, 1:].any()), int(words[1:, 0].any())
     if words[top:, left:].any():
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]
