@@ -137,7 +137,8 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
     known = [owner.name for owner in (*file.services, *file.bridges)]
     if len(set(known)) < len(known):
         raise BadInput(f"{where}: a name twice; accepted: a name for each service and bridge")
-    named = [end for each in (*file.links, *file.dynamic) for end in (each.origin, each.dest)]
+    ends: list[Link | LinkEvent] = [*file.links, *file.dynamic]
+    named = [end for each in ends for end in (each.origin, each.dest)]
     for name in (*named, *(each.name for each in file.joining)):
         if name not in known:
             raise BadInput(f"{where}: {name!r}{suggest(name, known)}; accepted: a service or a bridge")

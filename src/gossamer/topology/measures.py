@@ -6,7 +6,7 @@ Import it where it is needed: it brings scipy, which no run needs.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -22,7 +22,7 @@ from gossamer.topology.graph import Graph
 from gossamer.topology.topology import TopologySchedule
 
 DENSE_NODES = 1000  # up to this many nodes, measures of W are computed from its full spectrum
-Matrix = Float[np.ndarray, "nodes nodes"] | csr_array
+Matrix: TypeAlias = Float[np.ndarray, "nodes nodes"] | csr_array
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
