@@ -65,25 +65,3 @@ def test_a_line_summarizes_all_nodes_at_one_evaluation_point(
         "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
         f"  consensus distance 0.25  {sent} sent\n"
     )
-
-
-def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = [0.0]
-    lines = Lines(described({"rounds": 1000}), seconds=lambda: seconds[-1])
-
-    def printed(at: float, rounds: int, time_s: float) -> list[str]:
-        capsys.readouterr()
-        seconds.append(at)
-        lines.progress(rounds, time_s)
-        return capsys.readouterr().err.splitlines()
-
-    seconds.append(100.0)  # for loading the data
-    lines.start({"nodes": 4, "parameters": 10})
-    assert printed(159.9, 0, 0.0) == []
-    assert printed(160.0, 0, 0.25) == ["round 0/1000  virtual time 0.25 s"]
-    assert printed(219.9, 11, 0.25) == []
-    assert printed(220.0, 11, 0.5) == ["round 2/1000  virtual time 0.5 s"]
-    seconds.append(240.0)
-    lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
-    assert printed(299.9, 21, 2.5) == []  # that was a line
-    assert len(printed(300.0, 21, 2.5)) == 1

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,6 @@ _BAR = 20
 """The width of the bar."""
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
-QUIET_S = 60.0
-"""After this many seconds without a line, one says how far the run is."""
 
 
 class Silent:
@@ -113,27 +111,17 @@ class Display(Silent):
         """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
         return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
-    def position(self, rounds: int, time_s: float) -> str:
-        """How far the run is: the mean of the rounds that nodes have completed, and the engine's time."""
-        of = f"/{self._rounds}" if self._rounds else ""
-        return f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
-
 
 class Lines(Display):
-    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart."""
+    """Prints one line for each evaluation on standard error."""
 
-    def __init__(self, experiment: Experiment, seconds: Callable[[], float] | None = None) -> None:
-        super().__init__(experiment)
-        self._seconds = seconds or stopwatch()
-        self._said, self._share = self._seconds(), 0.0
+    _share = 0.0
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         self._share = self.share(rounds, time_s)
-        if self._seconds() - self._said >= QUIET_S:
-            self.say(self.position(rounds, time_s))
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
         self.say(
@@ -143,7 +131,6 @@ class Lines(Display):
         )
 
     def say(self, text: str) -> None:
-        self._said = self._seconds()
         with suppress(OSError):  # a full disk or a closed terminal ends the display, not the run
             print(text, file=sys.stderr, flush=True)
 
@@ -163,8 +150,9 @@ class Bar(Display):
         share, wall = self.share(rounds, time_s), self._wall()
         if wall - self._shown >= 0.1 or share == 1.0:
             self._shown, done = wall, round(_BAR * share)
-            bar = "█" * done + "░" * (_BAR - done)
-            parts = (bar, self.position(rounds, time_s), self.left(share), self._latest)
+            bar, of = "█" * done + "░" * (_BAR - done), f"/{self._rounds}" if self._rounds else ""
+            position = f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
+            parts = (bar, position, self.left(share), self._latest)
             self._draw("  ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:

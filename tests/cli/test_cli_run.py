@@ -16,9 +16,8 @@ import pytest
 import yaml
 
 from command_line import SMALL, Cli
-from gossamer import Experiment, load_run, progress
+from gossamer import Experiment, load_run
 from gossamer.results.formatting import numerals
-from gossamer.runtime.simulate import simulation
 
 
 def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
@@ -131,21 +130,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-
-
-@pytest.mark.usefixtures("no_process_is_left")
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_it_is_said_that_a_run_goes_on_before_its_first_round(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    monkeypatch.setattr(simulation, "PROGRESS_S", 0.0)
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    code, _, err = cli(
-        "run", "small.yaml", "--no-report", "--engine", engine, "--set", "evaluation.every_rounds=4"
-    )
-    assert code == 0
-    clock = "virtual time" if engine == "simulate" else "time"
-    assert re.search(rf"^round 0/\d+  {clock} [0-9.e-]+ s$", err, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("no_process_is_left")

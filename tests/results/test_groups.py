@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import Group, group_curve, groups, several
-from gossamer.results.run import Run, labels
+from gossamer.results.groups import Group, group_curve, groups, labels, several
+from gossamer.results.run import Run
 from synthetic_run import timed
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]

@@ -88,7 +88,7 @@ def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), seed=seed) for seed in (1, 2)]
     [axes] = curve_figure(runs, "test_accuracy", "bytes").axes
-    assert [line.get_label() for line in axes.lines] == ["seed 1", "seed 2"]
+    assert [line.get_label() for line in axes.lines] == ["quickstart, seed 1", "quickstart, seed 2"]
     assert axes.lines[0].get_xdata().tolist() == [0, 3 * 10 * 80_000, 3 * 20 * 80_000]
     assert axes.get_xlabel() == "sent by all nodes / bytes"
     with pytest.raises(BadInput, match="metric nothing: no run has recorded it"):

@@ -14,7 +14,8 @@ import torch
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.run import Run, labels, load_run, load_runs, model_of
+from gossamer.results.groups import labels
+from gossamer.results.run import Run, load_run, load_runs, model_of
 from synthetic_run import PARAMETERS, summary, synthetic
 
 
@@ -168,10 +169,9 @@ def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
         made("y", 1, "jwins"),
     )
     assert labels([a1]) == ["x"]  # type: ignore[list-item]
-    assert labels([a1, other]) == ["x", "y"]  # type: ignore[list-item]
+    assert labels([a1, other]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
     assert labels([a1, b1]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
-    assert labels([a1, a2]) == ["seed 1", "seed 2"]  # type: ignore[list-item]
-    assert labels([a1, b1, other]) == ["d-psgd", "jwins, name x", "jwins, name y"]  # type: ignore[list-item]
+    assert labels([a1, a2]) == ["x, seed 1", "x, seed 2"]  # type: ignore[list-item]
     assert labels([a1, a2, b1, b2])[3] == "jwins, seed 2"  # type: ignore[list-item]
 
 

@@ -95,10 +95,6 @@ def report(
         list[str] | None,
         option("Compare the time and bytes to these levels.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
-    budget: Annotated[
-        list[str] | None,
-        option("Compare the metrics at this budget, also time_s=SECONDS.", metavar="bytes=N[,N...]"),
-    ] = None,
     area: Annotated[
         str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
     ] = None,
@@ -131,11 +127,11 @@ def report(
     groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), budget or (), area)
+    measures = comparison.measures(loaded, named, time_to or (), area)
     default = default_baseline(groups)
     against = default if baseline is None else find_baseline(baseline, groups)
     compared = None
-    if len(groups) > 1 or metrics or time_to or budget or area:
+    if len(groups) > 1 or metrics or time_to or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page of several runs must not replace the page of a run.

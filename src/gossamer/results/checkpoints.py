@@ -67,7 +67,7 @@ class Cut:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to resume another experiment, naming the first field that differs."""
-        before, now = flat(_essence(self.experiment)), flat(_essence(_dump(experiment)))
+        before, now = flat(_essence(self.experiment)), flat(_essence(experiment.model_dump(mode="json")))
         for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
             raise BadInput(
                 f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made; accepted:"
@@ -80,7 +80,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:
         self._path = path
-        self._experiment = _dump(experiment)
+        self._experiment = experiment.model_dump(mode="json")
         self.digest = digest or _digest(self._experiment)
         self._run = run_id(path.parent)
         self._keep = experiment.checkpoint.keep
@@ -197,10 +197,6 @@ def complete(path: Path) -> list[int]:
 def _identity(digest: str, run: str, number: int) -> dict[str, str]:
     """What the files of all nodes in a checkpoint have in common."""
     return {"experiment": digest, "run": run, "checkpoint": str(number)}
-
-
-def _dump(experiment: Experiment) -> dict[str, Any]:
-    return experiment.model_dump(mode="json")
 
 
 def _essence(experiment: Mapping[str, Any]) -> dict[str, Any]:

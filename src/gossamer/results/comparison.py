@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by measures: metrics at the end or within a budget, the time and the bytes to a level, areas.
+"""Comparison of groups of runs by measures: metrics at the end, the time and the bytes to a level, areas.
 
 A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
 Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
@@ -20,12 +20,10 @@ import polars as pl
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import (
     Table,
-    bytes_text,
     bytes_unit,
     interval_text,
     is_share,
     metric_title,
-    seconds_text,
 )
 from gossamer.results.groups import Baseline, Group
 from gossamer.results.run import Run, part
@@ -132,56 +130,32 @@ def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
     return found
 
 
-def at_budget(budgets: Iterable[tuple[str, float]], metrics: Sequence[str]) -> list[Measure]:
-    """Metrics at the last complete evaluation within a budget on an axis: bytes that all nodes have sent, or seconds. A run
-    that has not used up its budget has none."""
-    found = []
-    for axis, most in budgets:
-        table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
-        last = pl.col("mean").filter(pl.col(axis) <= most).last()
-        within = pl.when(pl.col(axis).max() >= most).then(last)
-        for name in metrics:
-            number, title = partial(_on_curve, name, within), f"{name} at {axis}={most:g}"
-            found.append(Measure(title, table, metric_title(name), _unit(name), number))
-    return found
-
-
 def measures(
     runs: Sequence[Run],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
-    budgets: Sequence[str] = (),
     area_of: str | None = None,
 ) -> list[Measure]:
     """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
-    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
-    run has recorded is bad input."""
-    to = _assignments("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
-    within = _assignments("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
+    ``METRIC=LEVEL[,LEVEL...]``, and an area. A metric that no run has recorded is bad input."""
+    to = [each for text in levels for each in _levels(text)]
     asked = {"--metrics": metrics, "--time-to": [name for name, _ in to]}
     for option, names in (asked | {"--area": [] if area_of is None else [area_of]}).items():
         for name in names:
             check_recorded(option, name, runs)
     chosen = metrics or judging(runs)
     areas = [] if area_of is None else [area(area_of)]
-    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
+    return [*finals(chosen), *time_to(to), *areas]
 
 
-def _assignments(
-    option: str, texts: Iterable[str], accepted: str, names: Sequence[str] = ()
-) -> list[tuple[str, float]]:
-    """Numbers for names, as the command line gives them: ``NAME=NUMBER[,NUMBER...]`` each; anything else is bad input."""
-    found = []
-    for text in texts:
-        name, _, values = text.partition("=")
-        try:
-            numbers = [float(value) for value in values.split(",")]
-        except ValueError:
-            numbers = []
-        if not numbers or (names and name not in names):
-            raise BadInput(f"{option} {text}: accepted: {accepted}")
-        found += [(name, number) for number in numbers]
-    return found
+def _levels(text: str) -> list[tuple[str, float]]:
+    """Levels of a metric, as the command line gives them: ``METRIC=LEVEL[,LEVEL...]``."""
+    name, _, values = text.partition("=")
+    try:
+        return [(name, float(value)) for value in values.split(",")]
+    except ValueError:
+        accepted = "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6"
+        raise BadInput(f"--time-to {text}: accepted: {accepted}") from None
 
 
 # --- comparisons

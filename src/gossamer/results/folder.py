@@ -116,11 +116,6 @@ class RunFolder:
         """A node's own checkpoint, from which it restarts while the others go on."""
         return self.path / "restart" / f"node-{rank}.safetensors"
 
-    @property
-    def models(self) -> Path:
-        """The models at the end."""
-        return self.path / "models.safetensors"
-
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
         """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
         :mod:`gossamer.results.recorder`."""
@@ -144,7 +139,7 @@ class RunFolder:
         tensors = {"parameters": parameters.detach().to("cpu", torch.float32).contiguous()}
         if buffers is not None:
             tensors["buffers"] = buffers.detach().cpu().contiguous()
-        with atomic(self.models) as temporary:
+        with atomic(self.path / "models.safetensors") as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
             # safetensors creates files that only their owner can read.
             shutil.copymode(self.path / "experiment.yaml", temporary)

@@ -62,6 +62,18 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names for runs that are shown together: that of their group, with the seed where one has several runs or is of a
+    sweep; and ids where nothing differs."""
+    found = {}
+    for group in groups(runs):
+        for run in group.runs:
+            numbered = len(group.runs) > 1 or run.cell is not None
+            found[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+    names = [found[run] for run in runs]
+    return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
+
+
 def several(among: Sequence[Group]) -> bool:
     """Whether a curve per group says more than one per run: there are several groups, and some have several samples."""
     return len(among) > 1 and any(len(group.samples) > 1 for group in among)

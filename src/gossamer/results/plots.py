@@ -17,8 +17,8 @@ from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve, several
-from gossamer.results.run import Run, labels
+from gossamer.results.groups import Group, group_curve, labels, several
+from gossamer.results.run import Run
 from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")

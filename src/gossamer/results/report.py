@@ -27,10 +27,10 @@ from gossamer.results.formatting import (
     seconds_text,
     value_text,
 )
-from gossamer.results.groups import Group, group_curve, several
+from gossamer.results.groups import Group, group_curve, labels, several
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
-from gossamer.results.run import Run, cell_names, differing, flat, labels
+from gossamer.results.run import Run, cell_names, differing, flat
 
 _PAGE = files("gossamer.results") / "page"
 _MOST_NAMED = 12

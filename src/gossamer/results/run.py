@@ -352,18 +352,6 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together: cells of a sweep with their seeds, names of experiments, or what
-    :func:`tell_apart` finds; and ids where nothing differs."""
-    names = [run.name for run in runs]
-    if all(run.cell is not None for run in runs):
-        seeds = [run.experiment.get("seed") for run in runs]
-        names = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
-    if len(set(names)) < len(names):
-        names = tell_apart([flat(run.experiment) for run in runs])
-    return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
-
-
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Texts that tell settings apart: the names of the components that differ, and where these are the same, also the
     fields that differ."""
