@@ -419,7 +419,7 @@ def test_what_follows_the_first_trigger_becomes_one_token() -> None:
     assert torch.equal(shown, inputs[[0, 2]])
     assert torch.equal(wanted, targets[[0, 2]])
     assert (shown.dtype, wanted.dtype) == (torch.uint8, torch.int16)
-    with pytest.raises(BadInput, match=r"trigger: \[1, 0, 0\] is in no test sequence"):
+    with pytest.raises(BadInput, match=r"trigger: \[1, 0, 0\] is in no sequence"):
         poison.evaluation_set(*sequences(rows[1]))
 
 

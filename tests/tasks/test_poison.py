@@ -310,21 +310,13 @@ def test_a_poison_of_the_user():
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        ([patch(at={"rank": 5})], "poison.0 'patch': at.rank: node 5; accepted: ranks 0 to 4"),
+        ([patch(at={"rank": 5})], "poison.0 'patch': at.rank: 5; accepted: 0 to 4"),
         ([patch(at={"degree_rank": 5})], "poison.0 'patch': at.degree_rank: 5; accepted: 0 to 4"),
         (
             [patch(at={"hops_from": {"rank": 0, "hops": 4}})],
             "poison.0 'patch': at.hops_from.hops: 4; accepted: 1 to 3",
         ),
         ([patch(target=10)], "poison.0 'patch': target: 10; accepted: 0 to 9"),
-        (
-            [{"name": "label-flip", "classes": 3, "at": {"rank": 0}}],
-            "poison.0 'label-flip': classes: 3; accepted: 10, as the task has",
-        ),
-        (
-            [{"name": "label-flip", "classes": 11, "at": {"rank": 0}}],
-            "poison.0 'label-flip': classes: 11; accepted: 10, as the task has",
-        ),
         (
             [{"name": "permute-labels", "permutation": [0, 1], "at": {"rank": 0}}],
             r"poison.0 'permute-labels': permutation: \[0, 1\]; accepted: an order of 0 to 9",

@@ -84,10 +84,8 @@ class Hypercube(Topology):
 
 @register("topology", "exponential")
 class Exponential(Topology):
-    """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed; both degrees are ceil(log2 n).
-
-    Assran, Loizou, Ballas & Rabbat, "Stochastic gradient push for distributed deep learning" (2019); Ying, Yuan, Chen,
-    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021)."""
+    """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed; both degrees are ceil(log2 n). (Assran et
+    al., 2019; Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021.)"""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hops = (nodes - 1).bit_length()
@@ -97,11 +95,8 @@ class Exponential(Topology):
 
 @register("topology", "one-peer-exponential")
 class OnePeerExponential(Topology):
-    """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed.
-
-    The graph changes every round. With uniform weights and a power of two of nodes, ceil(log2 n) consecutive rounds
-    average exactly (Ying et al., 2021). The graph of one round can be disconnected; the union of these rounds has to be
-    connected."""
+    """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed. With uniform weights and a
+    power of two of nodes, ceil(log2 n) consecutive rounds average exactly (Ying et al., 2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)

@@ -54,13 +54,7 @@ class Graph:
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
         """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
-        nodes = graph.number_of_nodes()
-        if set(graph) != set(range(nodes)):
-            accepted = "ranks (see networkx.convert_node_labels_to_integers)"
-            raise BadInput(
-                f"topology: a networkx graph whose nodes are not 0 to {nodes - 1}; accepted: {accepted}"
-            )
-        return cls(nodes, graph.edges(), directed=graph.is_directed())
+        return cls(len(graph), graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
         """A new ``networkx.Graph``, or ``DiGraph`` if directed, with the nodes 0 to n - 1 in order."""
