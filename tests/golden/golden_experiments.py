@@ -21,15 +21,13 @@ UNUSED: dict[str, set[str]] = {
         *(
             "causal-lm",
             "celeba-cnn",
-            "cnn6",
-            "convnet",
             "gpt2",
             "leaf-cnn",
             "lenet5",
             "lstm",
             "matrix-factorization",
         ),
-        *("mobilenet", "next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn", "vit"),
+        *("next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn"),
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }

@@ -338,17 +338,13 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
         text(tmp_path / "c.txt").load(None, 1)
 
 
-@pytest.mark.parametrize("tokenizer", [False, True])
-def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
-    folder: Path, tmp_path: Path, tokenizer: bool
-) -> None:
+def test_a_text_is_tokenized_by_the_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    given: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
-    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **given).load(None, 1)
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, model=CausalLM(path=folder)).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
     assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
     assert task.test[0].tolist() == [[0, 3, 1, 2]]
-    assert task.model()(task.test[0]).shape == (1, 4, 4 if tokenizer else 20)
+    assert task.model()(task.test[0]).shape == (1, 4, 20)
 
 
 def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
@@ -363,39 +359,6 @@ def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
     assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
     assert task.groups is not None
     assert task.groups.tolist() == [0, 1, 1]
-
-
-def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -> None:
-    rows = {"line": ["the cat sat", "the", "cat cat cat cat cat", "dog"] * 6, "mood": ["good", "bad"] * 12}
-    (tmp_path / "lines.jsonl").write_text(pl.DataFrame(rows).write_ndjson())
-    words = transformers.AutoTokenizer.from_pretrained(folder)
-    words.pad_token = "?"
-    words.save_pretrained(tmp_path / "padded")
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 20, "max_position_embeddings": 16}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 2}
-    task = {
-        "name": "hub",
-        "path": str(tmp_path / "lines.jsonl"),
-        "inputs": "line",
-        "targets": "mood",
-        "tokenizer": {"path": str(tmp_path / "padded")},
-        "context": 4,
-        "model": {"name": "transformers:BertForSequenceClassification", **sizes, **heads},
-    }
-    run = gossamer.run(experiment(task=task), tmp_path / "runs")
-    assert run.metrics.filter(pl.col("round") == 4)["test_accuracy"].is_between(0, 1).all()
-    loaded = prepare(Experiment.load(run.path / "experiment.yaml")).task
-    assert loaded.classes == ["bad", "good"]
-    named = loaded.train[0]
-    assert {name: tuple(tensor.shape) for name, tensor in named.items()} == dict.fromkeys(
-        words("the").keys(), (22, 4)
-    )
-    tokens = {tuple(row) for row in named["input_ids"].tolist()}
-    assert tokens == {(1, 2, 3, 0), (1, 0, 0, 0), (2, 2, 2, 2), (0, 0, 0, 0)}
-    with pytest.raises(BadInput, match="task.tokenizer: null, for texts"):
-        prepare(experiment(task={**task, "tokenizer": None}))
-    with pytest.raises(BadInput, match="task.tokenizer: .*pad"):
-        prepare(experiment(task={**task, "tokenizer": {"path": str(folder)}}))
 
 
 # --- a backdoor

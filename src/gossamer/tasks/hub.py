@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from gossamer.config.registry import imported, register
-from gossamer.errors import BadInput, cause, listed
+from gossamer.errors import BadInput, listed
 from gossamer.tasks import data, language, task
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
@@ -35,13 +35,13 @@ class Hub(data.Source, TaskSource):
     """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
     lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
 
-    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], lists of whole
-    numbers int64, and texts, by the ``tokenizer``, the arguments of a model of transformers (``input_ids``, ...). A model is
-    offered the ``shape`` of an input and the number of ``classes``: of class names, of target columns or of tokens.
+    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], and lists of
+    whole numbers int64. A model is offered the ``shape`` of an input and the number of ``classes``: of class names, of target
+    columns or of tokens.
 
     With the loss ``next-token``, each owner's texts, joined by newlines, are divided into samples of ``context`` tokens that
     do not overlap: int32 tokens [samples, context], and as targets the tokens that follow. A token is a character, or one of
-    the ``tokenizer`` or of the model ``causal-lm``."""
+    the model ``causal-lm``."""
 
     subset: str | None = None  # a folder of the data set, which the hub calls a configuration
     inputs: str | tuple[str, ...] = "text"  # a column, or several columns of numbers
@@ -52,8 +52,7 @@ class Hub(data.Source, TaskSource):
     # this share of each owner's samples is for training: drawn, or with next-token the first ones.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
-    tokenizer: language.Tokenizer | None = None
-    context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
+    context: PositiveInt = 64  # tokens of a sample, with next-token
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] = "classification"
     model: ModelField = Field(default="mlp", validate_default=True)
@@ -69,7 +68,7 @@ class Hub(data.Source, TaskSource):
         if self.loss == "next-token":
             (inputs, targets), owners, held, outputs = self._sequences(table, owners, held, data_root)
         else:
-            inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
+            inputs, (targets, names) = self._inputs(table), self._targets(table)
             outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
@@ -105,13 +104,11 @@ class Hub(data.Source, TaskSource):
                     raise BadInput(f"task.{field}: {count} values of {column!r} are missing; accepted: none")
         return table, np.arange(len(table)) >= len(train)
 
-    def _inputs(self, table: pl.DataFrame, data_root: Path | None) -> Any:
+    def _inputs(self, table: pl.DataFrame) -> Tensor:
         columns = _listed(self.inputs)
         first = table[columns[0]]
         if len(columns) > 1 or data.is_numeric(first):
             return _features(table, columns, "inputs")
-        if first.dtype == pl.String:
-            return self._encoded(first, data_root)
         where = f"task.inputs: column {first.name!r}"
         if data.is_image(first):
             height, width, channels = data.image_shape(first)
@@ -125,18 +122,6 @@ class Hub(data.Source, TaskSource):
             found = f"{first.dtype} ({error})"
             raise BadInput(f"{where}: {found}; accepted: numbers, or lists of one length") from None
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
-
-    def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
-        """The arguments of a model of transformers for some texts, each [samples, context]."""
-        if self.tokenizer is None:
-            raise BadInput("task.tokenizer: null, for texts; accepted: a path or a hub_id")
-        tokenizer = language.pretrained("AutoTokenizer", self.tokenizer, data_root, "task.tokenizer")
-        options = {"padding": "max_length", "truncation": True, "max_length": self.context}
-        try:
-            encoded = tokenizer(texts.to_list(), return_tensors="pt", **options)
-        except Exception as error:  # of a tokenizer without padding, for example
-            raise BadInput(f"task.tokenizer: {cause(error)}; accepted: one with padding") from error
-        return dict(encoded)
 
     def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if they are classes."""
@@ -159,11 +144,10 @@ class Hub(data.Source, TaskSource):
         kinds = sorted(set(zip(owners.tolist(), held.tolist(), strict=True)))
         rows = {(owner, test): pl.Series((owners == owner) & (held == test)) for owner, test in kinds}
         streams = {kind: "\n".join(texts.filter(which)) for kind, which in rows.items()}
-        source = self.model if isinstance(self.model, data.Source) else self.tokenizer
-        if source is None:
+        if not isinstance(self.model, language.CausalLM):
             tokens_of, different = language.characters(streams.values())
         else:
-            tokenizer = language.pretrained("AutoTokenizer", source, data_root, "task.tokenizer")
+            tokenizer = language.pretrained("AutoTokenizer", self.model, data_root, "task.model")
             different = len(tokenizer)
 
             def tokens_of(text: str) -> list[int]:

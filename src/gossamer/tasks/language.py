@@ -1,5 +1,4 @@
-"""Causal language models for tasks whose samples are tokens: a small GPT-2, and any such model of transformers, whole or with
-LoRA; their loss and metrics.
+"""Causal language models for tasks whose samples are tokens, and their loss and metrics.
 
 Inputs are tokens [samples, length] of integers, targets the next tokens, of the same shape; -100 is not counted. A sample's
 loss and accuracy are means over its counted tokens, and those of several samples are means over the samples."""
@@ -24,11 +23,9 @@ from gossamer.errors import BadInput, cause
 from gossamer.tasks.data import Source
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
-IGNORED = -100
-"""The target of a token that is not counted."""
-
+IGNORED = -100  # the target of a token that is not counted
+# What is read of a model's folder; weights are safetensors, so that nothing is unpickled.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-"""What is read of a model's folder; weights are safetensors, so that nothing is unpickled."""
 
 
 class Lora(Section):
@@ -44,10 +41,6 @@ class Lora(Section):
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
     """Reads a folder with a class of transformers, without the network and without running code from the folder."""
     folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
-    if not folder.is_dir():
-        raise BadInput(
-            f"{field}.path: {folder} is no folder; accepted: one that save_pretrained() has written"
-        )
     transformers.logging.disable_progress_bar()
     options = {"local_files_only": True, "trust_remote_code": False, **options}
     try:
@@ -124,10 +117,6 @@ class CausalLM(Source, LanguageModel):
             raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
         shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
         return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
-
-
-class Tokenizer(Source, Section):
-    """A tokenizer of transformers, from a folder or the hub."""
 
 
 def characters(texts: Iterable[str]) -> tuple[Callable[[str], list[int]], int]:

@@ -323,20 +323,14 @@ def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[n
 
 @register("task", "shakespeare")
 class Shakespeare(LeafTask):
-    """Shakespeare's plays by speaking role (LEAF; Caldas et al., 2018): the next character, by an LSTM.
+    """Shakespeare's plays by speaking role: the next character, by an LSTM.
 
     Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
-    of them, LEAF's 80 characters and one for any other. The owner of a sample is its speaking role, the
-    hub's ``character_id``. The loss is cross-entropy, the metric ``accuracy``. The data is read from
-    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root, which may have any number of rows and roles; or
-    with ``path`` from LEAF's own files, which have a test set.
+    of them, LEAF's 80 characters and one for any other. Without ``path`` the data is read from ``flwrlabs/shakespeare`` on
+    the Hugging Face hub, or from a data root, which may have any number of rows and roles. There is no test set there: the
+    first samples of each role, in the order of the text, are for training, since neighbouring samples overlap.
 
-    The hub has no test set. The first samples of each role, in the order of the text, are for training and the last ones
-    for testing: neighbouring samples overlap, and this way no character that is predicted in a test is in a training
-    text. The split does not depend on the seed. All nodes are evaluated on one sample of all roles' test samples.
-
-    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``. (A loop over
-    cells, which can be batched, was 3 to 9 times slower per step.)"""
+    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``."""
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
     classes: ClassVar[Sequence[str] | None] = CLASSES

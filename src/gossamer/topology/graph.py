@@ -34,8 +34,6 @@ class Graph:
     __slots__ = ("_hash", "_incoming", "_outgoing", "directed", "nodes")
 
     def __init__(self, nodes: int, edges: Iterable[tuple[int, int]], *, directed: bool = False) -> None:
-        if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
         pairs = np.fromiter(chain.from_iterable(edges), dtype=np.int64).reshape(-1, 2)
         source, target = pairs.T
         wrong = pairs[(source == target) | ((pairs < 0) | (pairs >= nodes)).any(axis=1)]

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import networkx as nx
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FunctionComponent, build, register
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
@@ -78,11 +79,14 @@ class Topology(Component):
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one."""
+    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one. What networkx refuses is a BadInput
+    too."""
     try:
         yield
     except BadInput as error:
         raise BadInput(*(re.sub(r"(^|(?<=or ))topology", field, line) for line in error.problems)) from None
+    except (ValueError, nx.NetworkXException) as error:
+        raise BadInput(f"{field}: {first_line(error)}") from error
 
 
 class RandomTopology(Topology):
@@ -337,8 +341,8 @@ class TopologySchedule:
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
-            found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
-            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
+            found = f"{self.topology.name_of()} gives a graph of {graph.nodes} nodes"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}, as in nodes")
         return graph
 
     def _combined(self, round: int, rng: np.random.Generator | None) -> Graph:

@@ -153,7 +153,8 @@ class Given(Weights):
 
     def check(self, graph: Graph, samples: Samples) -> None:
         W, where = self._matrix, f"topology.weights.path: {self.path}"
-        check_size(W, graph.nodes, where)
+        if len(W) != graph.nodes:
+            raise BadInput(f"{where}: {len(W)} rows for {graph.nodes} nodes; accepted: one a node")
         sums = W.sum(axis=1)
         if not np.allclose(sums, 1, rtol=0, atol=1e-6):
             rank = int(np.argmax(abs(sums - 1)))
@@ -342,9 +343,3 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
         found = " x ".join(map(str, matrix.shape))
         raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
     return matrix
-
-
-def check_size(matrix: Float[np.ndarray, "rows rows"], nodes: int, where: str) -> None:
-    """Raise a BadInput for a matrix of another size than one row a node."""
-    if len(matrix) != nodes:
-        raise BadInput(f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows")
