@@ -99,7 +99,7 @@ def crop_and_flip(
 
 @register("task", "digits")
 class Digits(ImageClassification):
-    """scikit-learn's digits: 1,437 training and 360 test images of 1×8×8 pixels, 10 classes; no file and no network is needed.
+    """scikit-learn's digits: 1,437 training and 360 test images of 1×8×8 pixels, 10 classes, without any file or network.
 
     The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI Machine Learning
     Repository, 1998). The source has no test set; the one drawn here is the same for every seed. Pixels are divided by 16."""

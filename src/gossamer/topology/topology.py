@@ -79,8 +79,8 @@ class Topology(Component):
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one. What networkx refuses is a BadInput
-    too."""
+    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one. It also makes a BadInput of what
+    networkx refuses."""
     try:
         yield
     except BadInput as error:
