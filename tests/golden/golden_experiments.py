@@ -19,7 +19,6 @@ UNUSED: dict[str, set[str]] = {
     "poison": {"text-trigger"},
     "model": {
         *(
-            "causal-lm",
             "celeba-cnn",
             "gpt2",
             "leaf-cnn",
