@@ -182,20 +182,15 @@ class Links(ABC):
             )
         message = Message(source, tag, payload, self.clock.now(), versions)
         self._on_the_way[source] += len(to)
-        if self.flights is not None:
-            return [self._send_numbered(self.flights, message, rank, size) for rank in to]
-        if self._only_latency_ns is not None:
-            return [self._send_at_once(message, to, size, self._only_latency_ns)] * len(to)
+        latency_ns, flights = self._only_latency_ns, self.flights
+        if flights is not None:  # numbered messages go one by one
+            numbered = [(flights.sent(message, rank), rank) for rank in to]
+            if latency_ns is None:
+                return [self._queue(each, rank, size) for each, rank in numbered]
+            return [self._send_at_once(each, (rank,), size, latency_ns) for each, rank in numbered]
+        if latency_ns is not None:
+            return [self._send_at_once(message, to, size, latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
-
-    def _send_numbered(self, flights: SimCheckpoints, message: Message, to: int, size: int) -> Sending:
-        message = flights.numbered(message, to)
-        if self._only_latency_ns is None:
-            transfer = self._queue(message, to, size)
-            flights.sent(message, to, transfer)
-            return transfer
-        flights.sent(message, to, self.clock.now_ns + self._only_latency_ns)
-        return self._send_at_once(message, (to,), size, self._only_latency_ns)
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """On a network with latency alone, all messages of a broadcast leave now and arrive as one event."""
@@ -318,7 +313,7 @@ class Links(ABC):
     def _landed(self, message: Message, to: Sequence[int]) -> None:
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
-            self.flights.arrived(message, to[0])  # numbered messages go one by one
+            self.flights.landed(message, to[0])
         if message.source in self._farewells:
             check = partial(self._check_farewell, message.source)
             self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)

@@ -267,7 +267,6 @@ class Simulation:
 
     def _prepare_replay(self, replay: Replay) -> None:
         assert self._folder is not None
-        replay.settle, replay.failed = self._context.mixing.settle, self._tasks.fail
         graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
         self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
         last = len(self.nodes)
@@ -302,7 +301,7 @@ class Simulation:
             self._context.observer.say(text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
-                self._tasks.fail(ReplayDiffers(f"what had not diverged does: {text}"))
+                raise ReplayDiffers(f"what had not diverged does: {text}")
             self._ends_diverged = True
             self._tasks.finish("diverged")
 
