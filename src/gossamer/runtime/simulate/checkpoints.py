@@ -142,9 +142,7 @@ class SimCheckpoints:
             for to, count in parts[source].sent.items():
                 sent[to][source] = count
             for (to, _), message in flying.items():
-                arriving[to].append(
-                    message if self._replay is None else self._replay.as_it_was(message, to)
-                )
+                arriving[to].append(message if self._replay is None else self._replay.as_it_was(message, to))
 
         def belonging(messages: Sequence[Message], known: Mapping[int, int]) -> list[Message]:
             # Without messages that hold secrets, which are the same when they are sent again.

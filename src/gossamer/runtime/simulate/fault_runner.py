@@ -94,7 +94,7 @@ class FaultRunner:
         self._idle = self._idle + 1 if self._clock.pending <= len(self._detections) else 0
         if self._idle > MOST_IDLE:
             waits = {node.rank: node.waiting() for node in self._nodes}
-            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
+            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits, {})}")
 
     def _carry_out(self, event: FaultEvent) -> None:
         rank = event.node

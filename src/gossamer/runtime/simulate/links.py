@@ -410,11 +410,6 @@ class Links(ABC):
         )
         return up, down
 
-    def inner_shares(self) -> list[float]:
-        """The use of each shared and limited link between uplinks and downlinks that has carried whole messages, or parts of
-        cancelled ones: bytes carried, by bytes possible until now."""
-        return []
-
     def close(self) -> None:
         if self._watch is not None:
             now_ns = self.clock.now_ns

@@ -31,7 +31,7 @@ from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import Observer, Profile, returned_early
+from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
@@ -211,7 +211,6 @@ class Simulation:
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
-        shares = context.links.inner_shares()
         return Outcome(
             reason,
             self._clock.now(),
@@ -223,7 +222,6 @@ class Simulation:
             self._profile.seconds,
             context.rows.peak,
             execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
-            link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
     def _build(self) -> None:
@@ -287,12 +285,9 @@ class Simulation:
         if self._checkpoints is not None:
             self._checkpoints.end()
         if reason == "rounds":
-            early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
-            if early is not None:
-                self._events.append(None, "ended-early", early)
-                self._observer.say(early)
-        if (away := self._events.summary()) is not None:
-            self._observer.say(away)
+            if ended_early(self._setup, {node.rank: node.round for node in self._present()}):
+                self._events.append(None, "ended-early", EARLY)
+                self._observer.say(EARLY)
         return reason
 
     def _event(self, rank: int, kind: str, text: str) -> None:
