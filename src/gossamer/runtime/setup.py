@@ -204,14 +204,16 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
     if algorithm.needs_every_message and (gather.timeout_s is not None or gather.lost_peer != "fail"):
         raise BadInput(
-            f"gather: for {name}, which needs every message; accepted: timeout_s null, lost_peer fail"
+            f"gather.timeout_s: {gather.timeout_s}, gather.lost_peer: {gather.lost_peer}, for {name}, which needs every"
+            " message; accepted: null, fail"
         )
     if not network.loses(experiment.nodes, experiment.seed):
         return
     if not algorithm.tolerates_loss:
-        raise BadInput(f"network or faults: messages are lost, for {name}; accepted: none that lose messages")
+        field = "network" if experiment.network.loses(experiment.nodes, experiment.seed) else "faults"
+        raise BadInput(f"{field}: messages are lost, for {name}; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
-        raise BadInput("gather.timeout_s: null, and messages are lost (network, faults); accepted: seconds")
+        raise BadInput("gather.timeout_s: null, and messages are lost; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
@@ -223,7 +225,9 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     if not algorithm.tolerates_absence:
         raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     if needed := sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes))):
-        raise BadInput(f"faults: node {needed[0]} is away, which {name} needs; accepted: other nodes")
+        raise BadInput(
+            f"faults: node {needed[0]} is away, which {name} can't do without; accepted: other nodes"
+        )
     if algorithm.gathers and experiment.gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
@@ -246,11 +250,12 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         return
     if not algorithm.mixes_models:
         raise BadInput(
-            f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_able('mixes_models')}"
+            f"{name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted: mean, or another"
+            f" algorithm ({_able('mixes_models')})"
         )
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
-            f"{name}, with {codec.name_of()}, which sends parts of models; accepted: mean, coordinate-mean"
+            f"{name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean, coordinate-mean"
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
@@ -281,15 +286,20 @@ def _check_codec(
         said = f"codec: {part.name_of()}"
         if algorithm.sends_pieces() and part.comes_first:
             raise BadInput(
-                f"{said}, which takes whole models, with {name}, which sends pieces; accepted: codecs that encode value by"
-                " value (float16, quantize, qsgd, entropy, ...)"
+                f"{said}, which takes whole models (as do blocks that are tensors), with {name}, which sends pieces;"
+                " accepted: codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
             )
         if differences and not part.contracts:
-            raise BadInput(f"{said}, which does not contract, with {name}; accepted: {part.contracts_with}")
+            raise BadInput(
+                f"{said}, which loses more of a difference than there is, with {name}; accepted: {part.contracts_with}"
+            )
         if part.only_differences and not differences:
-            raise BadInput(f"{said}, for differences, with {name}; accepted: {_able('sends_differences')}")
+            raise BadInput(
+                f"{said}, which is for differences of models, with {name}, which sends models; accepted:"
+                f" {_able('sends_differences')}"
+            )
         if part.needs_static_graph and not topology.static:
-            raise BadInput(f"topology: one that changes, with {said}; accepted: a static one")
+            raise BadInput(f"topology: one that changes, with codec {part.name_of()}; accepted: a static one")
         loses = {
             "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
             "nodes that are away": _absences(experiment, faults),
@@ -312,11 +322,13 @@ def _check_secure_aggregation(
     elif type(aggregator) is not Mean:
         refused = f"aggregator {aggregator.name_of()} needs single models; accepted: mean"
     elif codec is not None and not (codec.sparse and codec.common_support):
-        refused = f"codec {codec.name_of()}; accepted: null, or random-k or round-robin with support: common"
+        refused = f"codec {codec.name_of()} is not summed; accepted: null, random-k or round-robin with support: common"
     elif faults.asks_neighbors:
         refused = "a node that starts from a neighbor would get its model; accepted: faults without that"
     elif experiment.checkpoint.every_s is not None:
-        refused = "nodes agree anew after a common round; accepted: checkpoint.every_rounds, not every_s"
+        refused = (
+            "nodes agree anew after a common round; accepted: checkpoint.every_rounds in place of every_s"
+        )
     elif any(len(topology.mixing_weights(rank, 0)) == 1 for rank in ranks):
         refused = "a node has one sender, whose model would be the sum; accepted: two or more"
     elif any(min(topology.mixing_weights(rank, 0).values()) <= 0 for rank in ranks):

@@ -1,4 +1,4 @@
-"""A simulation's checkpoints: how all nodes are saved without being stopped. How a run goes on from one is in :mod:`replay`."""
+"""A simulation's checkpoints: how nodes are saved without being stopped. How a run goes on from one is in :mod:`replay`."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ class Replay:
     def delivered(self, message: Message, to: int) -> Message:
         """The same of a message that arrives. What a restored node has sent is right already, and must not be written over
         when its receiver is restored."""
-        if to not in self.restored and message.source in self.restored:
-            if message.number >= self._sent[to].get(message.source, 0):
-                for tensor, _ in message.versions:
-                    protect(tensor)
+        right = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
+        if right and to not in self.restored:
+            for tensor, _ in message.versions:
+                protect(tensor)
         return self._arriving.pop((message.source, to, message.number), message)
 
     def restores(
@@ -108,8 +108,8 @@ class Replay:
         settle: Callable[[], None],
     ) -> bool:
         """Whether a node's values are right: restores it if it is where it was saved, by its round, the time, and what it has
-        sent and received. ``unrecorded`` is written over with what the checkpoint has there; ``settle`` writes the vectors that
-        are not written yet, which would else be written over what is restored."""
+        sent and received. ``unrecorded`` is written over with what the checkpoint has there; ``settle`` writes the vectors
+        that are not written yet, which would else be written over what is restored."""
         rank = node.rank
         if rank in self.restored:
             return True

@@ -284,10 +284,10 @@ class Simulation:
         reason = "diverged" if self._ends_diverged else reason
         if self._checkpoints is not None:
             self._checkpoints.end()
-        if reason == "rounds":
-            if ended_early(self._setup, {node.rank: node.round for node in self._present()}):
-                self._events.append(None, "ended-early", EARLY)
-                self._observer.say(EARLY)
+        rounds = {node.rank: node.round for node in self._present()}
+        if reason == "rounds" and ended_early(self._setup, rounds):
+            self._events.append(None, "ended-early", EARLY)
+            self._observer.say(EARLY)
         return reason
 
     def _event(self, rank: int, kind: str, text: str) -> None:
