@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import subprocess
 import sys
@@ -17,17 +16,12 @@ from typing import Any
 
 from gossamer.errors import BadInput, cause
 
-log = logging.getLogger("gossamer")
-
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """Run a worker until its run is over; gives its exit code. This is what an executor is given.
-
-    The worker is a separate process, since it forks: an executor may call this in any thread.
-    """
+    """What an executor calls: run a worker, as a process of its own, until its run is over; gives its exit code."""
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
     environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}
@@ -59,10 +53,7 @@ def executor_of(name: str) -> Executor:
 
 class RayExecutor(Executor):
     """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
-
-    Raises:
-        BadInput: if Ray is not installed.
-    """
+    BadInput if Ray is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -80,7 +71,6 @@ class RayExecutor(Executor):
         return _RayTask(self._ray, task.remote(*args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave Ray, if it was started here."""
         if self._own:
             self._ray.shutdown()
 
@@ -110,20 +100,15 @@ def started_workers(
 ) -> Iterator[None]:
     """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`.
 
-    ``ended`` is called, from any thread, with what happened to a worker that ends before this context does.
+    ``ended`` is called, from any thread, with what happened to a worker that ends.
     """
     executor = executor_of(name)
     futures = []
-    over = False
 
     def tell(number: int, done: Future[int]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        how = f"exit code {done.result()}" if error is None else cause(error)
-        if error is not None or done.result():
-            log.warning("worker %d of %s ended: %s", number, name, how)
-        if not over:
+        if not done.cancelled():
+            error = done.exception()
+            how = f"exit code {done.result()}" if error is None else cause(error)
             ended(f"worker {number} of {name} ended before the run started: {how}")
 
     try:
@@ -133,7 +118,6 @@ def started_workers(
             futures.append(future)
         yield
     finally:
-        over = True
         wait(futures, _END_S)
         for future in futures:
             with suppress(NotImplementedError):  # Parsl's

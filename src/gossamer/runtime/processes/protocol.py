@@ -67,9 +67,7 @@ class Final(Message):
 
     round: int
     private: int | None  # bytes of memory that it shared with no other process
-    forms: dict[
-        str, dict[str, int]
-    ] = {}  # how its steps and evaluations were computed (``Outcome.execution``)
+    forms: dict[str, dict[str, int]] = {}  # see ``Outcome.execution``
 
 
 class Marked(Message):
@@ -161,12 +159,30 @@ class Finish(Message):
     row: bool = False
 
 
+class Leave(Message):
+    """Leave the run in order."""
+
+
 class Lost(Message):
     """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run."""
 
     rank: int
     why: str
     incarnation: int | None = None
+
+
+class Find(Message):
+    """A node starts, or returns: say which round you are in."""
+
+    rank: int
+    restarted: bool
+
+
+class Meet(Message):
+    """Wait for each of these peers from a round on: (rank, round). Go on in round ``first``, unless that is None."""
+
+    together: list[tuple[int, int]]
+    first: int | None = None
 
 
 class Snapshot(Message):
@@ -188,28 +204,8 @@ class Settled(Message):
     number: int
 
 
-class Leave(Message):
-    """Leave the run in order."""
-
-
-class Find(Message):
-    """A node starts, or returns: say which round you are in."""
-
-    rank: int
-    restarted: bool
-
-
-class Meet(Message):
-    """Wait for each of these peers from a round on: (rank, round). Go on in round ``first``, unless that is None."""
-
-    together: list[tuple[int, int]]
-    first: int | None = None
-
-
-class Addresses(Message):
-    """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
-
-    nodes: list[tuple[int, str, int]]
+class Consumed(Message):
+    """The oldest snapshot of the node's model was read: its slot is free."""
 
 
 class Slots(Message):
@@ -218,8 +214,10 @@ class Slots(Message):
     count: int
 
 
-class Consumed(Message):
-    """The oldest snapshot of the node's model was read: its slot is free."""
+class Addresses(Message):
+    """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
+
+    nodes: list[tuple[int, str, int]]
 
 
 ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | Lost | Find | Meet | Addresses
@@ -229,19 +227,18 @@ ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | 
 
 
 class Listen(Message):
-    """Open a port for each of these ranks; answered by :class:`Addresses`. ``keys`` are their private keys and certificates
-    (PEM), where nodes talk over TLS."""
+    """Open a port for each of these ranks; answered by :class:`Addresses`."""
 
     ranks: list[int]
-    keys: list[bytes] = []
+    keys: list[bytes] = []  # their private keys and certificates (PEM), where nodes talk over TLS
 
 
 class Fork(Message):
-    """Start the process of a node: how often it was started before, and the rounds after which it kills itself."""
+    """Start the process of a node."""
 
     rank: int
-    incarnation: int
-    crashes: Sequence[int]
+    incarnation: int  # how often it was started before
+    crashes: Sequence[int]  # the rounds after which it kills itself
 
 
 class Tell(Message):
@@ -271,13 +268,10 @@ class Job(Message):
 
 
 class File(Message):
-    """A file or a model, which travels before the messages about it."""
+    """A file for the worker's folder, which travels before the messages about it."""
 
-    kind: Literal["experiment", "manifest", "checkpoint", "restart", "model", "timeline"]
-    rank: int
-    number: int  # of the checkpoint, or the slot of a model
+    path: str
     data: bytes
-    name: str = ""  # of a file of the experiment
 
 
 class Acknowledge(Message):
@@ -303,11 +297,14 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process."""
+    """A message of a node, or about its process. From another machine, the files (by their path in the run's folder) and the
+    model that it is about come with it."""
 
     rank: int
     incarnation: int
     message: FromProcess
+    files: dict[str, bytes] = {}
+    model: bytes | None = None
 
 
 class Refused(Message):
@@ -317,7 +314,7 @@ class Refused(Message):
 
 
 FromPool = Addresses | Said
-FromWorker = FromPool | Ready | Refused | File | Acknowledge
+FromWorker = FromPool | Ready | Refused | Acknowledge
 
 
 # --- joining: the worker dials, and both prove that they know the token (``security``)
@@ -335,12 +332,11 @@ class Join(Message):
 
 
 class Welcome(Message):
-    """The worker has joined, or is back: the coordinator's proof, how many of the worker's messages have arrived, and the
-    coordinator's monotonic clock."""
+    """The worker has joined, or is back."""
 
-    proof: bytes
-    received: int
-    clock: float
+    proof: bytes  # the coordinator's
+    received: int  # messages of this session that have arrived
+    clock: float  # the coordinator's monotonic clock
 
 
 ToJoining = Welcome | Refused
@@ -350,10 +346,10 @@ ToJoining = Welcome | Refused
 
 
 class Prepare(Message):
-    """Load and check an experiment (YAML). With ``listen`` ("host:port"), nodes run on workers that join there with
-    ``token``; the run starts when there are at least ``min_workers``, and slots for all nodes."""
+    """Load and check an experiment. With ``listen`` ("host:port"), nodes run on workers that join there with ``token``; the
+    run starts when there are at least ``min_workers``, and slots for all nodes."""
 
-    experiment: str
+    experiment: str  # YAML
     listen: str | None = None
     token: str = ""
     min_workers: int = 1
@@ -388,23 +384,11 @@ class Prepared(Message):
     address: str | None  # at which workers join, if they do
 
 
-class RunProgress(Message):
-    """Rounds that all nodes together have completed, by this second of the nodes' clock."""
+class Shown(Message):
+    """For the user: rounds that all nodes together have completed by this second of their clock, a row that was recorded, or
+    a line of text."""
 
-    rounds: int
-    time_s: float
-
-
-class NewRow(Message):
-    """A row was recorded."""
-
-    row: dict[str, Any]
-
-
-class Say(Message):
-    """Something to show to the user."""
-
-    text: str
+    what: tuple[int, float] | dict[str, Any] | str
 
 
 class Ended(Message):
@@ -416,4 +400,4 @@ class Ended(Message):
     execution: dict[str, dict[str, int]]
 
 
-ToLauncher = Refused | Prepared | RunProgress | NewRow | Say | Ended
+ToLauncher = Refused | Prepared | Shown | Ended

@@ -6,7 +6,6 @@ It imports nothing large: the process that starts the others has imported nothin
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import resource
@@ -16,7 +15,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gossamer.errors import BadInput
 
@@ -39,12 +38,7 @@ def die_with(parent: int) -> None:
 def describe_exit(status: int) -> str:
     """A wait status in words: "killed by SIGKILL", "exit code 1"."""
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def shared_file() -> int:
@@ -97,9 +91,9 @@ def wakeup() -> tuple[int, int]:
 class CpuSlots:
     """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
 
-    A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
-    process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
-    waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
+    A slot is a record lock on one byte of a file, which the system frees when its holder dies. A stopped process keeps its
+    slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies or is stopped just
+    then, the others look for themselves after :data:`WAIT_S`.
     """
 
     def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
@@ -115,11 +109,8 @@ class CpuSlots:
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
-            try:
+            with suppress(OSError):  # a full buffer wakes the waiting processes anyway
                 os.write(self._ends[1], b"!")
-            except OSError as error:  # a full buffer wakes the waiting processes anyway
-                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
-                    raise
 
     def _lock_one(self) -> int | None:
         for slot in range(self.count):
@@ -131,7 +122,5 @@ class CpuSlots:
         return None
 
     def _wait(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # the time is up
             os.read(self._ends[0], 1)
-        except BlockingIOError:
-            return  # the time is up

@@ -96,7 +96,7 @@ class Watched:
         self.selector = selectors.DefaultSelector()
         ours, self.theirs = socket.socketpair()
         self.channel: SelectorChannel[FromNode] = SelectorChannel(
-            ours, FromNode, self.selector, self.heard.extend, self.gone.append, largest=2000
+            ours, FromNode, self.selector, self.heard.append, self.gone.append, largest=2000
         )
 
     def serve(self) -> None:

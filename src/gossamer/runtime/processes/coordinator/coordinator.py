@@ -1,9 +1,9 @@
 """Runs the nodes of an experiment as processes, and never leaves one behind.
 
-The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle` decides: it passes on
-what nodes and workers say, and carries out commands. It alone writes the record and puts checkpoints together. Nodes are
-started and ended by workers (:mod:`gossamer.runtime.processes.coordinator.workers`): they end their nodes when the run ends,
-and the system ends the nodes of a worker that dies.
+The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle` decides, passes on what
+nodes and workers say, and alone writes the record and puts checkpoints together. Workers
+(:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them when the run ends; the system ends the nodes
+of a worker that dies.
 
 It is a separate process, because it forks: it imports everything and loads the data once, with one torch thread and no event
 loop, and every node of a run on one machine is a fork of it.
@@ -73,6 +73,7 @@ class Coordinator:
             memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
         selector = self._selector = selectors.DefaultSelector()
+        selector.register(launcher, selectors.EVENT_READ, self._hear_launcher)
         refused = partial(self.record, None, "refused")
         self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self.show, refused)
         if door is None:
@@ -81,9 +82,7 @@ class Coordinator:
             self._workers.let_join(door, least_workers)
         self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
         metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
-        self._rows = RunRecord(
-            setup, metrics, graphs, stage.evaluator.columns, lambda row: launcher.send(protocol.NewRow(row))
-        )
+        self._rows = RunRecord(setup, metrics, graphs, stage.evaluator.columns, self._show)
         self._clock = HeardClock(time.monotonic)
         self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
@@ -104,6 +103,7 @@ class Coordinator:
             failure = {"node": error.node, "round": error.round, "traceback": error.traceback}
             failure["message"] = str(error)
         finally:
+            self._selector.unregister(self._launcher)
             self._workers.close(reason)
         own = self._private
         private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
@@ -130,7 +130,6 @@ class Coordinator:
         return reason
 
     def _begin(self) -> None:
-        self._selector.register(self._launcher, selectors.EVENT_READ, self._hear_launcher)
         self._workers.assemble(self._wait)
         self._lifecycle.start(time.monotonic())
         if self._cut is not None:
@@ -157,7 +156,7 @@ class Coordinator:
             self._said = now
             self._workers.look()
             rounds = sum(node.round for node in self._lifecycle.nodes.values())
-            self._launcher.send(protocol.RunProgress(rounds, self._clock.now()))
+            self._show((rounds, self._clock.now()))
 
     def _hear_launcher(self, events: int) -> None:
         match self._launcher.receive():
@@ -240,7 +239,10 @@ class Coordinator:
             self.show(text or event)
 
     def show(self, text: str) -> None:
-        self._launcher.send(protocol.Say(text))
+        self._show(text)
+
+    def _show(self, what: tuple[int, float] | dict[str, Any] | str) -> None:
+        self._launcher.send(protocol.Shown(what))
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._workers.do(Tell(rank, message))
@@ -277,15 +279,10 @@ def serve(channel: int, memory: int) -> None:
     cut = None if answer.checkpoint is None else read_cut(folder.checkpoints, answer.checkpoint)
     try:
         end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
-    except OSError as error:
-        end = _failed(error)
+    except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
+        end = protocol.Ended("failed", {"message": str(error)}, None, {})
+    except OSError as error:  # no descriptor or process is left, ...
+        trace = "".join(traceback.format_exception(error))
+        failure = {"message": f"the coordinator failed: {cause(error)}", "traceback": trace}
+        end = protocol.Ended("failed", failure, None, {})
     launcher.send(end)
-
-
-def _failed(error: OSError) -> protocol.Ended:
-    failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
-    if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
-        failure = {"message": str(error)}
-    else:
-        failure["traceback"] = "".join(traceback.format_exception(error))
-    return protocol.Ended("failed", failure, None, {})

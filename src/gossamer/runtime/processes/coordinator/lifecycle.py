@@ -12,6 +12,7 @@ at a time.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -112,7 +113,8 @@ class Lifecycle:
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
-        self._now = self._heard_at = self._moved_at = self._start_deadline = 0.0
+        self._start_deadline = math.inf
+        self._now = self._heard_at = self._moved_at = 0.0
         self._early: list[FaultEvent] = []
         self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is taken for dead

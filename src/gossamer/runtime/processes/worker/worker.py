@@ -25,7 +25,7 @@ from msgspec import structs
 from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
-from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder, write_json
@@ -56,16 +56,12 @@ SILENT_S = 30.0
 """Seconds without an answer after which a connection is given up."""
 
 
-class NotAdmitted(GossamerError):
-    """The coordinator does not take this worker."""
-
-
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
     """Connect to a coordinator and prove the token; gives the connection and the answer.
 
     Raises:
         OSError: if it can't be reached.
-        NotAdmitted: if it does not know the token, or does not take this worker.
+        RunFailed: if it does not know the token, or does not take this worker.
     """
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
@@ -79,16 +75,15 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
             case None:
                 raise ConnectionError("the coordinator closed the connection")
             case Refused(problems=problems):
-                raise NotAdmitted(f"{address} does not take this worker: {'; '.join(problems)}")
+                raise RunFailed(f"{address} does not take this worker: {'; '.join(problems)}")
             case Welcome() as welcome:
                 if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
-                    raise NotAdmitted(f"{address} does not know the token")
+                    raise RunFailed(f"{address} does not know the token")
                 return tls, welcome
-    except ChannelError as error:
+    except BaseException as error:
         end.close()
-        raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
-    except BaseException:
-        end.close()
+        if isinstance(error, ChannelError):
+            raise RunFailed(f"{address} does not speak this version's protocol: {error}") from None
         raise
 
 
@@ -102,16 +97,10 @@ def run_worker(
     wait_s: float = 60.0,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Be a worker until the run is over.
+    """Be a worker of the coordinator at "host:port" until the run is over.
 
-    Args:
-        coordinator: "host:port" of the coordinator to join.
-        token: of the run.
-        slots: how many nodes to take at most.
-        address: of this machine, at which nodes listen; None: the one from which the coordinator is reached.
-        data_root: where this machine has the data, if not where the experiment says.
-        wait_s: seconds for which a coordinator that is not there yet is tried.
-        say: tells the user something.
+    Nodes, at most ``slots``, listen at ``address`` (None: the one from which the coordinator is reached). ``data_root`` is
+    where the data is, if not where the experiment says. A coordinator that is not there yet is tried for ``wait_s`` seconds.
 
     Raises:
         RunFailed: if the coordinator does not take this worker, can't be reached, or is lost.
@@ -123,8 +112,6 @@ def run_worker(
         worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
         try:
             worker.run(wait_s)
-        except NotAdmitted as error:
-            raise RunFailed(str(error)) from None
         finally:
             worker.close()
             signal.signal(signal.SIGTERM, before)
@@ -152,7 +139,6 @@ class Worker:
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
-        self._folder: RunFolder
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
         # While there is no connection: when to try again, until when, and how the run fails then.
@@ -209,8 +195,9 @@ class Worker:
 
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
-            case File():
-                self._keep(message)
+            case File(path=path, data=data):
+                (self._path / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._path / path).write_bytes(data)
             case Job():
                 self._prepare(message)
             case Finish(reason=reason):
@@ -223,20 +210,6 @@ class Worker:
     def _do(self, command: protocol.ToPool) -> None:
         if self._pool is not None:
             self._pool.do(command)
-
-    def _keep(self, file: File) -> None:
-        name = f"node-{file.rank}.safetensors"
-        match file.kind:
-            case "experiment":
-                path = self._path / "files" / Path(file.name).name
-            case "manifest":
-                path = self._path / "checkpoints" / str(file.number) / "manifest.json"
-            case "checkpoint":
-                path = self._path / "checkpoints" / str(file.number) / name
-            case _:
-                path = self._path / "restart" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.data)
 
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
@@ -255,7 +228,7 @@ class Worker:
             return
         stage = Stage(setup)
         stage.warm_up()
-        folder = self._folder = RunFolder.open(self._path)
+        folder = RunFolder.open(self._path)
         nodes, layout = setup.experiment.nodes, setup.layout
         self._models = SharedModels(self._memory, nodes, layout.size, layout.buffer_size)
         assert self._address is not None
@@ -268,25 +241,27 @@ class Worker:
     # --- what nodes say
 
     def _relay(self, event: protocol.FromPool) -> None:
-        """Pass on what happens, after the files and models that belong to it."""
-        if isinstance(event, Said):
-            self._send_files(event.rank, event.message)
-        self._session.send(event)
+        """Pass on what happens, with the files and the model that belong to it."""
+        self._session.send(self._complete(event) if isinstance(event, Said) else event)
 
-    def _send_files(self, rank: int, message: protocol.FromProcess) -> None:
-        send, folder = self._session.send, self._folder
-        match message:
+    def _complete(self, said: Said) -> Said:
+        rank, file, model = said.rank, f"node-{said.rank}.safetensors", None
+        timeline = {f"segments/timeline-{rank}-{said.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
+        paths: dict[str, str] = {}  # there, and here
+        match said.message:
             case protocol.Row(slot=int(slot)):
-                send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
-            case protocol.Saved(number=None):
-                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
-            case protocol.Saved(number=int(number), error=None):
-                path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
-                send(File("checkpoint", rank, number, path.read_bytes()))
-                path.unlink()
+                model = self._models.read_bytes(slot, rank)
             case protocol.Final():
-                send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
-        timeline = folder.segments / f"timeline-{rank}.jsonl"
-        if isinstance(message, protocol.Final | protocol.Exited) and timeline.exists():
-            send(File("timeline", rank, 0, timeline.read_bytes()))
-            timeline.unlink()
+                model, paths = self._models.read_bytes(FINAL, rank), timeline
+            case protocol.Exited():
+                paths = timeline
+            case protocol.Saved(number=None):
+                paths = {f"restart/{file}": f"restart/{file}"}
+            case protocol.Saved(number=int(number), error=None):
+                paths = {f"checkpoints/{number}/{file}": f"checkpoints/{number}/{file}"}
+        files = {}
+        for there, here in paths.items():
+            if (path := self._path / here).exists():
+                files[there] = path.read_bytes()
+                path.unlink()
+        return structs.replace(said, files=files, model=model)
