@@ -52,14 +52,15 @@ class ClockEvent:
 class Clock:
     """The virtual clock and its events.
 
+    ``waiting`` describes what every node waits for, for the message of a deadlock.
+
     Attributes:
         now_ns: nanoseconds since the start, an integer.
-        pending: the number of scheduled events that could wake a node.
-        waiting: describes what every node waits for, for the message of a deadlock; set by the engine."""
+        pending: the number of scheduled events that could wake a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[], str] = str) -> None:
         self.now_ns = self.pending = 0
-        self.waiting: Callable[[], str] = str
+        self.waiting = waiting
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
