@@ -157,11 +157,9 @@ class Clock:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, for coroutines, tasks and futures of one thread; it has no timers, sockets or executors.
-
-    asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of them. Its timers do not run,
-    because they wake ties in heap order, which an unrelated timer changes. Where a real loop would wait for sockets, this
-    one lets virtual time advance."""
+    """An event loop in virtual time. asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of
+    them; its timers do not, because they wake ties in heap order, which an unrelated timer changes. Where a real loop would
+    wait for sockets, this one lets virtual time advance."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
