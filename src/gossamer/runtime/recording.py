@@ -113,25 +113,14 @@ class Spent(NamedTuple):
     receiving_s: float | None
 
 
-START = Spent(0.0, 0.0, 0.0)
+_NOTHING = Spent(0.0, 0.0, 0.0)
 
 
 class Usage:
-    """How a node spends its time between two of its rows."""
+    """How a node spends its time between two of its rows. It begins at an instant at which the node has done so much."""
 
-    def __init__(self) -> None:
-        self._time_s = 0.0
-        self._spent = START
-
-    def saved(self, since: Spent = START) -> list[float]:
-        """The state, for :meth:`restore`, which counts from an instant at which the node had done ``since``."""
-        done = [(now or 0.0) - (by_then or 0.0) for now, by_then in zip(self._spent, since, strict=True)]
-        return [self._time_s, *done]
-
-    def restore(self, saved: Sequence[float]) -> None:
-        """Go on from what was saved."""
-        time_s, *spent = saved
-        self._time_s, self._spent = time_s, Spent(*spent)
+    def __init__(self, time_s: float = 0.0, spent: Spent = _NOTHING) -> None:
+        self._time_s, self._spent = time_s, spent
 
     def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
         """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row that is made at this time of the

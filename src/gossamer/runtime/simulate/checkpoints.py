@@ -64,8 +64,6 @@ class SimCheckpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
-    # --- messages
-
     def sent(self, message: Message, to: int) -> Message:
         """A message is on its way from now on; gives it with its number."""
         sent, flying = self._sent[message.source], self._flying[message.source]
@@ -88,8 +86,6 @@ class SimCheckpoints:
             if round_end is not None:
                 round_end.since.append(message)
         node.deliver(message)
-
-    # --- saving
 
     def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round, unless it computes in the background."""

@@ -157,9 +157,8 @@ class Links(ABC):
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
         self._changes = network.changes(nodes, seed)
-        change = next(self._changes, None)
-        while change is not None and change[0] <= 0:
-            self._conditions, change = change[1], next(self._changes, None)
+        while (change := next(self._changes, None)) is not None and change[0] <= 0:
+            self._conditions = change[1]
         self._rates: list[float] = self._conditions.rates.tolist()
         self._latency_varies = change is not None
         self._only_latency_ns: int | None = None
@@ -327,13 +326,18 @@ class Links(ABC):
         """Take a message back. Bytes that have left stay counted, and take their time on the way."""
         if transfer.cancelled:
             return True
-        if not self._withdraw(transfer):
+        if not self._take_back(transfer):
             return False
-        transfer.cancelled = True
         self._traffic[transfer.message.source].messages_cancelled += 1
-        transfer.accept_at(self.clock.now_ns)
         transfer.accept()
         self._landed(transfer.message, (transfer.to,))
+        return True
+
+    def _take_back(self, transfer: Transfer) -> bool:
+        if not self._withdraw(transfer):
+            return False
+        transfer.accept_at(self.clock.now_ns)
+        transfer.cancelled = True
         return True
 
     # --- nodes that leave and return
@@ -343,11 +347,8 @@ class Links(ABC):
         they go on leaving."""
         self._absences[rank] = math.inf
         if silently:
-            for transfer in reversed(self._waiting(rank)):
-                if self._withdraw(transfer):
-                    transfer.accept_at(self.clock.now_ns)
-                    transfer.cancelled = True
-                    self._on_the_way[rank] -= 1
+            taken = sum(map(self._take_back, reversed(self._waiting(rank))))
+            self._on_the_way[rank] -= taken
 
     def come(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
