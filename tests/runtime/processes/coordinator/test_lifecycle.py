@@ -45,7 +45,6 @@ class Record(NamedTuple):
 class Without(NamedTuple):
     rank: int
     keep: bool
-    alive: bool
 
 
 class Rejoin(NamedTuple):
@@ -87,8 +86,8 @@ class Scene:
         self.lifecycle = Lifecycle(setup, self, lambda rank: self.room)
         self.lifecycle.start(self.now)
 
-    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
-        self.do(Without(rank, keep, alive))
+    def without(self, rank: int, *, keep: bool) -> None:
+        self.do(Without(rank, keep))
 
     def rejoin(self, *asked: Any) -> None:
         self.do(Rejoin(*asked))
@@ -208,7 +207,7 @@ def test_a_node_that_dies_is_lost_to_the_others() -> None:
     assert [each for each in commands if type(each) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
-    assert Without(1, keep=False, alive=False) in commands
+    assert Without(1, keep=False) in commands
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))

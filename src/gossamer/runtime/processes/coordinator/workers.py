@@ -32,7 +32,8 @@ from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromPool, FromWorker, Said
+from gossamer.runtime.processes.node_process.host import Stage
+from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromWorker, Said
 from gossamer.runtime.processes.security import Identity, issue
 from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
@@ -62,10 +63,9 @@ class _Worker:
 
 
 class Workers:
-    """The processes that fork a run's nodes, or go on with them from a checkpoint (``cut``).
+    """The processes that fork a run's nodes, or go on with them from a checkpoint (``cut``): this one, or those that join.
 
-    ``emit`` takes what nodes and their processes say, ``say`` tells the user something, and ``refused`` records a worker
-    that does not know the token.
+    ``emit`` takes what nodes and their processes say, and ``say`` tells the user something.
     """
 
     def __init__(
@@ -77,10 +77,9 @@ class Workers:
         selector: selectors.BaseSelector,
         emit: Callable[[Said], None],
         say: Callable[[str], None],
-        refused: Callable[[str], None],
     ) -> None:
         self._setup, self._folder, self._models, self._cut = setup, folder, models, cut
-        self._selector, self._emit, self._say, self._refused = selector, emit, say, refused
+        self._selector, self._emit, self._say = selector, emit, say
         self._nodes = setup.experiment.nodes
         self._silent_s = setup.experiment.failures.detection_s
         self._pool: ProcessPool | None = None
@@ -94,12 +93,18 @@ class Workers:
         self._identities: list[Identity] = []
         self._closing = False
 
-    def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
-        self._pool = pool(lambda event: self._take(worker, event))
-        worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, ready=True)
+    def fork_here(self, stage: Stage, memory: int) -> None:
+        """Have this process fork the nodes."""
+        setup, folder, cut, selector = self._setup, self._folder, self._cut, self._selector
+        pool = ProcessPool(
+            setup, folder, memory, stage, cut, selector, lambda event: self._take(worker, event)
+        )
+        worker = self._workers[""] = _Worker(0, "here", self._nodes, pool.do, ready=True)
+        self._pool = pool
 
-    def let_join(self, door: Door, least: int) -> None:
-        """Let workers join; the run starts when there are ``least``, and slots for all nodes."""
+    def let_join(self, door: Door, least: int, refused: Callable[[str], None]) -> None:
+        """Let workers join; the run starts when there are ``least``, and slots for all nodes. ``refused`` records one that
+        does not know the token."""
         self._door, self._least = door, least
         self._identities = [issue() for _ in range(self._nodes)]
         experiment, self._files = packed(self._setup.experiment)
@@ -114,7 +119,7 @@ class Workers:
             [identity.certificate for identity in self._identities],
             self._silent_s,
         )
-        door.open(self._selector, self._admit, self._refused)
+        door.open(self._selector, self._admit, refused)
 
     def _file(self, path: Path) -> File:
         data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")

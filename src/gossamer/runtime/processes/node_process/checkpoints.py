@@ -63,7 +63,6 @@ class NodeCheckpoints:
         self._expected: dict[int, dict[int, int]] = {}
         self._settled = 0  # all checkpoints up to this one are
         self._news = asyncio.Event()
-        self._lost: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
@@ -126,18 +125,8 @@ class NodeCheckpoints:
             self._cuts.cut(number)
             self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
-    def lost(self, rank: int) -> None:
-        """A peer is dead: nothing more comes from it."""
-        self._lost.add(rank)
-        for number in list(self._expected):
-            self._look(number)
-
-    def found(self, rank: int) -> None:
-        """A peer that was taken for dead is there: its messages count again."""
-        self._lost.discard(rank)
-
     def _look(self, number: int) -> None:
-        sent = {rank: n for rank, n in self._expected[number].items() if rank not in self._lost}
+        sent = self._expected[number]
         if all(self._arrived.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
             saved = self._cuts.finish(number, sent)

@@ -317,8 +317,6 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
-                if checkpoints is not None:
-                    checkpoints.lost(rank)
             case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
                 if checkpoints is not None:
                     checkpoints.hear(message)
@@ -348,8 +346,6 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
-        if self._checkpoints is not None:
-            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:

@@ -143,12 +143,11 @@ class Worker:
         self._reconnect_s = SILENT_S
         # While there is no connection: when to try again, until when, and how the run fails then.
         self._retry_at = self._deadline = 0.0
-        self._failure = ""
+        self._failure = f"no coordinator at {coordinator}"
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
         self._deadline = time.monotonic() + wait_s
-        self._failure = f"no coordinator at {self._coordinator}"
         while self._over is None:
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
@@ -162,8 +161,6 @@ class Worker:
         self._session.close()
         self._selector.close()
         os.close(self._memory)
-
-    # --- the coordinator
 
     def _join(self) -> None:
         """Try to reach the coordinator."""
@@ -191,8 +188,6 @@ class Worker:
         self._failure = f"{lost}: this worker's nodes have ended"
         self._say("the coordinator is out of reach; nodes go on")
 
-    # --- what it is told
-
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
             case File(path=path, data=data):
@@ -202,14 +197,13 @@ class Worker:
                 self._prepare(message)
             case Finish(reason=reason):
                 self._over = reason
-            case Tell(rank=rank, message=protocol.Go() as go):
-                self._do(Tell(rank, structs.replace(go, start=go.start + self._offset)))
-            case protocol.Listen() | protocol.Addresses() | protocol.Fork() | Tell() | protocol.Signal():
-                self._do(message)
-
-    def _do(self, command: protocol.ToPool) -> None:
-        if self._pool is not None:
-            self._pool.do(command)
+            case protocol.Acknowledge():
+                pass
+            case _ if self._pool is not None:
+                if isinstance(message, Tell) and isinstance(message.message, protocol.Go):
+                    start = message.message.start + self._offset
+                    message = Tell(message.rank, structs.replace(message.message, start=start))
+                self._pool.do(message)
 
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
@@ -226,19 +220,15 @@ class Worker:
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return
-        stage = Stage(setup)
+        stage, folder, layout = Stage(setup), RunFolder.open(self._path), setup.layout
         stage.warm_up()
-        folder = RunFolder.open(self._path)
-        nodes, layout = setup.experiment.nodes, setup.layout
-        self._models = SharedModels(self._memory, nodes, layout.size, layout.buffer_size)
+        self._models = SharedModels(self._memory, setup.experiment.nodes, layout.size, layout.buffer_size)
         assert self._address is not None
         cut, selector = newest(folder.checkpoints), self._selector
         self._pool = ProcessPool(
             setup, folder, self._memory, stage, cut, selector, self._relay, job, self._address
         )
         self._session.send(protocol.Ready())
-
-    # --- what nodes say
 
     def _relay(self, event: protocol.FromPool) -> None:
         """Pass on what happens, with the files and the model that belong to it."""
