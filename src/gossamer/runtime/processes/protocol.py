@@ -297,14 +297,14 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process. From another machine, the files (by their path in the run's folder) and the
-    model that it is about come with it."""
+    """A message of a node, or about its process. From another machine, the files and the model that it is about come with
+    it."""
 
     rank: int
     incarnation: int
     message: FromProcess
-    files: dict[str, bytes] = {}
-    model: bytes | None = None
+    files: dict[str, bytes] = {}  # by their path in the run's folder
+    model: tuple[int, bytes] | None = None  # for a slot of the shared models
 
 
 class Refused(Message):

@@ -35,15 +35,13 @@ from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromWorker, Said
 from gossamer.runtime.processes.security import Identity, issue
-from gossamer.runtime.processes.shared_models import FINAL, SharedModels
+from gossamer.runtime.processes.shared_models import SharedModels
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup
 
 FAREWELL_S = 5.0
 """Seconds that workers have to hear that the run is over."""
-SAY_S = 10.0
-"""Seconds after which it is said again that workers are awaited."""
 
 
 @dataclass(eq=False)
@@ -210,9 +208,9 @@ class Workers:
             with atomic(target) as temporary:
                 temporary.write_bytes(data)
         if said.model is not None:
-            slot = said.message.slot if isinstance(said.message, protocol.Row) else FINAL
+            slot, data = said.model
             try:
-                self._models.write_bytes(-1 if slot is None else slot, rank, said.model)
+                self._models.write_bytes(slot, rank, data)
             except ValueError as error:
                 raise ChannelError(str(error)) from None
 
@@ -224,15 +222,17 @@ class Workers:
     def assemble(self, wait: Callable[[], None]) -> None:
         """Give each rank an address, calling ``wait`` while workers are still to come. Each worker gets contiguous ranks, in
         proportion to its slots."""
-        told = 0.0
+        told = ""
         while self._slots() < self._nodes or len(self._workers) < self._least or not self._all_ready():
-            if self._door is not None and time.monotonic() > told + SAY_S:
-                told = time.monotonic()
-                self._say(
-                    f"{len(self._workers)} workers with {self._slots()} slots are here; awaited: {self._least} or more,"
-                    f" for {self._nodes} nodes. Join with: gossamer worker {self._door.address} --join TOKEN"
-                    f" --slots {-(-self._nodes // self._least)}"
-                )
+            assert self._door is not None
+            said = (
+                f"{len(self._workers)} workers with {self._slots()} slots are here; awaited: {self._least} or more,"
+                f" for {self._nodes} nodes. Join with: gossamer worker {self._door.address} --join TOKEN"
+                f" --slots {-(-self._nodes // self._least)}"
+            )
+            if said != told:
+                self._say(said)
+                told = said
             wait()
         total, before, first = self._slots(), 0, 0
         for worker in list(self._workers.values()):

@@ -240,9 +240,9 @@ class Worker:
         paths: dict[str, str] = {}  # there, and here
         match said.message:
             case protocol.Row(slot=int(slot)):
-                model = self._models.read_bytes(slot, rank)
+                model = slot, self._models.read_bytes(slot, rank)
             case protocol.Final():
-                model, paths = self._models.read_bytes(FINAL, rank), timeline
+                model, paths = (FINAL, self._models.read_bytes(FINAL, rank)), timeline
             case protocol.Exited():
                 paths = timeline
             case protocol.Saved(number=None):
