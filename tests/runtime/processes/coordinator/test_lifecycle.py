@@ -21,9 +21,9 @@ from gossamer.runtime.processes.protocol import (
     Fork,
     FromProcess,
     Go,
-    Leave,
     Lost,
     Meet,
+    Note,
     Progress,
     Ready,
     Signal,
@@ -263,7 +263,7 @@ def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
 def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
     """(make chaos, seed 1144 among real processes)"""
     scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
-    assert scene.pass_time(1.0) == [Tell(rank, Leave()) for rank in (0, 1)]
+    assert scene.pass_time(1.0) == [Tell(rank, Note("leave")) for rank in (0, 1)]
     for rank in (0, 1):
         assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
     assert scene.pass_time(0.5) == []

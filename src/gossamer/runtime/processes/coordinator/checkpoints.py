@@ -73,16 +73,16 @@ class CheckpointCoordinator:
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
                     if rank not in checkpoint.sent:
-                        self._tell(rank, protocol.Snapshot(number))
+                        self._tell(rank, protocol.Note("snapshot", number))
 
     def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
         if number <= self._settled:
-            self._tell(rank, protocol.Settled(self._settled))
+            self._tell(rank, protocol.Note("settled", self._settled))
             return
         if number not in self._open:
             self._open[number] = _Open()
             for done in sorted(self._done & self._alive):
-                self._tell(done, protocol.Snapshot(number))
+                self._tell(done, protocol.Note("snapshot", number))
         self._open[number].sent[rank] = sent
         self._look(number)
 
@@ -94,7 +94,7 @@ class CheckpointCoordinator:
     def back(self, rank: int) -> None:
         self._alive.add(rank)
         self._give_up(max(self._open, default=0), f"node {rank} came back")
-        self._tell(rank, protocol.Settled(self._settled))
+        self._tell(rank, protocol.Note("settled", self._settled))
 
     def _give_up(self, number: int, why: str) -> None:
         """Give up a checkpoint, and those before it that are not complete."""
@@ -110,7 +110,7 @@ class CheckpointCoordinator:
         self._settled = number
         self._open = {other: each for other, each in self._open.items() if other > number}
         for rank in sorted(self._alive):
-            self._tell(rank, protocol.Settled(number))
+            self._tell(rank, protocol.Note("settled", number))
 
     def _look(self, number: int) -> None:
         """Go on with a checkpoint for which something has come."""

@@ -189,7 +189,7 @@ class Coordinator:
                 self._rows.graph(row["round"])
                 self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
                 if slot is not None:
-                    self._tell(rank, protocol.Consumed())
+                    self._tell(rank, protocol.Note("consumed"))
             case protocol.Event(kind=kind, text=text):
                 self.record(rank, kind, text, show=kind == "unsaved")
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":

@@ -62,7 +62,7 @@ class NodeState:
 
 
 class Lifecycle:
-    """The decisions of one run. All times are seconds of one clock.
+    """The decisions of one run, in seconds of one clock.
 
     ``has_room`` says whether there is a slot for the process of a node now. ``rounds`` is what nodes had completed at the
     checkpoint from which the run goes on (others were lost). :meth:`take` and :meth:`look` raise :class:`Over` when the run
@@ -76,16 +76,15 @@ class Lifecycle:
         has_room: Callable[[int], bool],
         rounds: Mapping[int, int] | None = None,
     ) -> None:
-        experiment = setup.experiment
+        experiment = self._experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
         self._coordinator = coordinator
-        self._stop_s, self._most_bytes = experiment.stop.time_s, experiment.stop.most_bytes(experiment.nodes)
-        self._sent = dict.fromkeys(range(experiment.nodes), 0)
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
+        self._sent: dict[int, int] = {}
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
-        self._lost_peer = experiment.gather.lost_peer
-        self._detection_s = experiment.failures.detection_s
+        self._needs_all = experiment.gather.lost_peer == "fail"
         self._agenda = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
@@ -114,7 +113,7 @@ class Lifecycle:
         for fault in self._early:
             if fault.what == "join" and fault.node is not None:
                 self.away[fault.node] = f"node {fault.node} is not there yet"
-        for rank in range(self._setup.experiment.nodes):
+        for rank in range(self._experiment.nodes):
             if rank not in self._rounds:
                 self.away[rank] = f"node {rank} was lost before the run was resumed"
             if rank in self.away:
@@ -197,7 +196,7 @@ class Lifecycle:
                 self._sent[node.rank] = sent
                 if sum(self._sent.values()) >= self._most_bytes:
                     self.end("bytes")
-                if self._stop_s is not None and time_s >= self._stop_s:
+                if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
             case protocol.Row(row=row):
                 self._completed(node, row["round"])
@@ -292,7 +291,7 @@ class Lifecycle:
     # --- faults
 
     def _expects(self) -> bool:
-        return bool(self._restarting) or any(map(self._agenda.returns, range(self._setup.experiment.nodes)))
+        return bool(self._restarting) or any(map(self._agenda.returns, range(self._experiment.nodes)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
@@ -309,12 +308,12 @@ class Lifecycle:
             self._coordinator.do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
-            self._tell(rank, protocol.Leave())
+            self._tell(rank, protocol.Note("leave"))
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
             node.frozen = True
-            self._frozen[rank] = self._now + self._detection_s
+            self._frozen[rank] = self._now + self._experiment.failures.detection_s
             self._coordinator.do(Signal(rank, signal.SIGSTOP))
             self._coordinator.record(rank, "frozen", f"node {rank} stands still")
         elif fault.what == "thaw":
@@ -357,7 +356,7 @@ class Lifecycle:
         if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
-        if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
+        if self._began is None or (self._needs_all and not (node.planned or again)):
             raise RunFailed(text, node=node.rank, round=node.round)
         self._coordinator.show(text)
         self._gone(node, text, keep=False)
@@ -381,7 +380,7 @@ class Lifecycle:
             return
         if rank not in self.away:
             self._coordinator.record(node.rank, "unreachable", text)
-        if self._lost_peer == "fail":
+        if self._needs_all:
             raise RunFailed(text, node=node.rank)
         self._lose(rank, text, keep=True)
 

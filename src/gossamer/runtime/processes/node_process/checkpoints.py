@@ -104,14 +104,14 @@ class NodeCheckpoints:
     def over(self) -> None:
         self._cuts.over()
 
-    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Settled) -> None:
+    def hear(self, message: protocol.Note | protocol.Expect) -> None:
         match message:
-            case protocol.Snapshot(number=number):
+            case protocol.Note("snapshot", number):
                 self.snapshot(number)
             case protocol.Expect(number=number, sent=sent) if number in self._numbers:
                 self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
                 self._look(number)
-            case protocol.Settled(number=number):
+            case protocol.Note("settled", number):
                 self._settled = number
                 for each in [each for each in self._numbers if each <= number]:
                     self._numbers.discard(each)

@@ -317,13 +317,13 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
-            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
+            case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
                 for rank, host, port in nodes:
                     self._transport.addresses[rank] = host, port
-            case protocol.Leave():
+            case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
@@ -335,9 +335,9 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.rejoin(first)
-            case protocol.Slots(count=count):
+            case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
-            case protocol.Consumed():
+            case protocol.Note("consumed"):
                 self._consumed += 1
                 self._freed.set()
 

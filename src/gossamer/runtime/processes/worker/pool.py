@@ -191,7 +191,7 @@ class ProcessPool:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
-            self._tell_all(protocol.Slots(self._at_once + len(self._stopped)))
+            self._tell_all(protocol.Note("slots", self._at_once + len(self._stopped)))
 
     def close(self) -> None:
         for child in self._children.values():
