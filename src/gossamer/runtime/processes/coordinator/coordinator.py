@@ -39,11 +39,12 @@ from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
-from gossamer.runtime.processes.coordinator.workers import Workers
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnPool
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import raise_descriptor_limit
+from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.setup import Setup, prepare
 
@@ -73,11 +74,15 @@ class Coordinator:
         )
         selector = self._selector = selectors.DefaultSelector()
         selector.register(launcher, selectors.EVENT_READ, self._hear_launcher)
-        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self.show)
+        self._workers: OwnPool | JoinedWorkers
         if door is None:
-            self._workers.fork_here(stage, memory)
+            pool = ProcessPool(setup, folder, memory, stage, cut, selector, self._hear_pool)
+            self._workers = OwnPool(pool, setup.experiment.nodes)
         else:
-            self._workers.let_join(door, least_workers, partial(self.record, None, "refused"))
+            refused, models = partial(self.record, None, "refused"), self._models
+            self._workers = JoinedWorkers(
+                setup, folder, models, cut, selector, door, least_workers, self._take, self.show, refused
+            )
         self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
         metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
         self._rows = RunRecord(setup, metrics, graphs, stage.evaluator.columns, self.show)
@@ -166,6 +171,10 @@ class Coordinator:
                 self._lifecycle.end("stopped")
             case protocol.Stop(why=str(why)) if self._start is None:
                 raise RunFailed(why)
+
+    def _hear_pool(self, event: protocol.FromPool) -> None:
+        if isinstance(event, protocol.Said):
+            self._take(event)
 
     def _take(self, said: protocol.Said) -> None:
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
