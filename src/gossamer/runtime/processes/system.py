@@ -36,9 +36,8 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def describe_exit(status: int) -> str:
-    """A wait status in words: "killed by SIGKILL", "exit code 1"."""
-    code = os.waitstatus_to_exitcode(status)
+def describe_exit(code: int) -> str:
+    """An exit code, or the negative number of a signal, in words: "killed by SIGKILL", "exit code 1"."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

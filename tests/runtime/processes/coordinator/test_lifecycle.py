@@ -211,7 +211,10 @@ def test_a_node_that_dies_is_lost_to_the_others() -> None:
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))
-    assert scene.failure() == "every node died; the last one: node 2 died in round 0: exit code 1"
+    scene.pass_time(0.5)
+    assert scene.failure() == f"no node is left: {text}; " + "; ".join(
+        f"node {rank} died in round 0: exit code 1" for rank in (0, 2)
+    )
 
 
 def test_a_run_that_needs_all_nodes_ends_with_the_first_that_dies() -> None:

@@ -363,8 +363,6 @@ class Lifecycle:
         if again and not node.planned:
             node.restarts += 1
             self._bring_back(node.rank, "checkpoint")
-        if not self.alive and not self._expects():
-            raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
         self._frozen.pop(node.rank, None)

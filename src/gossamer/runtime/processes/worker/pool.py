@@ -185,7 +185,7 @@ class ProcessPool:
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
-        return describe_exit(status)
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
