@@ -16,7 +16,6 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -95,7 +94,6 @@ def run_worker(
     address: str | None = None,
     data_root: str | None = None,
     wait_s: float = 60.0,
-    say: Callable[[str], None] = log.info,
 ) -> None:
     """Be a worker of the coordinator at "host:port" until the run is over.
 
@@ -109,7 +107,7 @@ def run_worker(
     keep_freed_memory()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
-        worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
+        worker = Worker(coordinator, token, slots, Path(folder), address, data_root)
         try:
             worker.run(wait_s)
         finally:
@@ -128,9 +126,8 @@ class Worker:
         folder: Path,
         address: str | None,
         data_root: str | None,
-        say: Callable[[str], None],
     ) -> None:
-        self._coordinator, self._token, self._slots, self._say = coordinator, token, slots, say
+        self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
@@ -141,9 +138,9 @@ class Worker:
         self._models: SharedModels
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        # While there is no connection: when to try again, until when, and how the run fails then.
-        self._retry_at = self._deadline = 0.0
-        self._failure = f"no coordinator at {coordinator}"
+        self._retry_at = self._deadline = (
+            0.0  # while there is no connection: when to try again, and until when
+        )
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
@@ -153,7 +150,7 @@ class Worker:
                 self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
-        self._say(f"the run is over ({self._over})")
+        log.info("the run is over (%s)", self._over)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -168,13 +165,16 @@ class Worker:
         try:
             end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
         except OSError as error:
+            if time.monotonic() > self._deadline and received:
+                lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
+                raise RunFailed(f"{lost}: this worker's nodes have ended") from error
             if time.monotonic() > self._deadline:
-                raise RunFailed(self._failure) from error
+                raise RunFailed(f"no coordinator at {self._coordinator}") from error
             if self._retry_at == 0.0:
-                self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
+                log.info("waiting for a coordinator at %s (%s)", self._coordinator, error)
             self._retry_at = time.monotonic() + RETRY_S
             return
-        self._say(f"has joined {self._coordinator}")
+        log.info("has joined %s", self._coordinator)
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
@@ -184,9 +184,7 @@ class Worker:
         if error is not None:  # it would come again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
-        lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
-        self._failure = f"{lost}: this worker's nodes have ended"
-        self._say("the coordinator is out of reach; nodes go on")
+        log.info("the coordinator is out of reach; nodes go on")
 
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
