@@ -29,11 +29,8 @@ def worker_main(address: str, token: str, slots: int) -> int:
 
 
 def executor_of(name: str) -> Executor:
-    """The executor of a name: "ray", or "module:factory" for what the factory returns.
-
-    Raises:
-        BadInput: for another name, and for a factory that fails.
-    """
+    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for another name, and for a
+    factory that fails."""
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")

@@ -56,12 +56,8 @@ SILENT_S = 30.0
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove the token; gives the connection and the answer.
-
-    Raises:
-        OSError: if it can't be reached.
-        RunFailed: if it does not know the token, or does not take this worker.
-    """
+    """Connect to a coordinator and prove the token; gives the connection and the answer. OSError if it can't be reached;
+    RunFailed if it does not know the token, or does not take this worker."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
