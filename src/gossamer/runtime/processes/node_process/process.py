@@ -317,15 +317,13 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
-                if checkpoints is not None:
-                    checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
+            case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
                 for rank, host, port in nodes:
                     self._transport.addresses[rank] = host, port
-            case protocol.Leave():
+            case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
@@ -337,9 +335,9 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.rejoin(first)
-            case protocol.Slots(count=count):
+            case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
-            case protocol.Consumed():
+            case protocol.Note("consumed"):
                 self._consumed += 1
                 self._freed.set()
 
@@ -348,8 +346,6 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
-        if self._checkpoints is not None:
-            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
