@@ -214,9 +214,6 @@ def _cards(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
             text = value_text(main, best.mean), f"mean, in round {best.round:.0f}"
             shown[f"best {metric_title(main)}"] = text
     shown |= _figures(run, final)
-    if (shares := run.link_shares) is not None:
-        carried = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
-        shown["use of inner links"] = f"{100 * shares['mean']:.3g} %", carried
     return shown
 
 

@@ -273,12 +273,6 @@ class Run:
         return self._status.get("private_bytes")
 
     @property
-    def link_shares(self) -> dict[str, float] | None:
-        """Use of the links between uplinks and downlinks: carried bytes divided by capacity over the whole run, "mean" and
-        "max" over the links that carried anything. None without such links, and for resumed runs."""
-        return self._status.get("link_shares")
-
-    @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))

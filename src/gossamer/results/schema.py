@@ -98,7 +98,6 @@ class StatusFile(TypedDict, total=False):
     execution: dict[str, dict[str, int]] | None
     peak_vectors: Count | None
     private_bytes: dict[str, float] | None
-    link_shares: dict[str, float] | None
 
 
 class ManifestFile(TypedDict):
