@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -211,7 +210,6 @@ def worker(
             address=address,
             data_root=None if data_root is None else str(data_root),
             wait_s=wait_s,
-            say=logging.getLogger("gossamer").info,
         )
 
 

@@ -232,7 +232,7 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """What ``status.json`` says, as far as the run has recorded it: ``profile``, seconds by part of a simulation;
         ``execution``, how steps and evaluations were computed; ``peak_vectors``, the largest number of parameter vectors in
-        a simulation; ``private_bytes`` of a node's process, ``link_shares`` (used capacity of inner links): mean and max."""
+        a simulation; ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)
 
     @property
