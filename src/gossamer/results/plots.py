@@ -32,8 +32,6 @@ _KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
 """What a node does, and its place in the palette."""
 MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
-_MOST_EDGED = 60
-"""Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 
 FORMATS = ("pdf", "svg", "png")
 _HEIGHT = 0.66  # of the width
@@ -230,7 +228,6 @@ def timeline_data(run: Run) -> dict[str, Any] | None:
         "cut": cut,
         "nodes": nodes,
         "colours": _KINDS,
-        "edged": _MOST_EDGED * len(nodes),
         "kinds": {
             kind: part.select(columns if kind == "send" else columns[:3]).to_dict(as_series=False)
             for kind in _KINDS
