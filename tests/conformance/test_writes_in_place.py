@@ -33,14 +33,19 @@ stop: {rounds: 2}
 """
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize(
-    ("first", "second", "found"),
+    ("engine", "first", "second", "found"),
     [
-        ("node.parameters -= 0.5", "pass", FIRST),
-        ("node.parameters.mul_(0.5)", "pass", NEXT),
-        ("p = node.parameters", "p.add_(1)", NEXT),
-        ("p = node.model.parameters[:2]", "p[0] = 1.0; node.parameters = node.parameters + 1", SECOND),
+        ("processes", "node.parameters -= 0.5", "pass", FIRST),
+        ("simulate", "node.parameters -= 0.5", "pass", FIRST),
+        ("simulate", "node.parameters.mul_(0.5)", "pass", NEXT),
+        ("simulate", "p = node.parameters", "p.add_(1)", NEXT),
+        (
+            "simulate",
+            "p = node.model.parameters[:2]",
+            "p[0] = 1.0; node.parameters = node.parameters + 1",
+            SECOND,
+        ),
     ],
 )
 def test_the_error_names_the_line(tmp_path: Path, engine: str, first: str, second: str, found: int) -> None:

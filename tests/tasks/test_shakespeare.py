@@ -19,8 +19,9 @@ from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, GradientJob, SequentialTrainer
 from gossamer.tasks import Shakespeare, Task
+from gossamer.tasks.leaf import CLASSES, LENGTH
+from gossamer.tasks.leaf import TEXT_CHARACTERS as CHARACTERS
 from gossamer.tasks.models import CharacterLSTM
-from gossamer.tasks.shakespeare import CHARACTERS, CLASSES, LENGTH
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no real data sets")
@@ -122,7 +123,7 @@ def test_a_bad_row_is_named(tmp_path, cache, row, message):
 def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
     folder = write(tmp_path, spoken(0, 2)) / "hub" / "flwrlabs" / "shakespeare" / "data"
     pl.DataFrame({"x": [1, 2], "y": ["a", "b"]}).write_parquet(folder / "train-00000.parquet")
-    assert 'valid columns: ["x", "y"]); accepted: a whole file with character_id, x, y' in refused(tmp_path)
+    assert "no column 'character_id'; accepted: the whole data set" in refused(tmp_path)
     write(tmp_path, [("a", 1, "b")])
     assert "column 'x': Int64 with 0 nulls; accepted: text" in refused(tmp_path)
 

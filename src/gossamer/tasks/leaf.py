@@ -11,24 +11,36 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from pydantic import Field, PositiveInt, PrivateAttr
 from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import decode_names, hub_dataset, image_decoder, label_decoder, split_by_owner
+from gossamer.tasks.data import (
+    Decoder,
+    check_text,
+    decode_names,
+    hub_dataset,
+    image_decoder,
+    label_decoder,
+    split_by_owner,
+)
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
 Users = dict[str, tuple[Path, dict[str, Any]]]
 """The samples of each user, and the file that has them."""
+
+Samples = tuple[Tensor, Tensor, Tensor]  # inputs, targets and the owner of each
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """FEMNIST's classes, by number."""
@@ -53,13 +65,20 @@ def read_users(folder: Path) -> Users:
     return dict(sorted(found.items()))
 
 
+def divided(inputs: Tensor, targets: Tensor, owners: Tensor, fraction: float) -> tuple[Samples, Samples]:
+    """The first samples of each owner, which are for training, and the others, which are for testing."""
+    train, test = map(torch.from_numpy, split_by_owner(owners.numpy(), fraction))
+    return (inputs[train], targets[train], owners[train]), (inputs[test], targets[test], owners[test])
+
+
 class LeafTask(TaskSource):
     """Base of the tasks that read LEAF's files; a subclass says what a sample is.
 
     The loss is cross-entropy, the metric ``accuracy``. The owner of a training sample is its user; test samples are those
-    of all users. ``path`` is the folder that has ``train`` and ``test``."""
+    of all users. ``path`` is the folder that has ``train`` and ``test``. Without it, a task that is on the hub is read from
+    there."""
 
-    path: Path
+    path: Path | None
     model: ModelField
     classes: ClassVar[Sequence[str] | None] = ("0", "1")
     loss: ClassVar[Metric] = staticmethod(F.cross_entropy)
@@ -76,24 +95,30 @@ class LeafTask(TaskSource):
         """What the model is offered."""
         return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
 
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        """The training and the test samples of the hub; see :func:`divided`."""
+        raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
+
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        users = read_users(self.path / "train")
-        self.learn(data["x"] for _, data in users.values())
-        train, owners = self._joined(users)
-        test, _ = self._joined(read_users(self.path / "test"))
+        if self.path is None:
+            train, test = self.from_hub(data_root)
+        else:
+            users = read_users(self.path / "train")
+            self.learn(data["x"] for _, data in users.values())
+            train, test = self._joined(users), self._joined(read_users(self.path / "test"))
         return Task(
-            model=model_factory(self.model, data_root, **self.facts(*train)),
-            train=train,
-            test=test,
+            model=model_factory(self.model, data_root, **self.facts(*train[:2])),
+            train=train[:2],
+            test=test[:2],
             loss=type(self).loss,
             metrics=self.metrics,
-            groups=owners,
+            groups=train[2],
             classes=self.classes,
         )
 
-    def _joined(self, users: Users) -> tuple[Pair, Tensor]:
-        pairs, counts = [], []
+    def _joined(self, users: Users) -> Samples:
+        pairs = []
         for user, (file, data) in users.items():
             try:
                 pairs.append(self.samples(data["x"], data["y"]))
@@ -102,13 +127,9 @@ class LeafTask(TaskSource):
                 raise BadInput(
                     f"task.path: {file}, user {user}: {cause(error)}; accepted: {accepted}"
                 ) from None
-            counts.append(len(pairs[-1][1]))
-        shapes = {inputs.shape[1:] for inputs, _ in pairs if len(inputs)}
-        if len(shapes) != 1:
-            raise BadInput(f"task.path: inputs of shapes {sorted(map(tuple, shapes))}; accepted: one shape")
-        owners = torch.arange(len(pairs)).repeat_interleave(torch.tensor(counts))
+        counts = torch.tensor([len(targets) for _, targets in pairs])
         inputs, targets = (torch.cat([pair[k] for pair in pairs if len(pair[1])]) for k in (0, 1))
-        return (inputs, targets), owners
+        return inputs, targets, torch.arange(len(pairs)).repeat_interleave(counts)
 
 
 def _classes(y: list[Any], count: int) -> Tensor:
@@ -126,8 +147,8 @@ class Femnist(LeafTask):
     ``train_fraction`` of each writer's images are trained on, as the hub has no test set. The default model is LEAF's,
     ``leaf-cnn`` with 6,603,710 parameters; that of decentralizepy has ``width: 512`` and 1,690,046."""
 
-    path: Path | None = None  # type: ignore[assignment]
-    train_fraction: float = Field(default=0.9, gt=0, lt=1)
+    path: Path | None = None
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     model: ModelField = Field(default="leaf-cnn", validate_default=True)
     classes: ClassVar[Sequence[str] | None] = tuple(CHARACTERS)
     hub_id: ClassVar[str] = "flwrlabs/femnist"
@@ -135,28 +156,13 @@ class Femnist(LeafTask):
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         return torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 28, 28), _classes(y, len(CHARACTERS))
 
-    def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        if self.path is not None:
-            return super().load(data_root, seed)
-        columns = {
-            "image": image_decoder(28, 28, 1),
-            "character": label_decoder(62),
-            "writer_id": decode_names,
-        }
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        images, labels = image_decoder(28, 28, 1), label_decoder(len(CHARACTERS))
+        columns = {"image": images, "character": labels, "writer_id": decode_names}
         data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
-        images = torch.from_numpy(data["image"]).permute(0, 3, 1, 2).to(torch.float32).div_(255)
-        labels, writers = torch.from_numpy(data["character"]), torch.from_numpy(data["writer_id"])
-        train, test = map(torch.from_numpy, split_by_owner(writers.numpy(), self.train_fraction))
-        return Task(
-            model=model_factory(self.model, data_root, shape=(1, 28, 28), classes=len(CHARACTERS)),
-            train=(images[train], labels[train]),
-            test=(images[test], labels[test]),
-            loss=F.cross_entropy,
-            metrics=self.metrics,
-            groups=writers[train],
-            classes=self.classes,
-        )
+        pixels, characters, writers = (torch.from_numpy(data[name]) for name in columns)
+        inputs = pixels.permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return divided(inputs, characters, writers, self.train_fraction)
 
 
 @register("task", "celeba")
@@ -172,7 +178,7 @@ class CelebA(LeafTask):
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         from PIL import Image
 
-        folder = self.images or self.path / "raw" / "img_align_celeba"
+        folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:
@@ -289,3 +295,63 @@ class Reddit(_Words):
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
         return {"shape": tuple(inputs.shape[1:]), "classes": self.words}
+
+
+TEXT_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+# LEAF's 80 characters, by number; any other character is number 80.
+CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in TEXT_CHARACTERS), "other")
+LENGTH = 80  # characters of a text
+ROWS = 1 << 16  # texts that are decoded at once
+
+
+def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
+    """Texts of one length as numbers of :data:`TEXT_CHARACTERS`."""
+    check_text(column, where)
+    wrong = (column.str.len_chars() != length).arg_true()
+    if len(wrong):
+        found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        raise BadInput(f"{found}; accepted: {length}")
+    numbers = np.full(256, len(TEXT_CHARACTERS), np.uint8)
+    numbers[np.frombuffer(TEXT_CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(TEXT_CHARACTERS))
+    decoded = np.empty((len(column), length), np.uint8)
+    for start in range(0, len(column), ROWS):
+        texts = "".join(column[start : start + ROWS])
+        codes = np.frombuffer(texts.encode("utf-32-le"), np.uint32)
+        decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, length)
+    return decoded
+
+
+@register("task", "shakespeare")
+class Shakespeare(LeafTask):
+    """Shakespeare's plays by speaking role: the next character, by an LSTM.
+
+    Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
+    of them, LEAF's 80 characters and one for any other. Without ``path`` the data is read from ``flwrlabs/shakespeare`` on
+    the Hugging Face hub, or from a data root, which may have any number of rows and roles. There is no test set there: the
+    first samples of each role, in the order of the text, are for training, since neighbouring samples overlap.
+
+    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``."""
+
+    hub_id: ClassVar[str] = "flwrlabs/shakespeare"
+    classes: ClassVar[Sequence[str] | None] = CLASSES
+    path: Path | None = None
+    model: ModelField = Field(default="lstm", validate_default=True)
+    # Share of each role's samples that is for training.
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        texts, following = (
+            torch.from_numpy(decode_texts(pl.Series(each, dtype=pl.String), name, length))
+            for each, name, length in ((x, "x", LENGTH), (y, "y", 1))
+        )
+        return texts, following.squeeze(1).to(torch.int64)
+
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        columns: dict[str, Decoder] = {
+            "character_id": decode_names,
+            "x": decode_texts,
+            "y": partial(decode_texts, length=1),
+        }
+        data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
+        roles, texts, following = (torch.from_numpy(data[name]) for name in columns)
+        return divided(texts, following.squeeze(1).to(torch.int64), roles, self.train_fraction)

@@ -5,11 +5,10 @@ A task offers ``shape`` (that of one input) and ``classes`` (the number of outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
@@ -19,6 +18,22 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 
 Shape: TypeAlias = tuple[int, ...]  # of one input; of an image: channels, height and width
+
+
+class Apply(nn.Module):
+    """A function of a tensor as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def spatial_mean(x: Float[Tensor, "samples channels _ _"]) -> Float[Tensor, "samples channels"]:
+    """The mean over all places of an image."""
+    return x.mean(dim=(2, 3))
 
 
 def _image(shape: Shape, least: int) -> tuple[int, int, int]:
@@ -47,36 +62,19 @@ def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (1
     return MLP(shape, classes, hidden)
 
 
-@register("model", "cnn6")
-def cnn6(shape: Shape, classes: int) -> nn.Module:
-    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025)."""
-    return ConvNet(shape, classes, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512))
-
-
-@register("model", "convnet")
-def convnet(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025)."""
-    return ConvNet(shape, classes, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25)
-
-
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """A multi-layer perceptron with ReLU between its linear layers, for flattened samples of a shape; without ``hidden``
-    layers (their widths, first to last) it is multinomial logistic regression (softmax is part of the loss)."""
+    layers (their widths, first to last) it is multinomial logistic regression."""
 
     def __init__(self, shape: Sequence[int], classes: int = 10, hidden: Sequence[int] = ()) -> None:
-        super().__init__()
-        widths = (math.prod(shape), *hidden, classes)
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
+        for inputs, outputs in pairwise((math.prod(shape), *hidden, classes)):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])  # no ReLU on the scores
-
-    def forward(self, samples: Float[Tensor, " samples *shape"]) -> Float[Tensor, "samples classes"]:
-        return self.layers(samples.flatten(start_dim=1))  # type: ignore[no-any-return]
+        super().__init__(nn.Flatten(), *layers[:-1])  # no ReLU on the scores
 
 
 @register("model", "gn-lenet")
-class GNLeNet(nn.Module):
+class GNLeNet(nn.Sequential):
     """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
 
     Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
@@ -85,128 +83,50 @@ class GNLeNet(nn.Module):
     after the pooling here: the same bits, for a quarter of its work."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
         channels, height, width = _image(shape, 8)
-        self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
-        self.norm1 = nn.GroupNorm(2, 32)
-        self.conv2 = nn.Conv2d(32, 32, kernel_size=5, padding=2)
-        self.norm2 = nn.GroupNorm(2, 32)
-        self.conv3 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
-        self.norm3 = nn.GroupNorm(2, 64)
-        self.fc = nn.Linear(64 * (height // 8) * (width // 8), classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(images)), 2))
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
-        x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2))
-        scores: Tensor = self.fc(x.flatten(start_dim=1))
-        return scores
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((channels, 32, 32, 64)):
+            convolution = nn.Conv2d(inputs, outputs, kernel_size=5, padding=2)
+            layers += [convolution, nn.GroupNorm(2, outputs), nn.MaxPool2d(2), nn.ReLU()]
+        super().__init__(*layers, nn.Flatten(), nn.Linear(64 * (height // 8) * (width // 8), classes))
 
 
 @register("model", "lenet5")
-class LeNet5(nn.Module):
+class LeNet5(nn.Sequential):
     """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
 
-    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
-    usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
-    functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
+    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, with plain
+    average pooling, fully connected feature maps and a linear output layer. Images have 28×28 or 32×32 pixels."""
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
-        super().__init__()
         channels, height, _ = _image(shape, 1)
         if tuple(shape[1:]) not in {(28, 28), (32, 32)}:
             found = f"lenet5, for images of {shape[1]}x{shape[2]} pixels"
             raise BadInput(f"task.model: {found}; accepted: 28x28 or 32x32 pixels, or another model")
         padding = (32 - height) // 2  # the paper pads 28 to 32
-        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=padding)
-        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
-        self.fc1 = nn.Linear(400, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = F.avg_pool2d(torch.tanh(self.conv1(images)), 2)
-        x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
-        x = torch.tanh(self.fc1(x.flatten(start_dim=1)))
-        scores: Tensor = self.fc3(torch.tanh(self.fc2(x)))
-        return scores
-
-
-class ConvNet(nn.Module):
-    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout.
-
-    Two networks of "Topology-Aware Knowledge Propagation in Decentralized Learning" (Sakarvadia et al., 2025): ``cnn6``
-    (``CifarModule``; 5,851,338 parameters for 3×32×32 inputs and 10 classes) and ``convnet`` (``ConvNet``; 9,074,218).
-
-    Args:
-        shape, classes: as everywhere here; each block halves the image, which must have a pixel left.
-        blocks: the widths of each block's two convolutions.
-        hidden: the widths of the perceptron's hidden layers.
-        dropout: the share of activations dropped after each block and before the last layer."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        classes: int = 10,
-        *,
-        blocks: Sequence[tuple[int, int]],
-        hidden: Sequence[int],
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        channels, height, width = _image(shape, 2 ** len(blocks))
-        drop = [nn.Dropout(dropout)] if dropout else []
-        features: list[nn.Module] = []
-        for widths in blocks:
-            for outputs in widths:
-                features += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
-                channels = outputs
-            features += [nn.MaxPool2d(2), *drop]
-        self.features = nn.Sequential(*features)
-        halved = 2 ** len(blocks)
-        *inner, last = MLP((channels, height // halved, width // halved), classes, hidden).layers
-        self.classifier = nn.Sequential(nn.Flatten(), *inner, *drop, last)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.classifier(self.features(images))
-        return scores
+        layers = [nn.Conv2d(channels, 6, kernel_size=5, padding=padding), nn.Tanh(), nn.AvgPool2d(2)]
+        layers += [nn.Conv2d(6, 16, kernel_size=5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
+        layers += [nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)]
+        super().__init__(*layers)
 
 
 @register("model", "vgg16-bn")
-class VGG16(nn.Module):
+class VGG16(nn.Sequential):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), configuration D,
-    in the usual form for small images: five halvings, a mean over what is left, and one linear layer in place of three.
-    Images have at least 32×32 pixels."""
+    with a mean over what five halvings leave of images of at least 32×32 pixels."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
         layers: list[nn.Module] = []
         channels = _image(shape, 32)[0]
         for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
             for _ in range(depth):
-                layers += [
-                    nn.Conv2d(channels, width, kernel_size=3, padding=1),
-                    nn.BatchNorm2d(width),
-                    nn.ReLU(),
-                ]
+                convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+                layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
                 channels = width
             layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(channels, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
-        return scores
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(channels, classes))
 
 
 class ResidualBlock(nn.Module):
@@ -214,145 +134,36 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.inner = nn.Sequential(
+            nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(inner + self.shortcut(x))
+        return F.relu(self.inner(x) + self.shortcut(x))
 
 
 @register("model", "resnet18")
-class ResNet18(nn.Module):
+class ResNet18(nn.Sequential):
     """ResNet-18: 11,173,962 parameters for three channels and 10 classes.
 
     He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images: a 3×3
     convolution of stride 1 at the beginning, and no pooling after it."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(64)
-        widths = (64, 64, 128, 256, 512)
-        stages = [(inputs, outputs, 1 if inputs == outputs else 2) for inputs, outputs in pairwise(widths)]
-        blocks = [(ResidualBlock(i, o, stride), ResidualBlock(o, o, 1)) for i, o, stride in stages]
-        self.blocks = nn.Sequential(*(block for stage in blocks for block in stage))
-        self.fc = nn.Linear(512, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = self.blocks(F.relu(self.norm(self.conv(images))))
-        scores: Tensor = self.fc(x.mean(dim=(2, 3)))
-        return scores
-
-
-class InvertedResidual(nn.Module):
-    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
-    convolution without activation; with a shortcut around them if input and output have one shape."""
-
-    def __init__(self, inputs: int, outputs: int, factor: int, stride: int) -> None:
-        super().__init__()
-        inner = inputs * factor
-        self.layers = nn.Sequential(
-            *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
-            *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
-            *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
-        )
-        self.shortcut = stride == 1 and inputs == outputs
-
-    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        inner: Tensor = self.layers(x)
-        return x + inner if self.shortcut else inner
-
-
-def _normalised(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
-    return convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU6()
-
-
-@register("model", "mobilenet")
-class MobileNetV2(nn.Module):
-    """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
-
-    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
-    images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
-    block has a 1×1 convolution too."""
-
-    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
-        layers = [*_normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))]
-        channels = 32
-        stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
-        for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
-            for block in range(depth):
-                layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
-                channels = width
-        layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
-        self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(1280, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
-        return scores
-
-
-class TransformerBlock(nn.Module):
-    """A layer of a transformer's encoder: attention of ``heads`` heads and a perceptron with one hidden layer as wide as its
-    input, each after layer normalisation and with a shortcut around it.
-
-    ``nn.TransformerEncoderLayer`` is the same, but its attention has no batching rule for ``vmap``."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.inputs = nn.Linear(width, 3 * width)  # queries, keys and values
-        self.outputs = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.perceptron = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-
-    def forward(self, x: Float[Tensor, "samples tokens width"]) -> Float[Tensor, "samples tokens width"]:
-        split = self.inputs(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
-        query, key, value = split.unbind(dim=2)  # [samples heads tokens width/heads]
-        attention = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
-        x = x + self.outputs((attention @ value).transpose(1, 2).flatten(start_dim=2))
-        result: Tensor = x + self.perceptron(self.norm2(x))
-        return result
-
-
-@register("model", "vit")
-class ViT(nn.Module):
-    """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
-
-    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches of 4×4 pixels,
-    6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
-    2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
-
-    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
-        channels, height, width = _image(shape, 4)
-        self.patches = nn.Conv2d(channels, 512, kernel_size=4, stride=4)
-        self.token = nn.Parameter(torch.zeros(1, 1, 512))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, (height // 4) * (width // 4) + 1, 512))
-        self.blocks = nn.Sequential(*(TransformerBlock(512, heads=8) for _ in range(6)))
-        self.norm = nn.LayerNorm(512)
-        self.fc = nn.Linear(512, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        patches = self.patches(images).flatten(start_dim=2).mT
-        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], dim=1)
-        scores: Tensor = self.fc(self.norm(self.blocks(tokens + self.positions)[:, 0]))
-        return scores
+        convolution = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
+        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(64), nn.ReLU()]
+        for inputs, outputs in pairwise((64, 64, 128, 256, 512)):
+            layers += [ResidualBlock(inputs, outputs, 1 if inputs == outputs else 2)]
+            layers += [ResidualBlock(outputs, outputs, 1)]
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(512, classes))
 
 
 @register("model", "lstm")
@@ -360,8 +171,7 @@ class CharacterLSTM(nn.Module):
     """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
     output; by default 820,185 parameters for 81 characters.
 
-    The shape of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018;
-    ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
+    The shape of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``). decentralizepy's model reads
     the outputs at all 80 characters, by a linear layer of two million parameters."""
 
     def __init__(
@@ -378,25 +188,28 @@ class CharacterLSTM(nn.Module):
         return scores
 
 
+@register("model", "matrix-factorization")
 class MatrixFactorization(nn.Module):
-    """Ratings as products of user and item factors, with or without biases.
+    """Ratings as products of user and item factors of ``dimensions`` values, with or without biases.
 
-    Without a mean, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
-    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With a mean mu it is::
+    Not ``biased``, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
+    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With biases it is::
 
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
-    The biases b and c start at zero; mu is a constant and no parameter."""
+    The biases b and c start at zero; mu is the mean training rating of all nodes, a constant and no parameter."""
 
-    def __init__(self, users: int, items: int, dimensions: int = 20, mean: float | None = None) -> None:
+    def __init__(
+        self, users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
+    ) -> None:
         super().__init__()
         self.user_factors = nn.Embedding(users, dimensions)
         self.item_factors = nn.Embedding(items, dimensions)
         for factors in (self.user_factors, self.item_factors):
             nn.init.uniform_(factors.weight, -0.05, 0.05)
-        self.mean = mean
-        if mean is not None:
+        self.mean, self.biased = mean_rating, biased
+        if biased:
             self.user_bias = nn.Embedding(users, 1)
             self.item_bias = nn.Embedding(items, 1)
             for bias in (self.user_bias, self.item_bias):
@@ -405,15 +218,82 @@ class MatrixFactorization(nn.Module):
     def forward(self, pairs: Int[Tensor, "samples 2"]) -> Float[Tensor, " samples"]:
         user, item = pairs.unbind(dim=1)
         ratings: Tensor = (self.user_factors(user) * self.item_factors(item)).sum(dim=1)
-        if self.mean is not None:
+        if self.biased:
             ratings = ratings + self.mean + (self.user_bias(user) + self.item_bias(item)).squeeze(1)
         return ratings
 
 
-@register("model", "matrix-factorization")
-def matrix_factorization(
-    users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
-) -> nn.Module:
-    """Ratings as products of factors of ``dimensions`` values; ``biased`` adds the mean training rating, one constant over
-    all nodes, and a bias for each user and each item."""
-    return MatrixFactorization(users, items, dimensions, mean_rating if biased else None)
+# LEAF's models (Caldas et al., 2018, github.com/TalwalkarLab/leaf, folder models), with torch's layers: an LSTM has two
+# bias vectors where TensorFlow's has one.
+
+
+@register("model", "leaf-cnn")
+class LeafCNN(nn.Sequential):
+    """LEAF's model of FEMNIST: two blocks of 5×5 convolution (32, 64), ReLU and 2×2 max pooling, and linear layers of
+    ``width`` and the classes: 6,603,710 parameters for 1×28×28 pixels and 62 classes; decentralizepy's has a width of
+    512."""
+
+    def __init__(self, shape: Shape = (1, 28, 28), classes: int = 62, width: PositiveInt = 2048) -> None:
+        channels, height, columns = shape
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((channels, 32), (32, 64)):
+            layers += [nn.Conv2d(inputs, outputs, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        hidden = nn.Linear(64 * (height // 4) * (columns // 4), width)
+        super().__init__(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(width, classes))
+
+
+@register("model", "celeba-cnn")
+class CelebACNN(nn.Sequential):
+    """LEAF's model of CelebA: four blocks of 3×3 convolution (32), batch normalisation, 2×2 max pooling and ReLU, and a
+    linear layer: 31,202 parameters for 3×84×84 pixels and two classes. As there, normalisation is by the batch in
+    evaluations too, so that there are no buffers, and pixels are 0 to 255."""
+
+    def __init__(self, shape: Shape = (3, 84, 84), classes: int = 2) -> None:
+        channels, height, width = shape
+        layers: list[nn.Module] = [Apply(Tensor.float)]
+        for _ in range(4):
+            convolution = nn.Conv2d(channels, 32, kernel_size=3, padding=1)
+            norm = nn.BatchNorm2d(32, track_running_stats=False)
+            layers += [convolution, norm, nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
+            channels, height, width = 32, -(-height // 2), -(-width // 2)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(32 * height * width, classes))
+
+
+class _WordLSTM(nn.Module):
+    """An embedding of words and two LSTM layers, all of one width."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+
+    def outputs(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length width"]:
+        found: Tensor = self.lstm(self.embedding(words.long()))[0]
+        return found
+
+
+@register("model", "sent140-lstm")
+class Sent140LSTM(_WordLSTM):
+    """LEAF's model of Sentiment140, with embeddings that are learned: linear layers of 128 and the classes over the last
+    output; 1,174,786 parameters for 10,000 words."""
+
+    def __init__(self, words: int = 10_000, classes: int = 2, width: PositiveInt = 100) -> None:
+        super().__init__(words, width)
+        self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, classes)
+
+    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples classes"]:
+        scores: Tensor = self.fc2(self.fc1(self.outputs(words)[:, -1]))
+        return scores
+
+
+@register("model", "next-word-lstm")
+class NextWordLSTM(_WordLSTM):
+    """LEAF's model of Reddit: a linear layer over each output; 6,182,672 parameters for 10,000 words."""
+
+    def __init__(self, classes: int = 10_000, width: PositiveInt = 256) -> None:
+        super().__init__(classes, width)
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length words"]:
+        scores: Tensor = self.linear(self.outputs(words))
+        return scores

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +13,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
-from gossamer.errors import BadInput, cause, shown
+from gossamer.errors import BadInput, cause
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
@@ -70,8 +71,8 @@ def shapes(inputs: Any) -> Any:
     return tuple(inputs.shape[1:])
 
 
+# First words of other recorded columns, which no evaluation set may be called.
 _TAKEN = "train|personal|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
-"""First words of other recorded columns, which no evaluation set may be called."""
 
 
 @dataclass(frozen=True, init=False)
@@ -79,18 +80,14 @@ class Task:
     """Data, model, loss and metrics of an experiment.
 
     Args:
-        model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
-            which the engine seeds).
+        model: creates a fresh ``nn.Module``, with initial parameters from torch's global generator.
         train: (inputs, targets), tensors whose first axis is the sample. Inputs may be a dict of tensors, which the
             model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
-        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; recorded as
-            ``<set>_<name>``.
-        groups: natural owner of each training sample, shape [samples] of integers (for the partition
-            ``natural``).
-        classes: names of the classes where the targets are class numbers; label counts are recorded for
-            these.
+        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`.
+        groups: natural owner of each training sample, integers [samples] (for the partition ``natural``).
+        classes: names of the classes where the targets are class numbers.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
         augment: (inputs of a batch, NumPy generator) -> inputs to train on in their place. The generator is keyed
@@ -122,12 +119,10 @@ class Task:
         augment: Augment | None = None,
     ) -> None:
         sets = tests or {}
-        if test is not None and isinstance(sets, Mapping):
+        if test is not None:
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        values |= {"groups": groups, "classes": classes, "augment": augment}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(values, groups=groups, classes=classes, augment=augment)
         self._check()
 
     @property
@@ -148,39 +143,19 @@ class Task:
     def _check(self) -> None:
         # No type checker helps the user who wrote the task.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
-        accepted = "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)"
-        _require(creates, "model", self.model, accepted)
-        _require(isinstance(self.tests, Mapping), "tests", self.tests, "a dict, name -> (inputs, targets)")
-        if list(self.tests)[:1] != ["test"]:
-            raise BadInput(f"task.tests: got {list(self.tests)}; accepted: sets by name, the first 'test'")
-        for name in self.tests:
-            if not re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)):
-                raise BadInput(
-                    f"task.tests: got a set named {name!r}; accepted: letters, digits and underscores, and no first word"
-                    f" of another column ({_TAKEN.replace('|', ', ')})"
-                )
-        _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
-        measures = {"loss": self.loss, **{f"metrics.{name}": given for name, given in self.metrics.items()}}
-        augment = self.augment
-        _require(
-            augment is None or callable(augment), "augment", augment, "a function of (inputs, generator)"
-        )
-        for name, given in measures.items():
+        _require(creates, "model", self.model, "a function that creates an nn.Module")
+        for name, given in {"loss": self.loss, **self.metrics}.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
-            accepted = "a function of (outputs, targets)"
-            _require(callable(given) and not isinstance(given, type), name, given, accepted)
-            if (refused := not_called_with(given, "outputs", "targets")) is not None:
-                raise BadInput(f"task.{name}: can't be called so ({refused}); accepted: {accepted}")
-        columns = Counter(f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics))
-        if twice := next((column for column, count in columns.items() if count > 1), None):
-            raise BadInput(f"task.tests: two columns {twice!r}; accepted: sets and metrics with other names")
-        named = self.classes is None or (
-            hasattr(self.classes, "__len__") and not isinstance(self.classes, str)
-        )
-        _require(named, "classes", self.classes, "the names of the classes")
-        self._check_pair("train", self.train)
-        for name, pair in self.tests.items():
-            self._check_pair("test" if name == "test" else f"tests.{name}", pair)
+            called = callable(given) and not isinstance(given, type)
+            fits = called and not_called_with(given, "outputs", "targets") is None
+            _require(fits, name, given, "a function of (outputs, targets)")
+        _require([*self.tests][:1] == ["test"], "tests", [*self.tests], "sets by name, the first 'test'")
+        for name in self.tests:
+            allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)) is not None
+            other = _TAKEN.replace("|", ", ")
+            _require(allowed, "tests", name, f"an identifier that does not begin like a column ({other})")
+        for name, pair in {"train": self.train, **self.tests}.items():
+            self._check_pair(name, pair)
         if self.groups is not None:
             fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
             owners = f"a tensor of integers, one owner a training sample ({self.samples})"
@@ -188,36 +163,27 @@ class Task:
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
-        named = fits and isinstance(pair[0], dict) and pair[0]
-        tensors = [*pair[0].values(), pair[1]] if named else pair
-        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in tensors)
+        tensors = [*pair[0].values(), pair[1]] if fits and isinstance(pair[0], dict) else pair
+        fits = fits and len(tensors) > 1 and all(isinstance(each, Tensor) and each.dim() for each in tensors)
         _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
-        *inputs, targets = tensors
-        if {count := len(inputs[0])} != {len(each) for each in tensors} or count == 0:
-            problem = f"{count} inputs, {len(targets)} targets; accepted: as many, at least one"
-            raise BadInput(f"task.{name}: {problem}")
-        if self.classes is None:
-            return
-        numbers = targets.dim() == 1 and targets.dtype in INTEGERS
-        _require(numbers, name, targets, "one class number (an integer) a sample, as the task has classes")
-        if targets.min() < 0 or targets.max() >= len(self.classes):
-            raise BadInput(
-                f"task.{name}: got class numbers from {targets.min()} to {targets.max()};"
-                f" accepted: 0 to {len(self.classes) - 1}, as the task names {len(self.classes)} classes"
+        lengths, targets = [len(each) for each in tensors], tensors[-1]
+        alike = len(set(lengths)) == 1 and lengths[0] > 0
+        _require(alike, name, lengths, "as many inputs as targets, at least one")
+        if self.classes is not None:
+            numbers, most = targets.dim() == 1 and targets.dtype in INTEGERS, len(self.classes) - 1
+            _require(
+                numbers, name, targets, "one class number (an integer) a sample, as the task has classes"
             )
+            found = [int(targets.min()), int(targets.max())]
+            _require(found[0] >= 0 and found[1] <= most, name, found, f"class numbers from 0 to {most}")
 
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
-    if fits:
-        return
-    said = (
-        shown(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    )
-    if isinstance(value, Tensor):
-        said = f"{value.dtype} of shape {tuple(value.shape)}"
-    elif isinstance(value, type):
-        said = f"the class {value.__name__}"
-    raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
+    if not fits:
+        said = " ".join(reprlib.repr(value).split())
+        if isinstance(value, Tensor):
+            said = f"{value.dtype} of shape {tuple(value.shape)}"
+        raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
 def accuracy(
@@ -254,11 +220,8 @@ class ModelSource(Component):
         BadInput refuses what can't be read or does not fit."""
 
 
-Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-"""A function, as ``"package.module:function"``."""
-
-ModelField = Annotated[Component, ComponentField("model", "task.model")]
-"""The type of a task's field ``model``."""
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # a function, as "package.module:function"
+ModelField = Annotated[Component, ComponentField("model", "task.model")]  # the type of a task's field "model"
 
 
 def model_factory(
@@ -271,6 +234,21 @@ def model_factory(
         accepted = "a ModelSource, an nn.Module class, or a function that creates a module"
         raise BadInput(f"task.model: {component.name_of()!r} is no model; accepted: {accepted}")
     return partial(component.call, **facts)
+
+
+def classification(
+    model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
+) -> Task:
+    """A task with the loss cross-entropy and the metric ``accuracy``; ``more`` are further arguments of it."""
+    return Task(
+        model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
+        train=train,
+        test=test,
+        loss=F.cross_entropy,
+        metrics={"accuracy": accuracy},
+        classes=classes,
+        **more,
+    )
 
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:

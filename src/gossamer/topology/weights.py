@@ -1,15 +1,14 @@
 """Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
 
 Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
-send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1. Matrices are read from text files: words
-separated by spaces or commas; ``#`` starts a comment.
+send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +26,6 @@ Samples = Sequence[int] | None  # number of training samples of each node, if kn
 Row = dict[int, float]
 Scores = Mapping[int, float] | Sequence[float]  # rank -> score
 Measure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
-DIRECTED = "on a directed graph; accepted: uniform, data-size, random, centrality, given or null"
 _MEASURES: dict[str, Callable[..., Any]] = {
     "degree": nx.degree_centrality,
     "betweenness": partial(nx.betweenness_centrality, normalized=True, endpoints=True),
@@ -57,27 +55,30 @@ class Weights(Component):
 
 @register("weights", "metropolis-hastings")
 class MetropolisHastings(Weights):
-    """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic.
+    """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic. Undirected graphs only.
 
     Repeated mixing converges to the plain average on any connected graph. Xiao & Boyd, "Fast linear iterations for
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
-    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only."""
+    consensus" (2005)."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        if graph.directed:
-            raise BadInput(f"topology.weights: metropolis-hastings {DIRECTED}")
+        _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         own = graph.degree(rank)
         return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
 
 
+def _check_undirected(weights: Weights, graph: Graph) -> None:
+    if graph.directed:
+        accepted = "uniform, data-size, random, centrality, given or null"
+        raise BadInput(f"topology.weights: {weights.name_of()} on a directed graph; accepted: {accepted}")
+
+
 @register("weights", "uniform")
 class Uniform(Weights):
-    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic.
-
-    Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
-    (2019) and Ying et al. (2021)."""
+    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic, and
+    doubly stochastic if all degrees are equal."""
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         senders = graph.neighbors(rank, "in")
@@ -91,12 +92,8 @@ class DataSize(Weights):
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
-            problem = "topology.weights: data-size without the number of samples of each node"
-            raise BadInput(f"{problem}; accepted: metropolis-hastings, uniform, given")
-        for rank in range(graph.nodes):
-            if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
-                problem = f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples"
-                raise BadInput(f"{problem}; accepted: other weights, or another partition")
+            found = "data-size without the number of samples of each node"
+            raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, uniform, given")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # or check() had raised
@@ -114,13 +111,12 @@ class CCS(Weights):
     Metropolis-Hastings; a node whose neighbours have higher degrees gives its other edges more than that.
 
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
-    as in the authors' code for uniform influence p_i = 1/n, with one addition: the weight of an edge is at most
-    1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
-    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs."""
+    as in the authors' code for uniform influence p_i = 1/n. Here the weight of an edge is at most 1 / (1 + d_j) too, where j
+    is its end of lower degree; else neighbours could together take more than 1 from j. So W can differ from the published
+    rule on irregular graphs."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        if graph.directed:
-            raise BadInput(f"topology.weights: ccs {DIRECTED}")
+        _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return dict(ccs(graph)[rank])
@@ -156,17 +152,17 @@ class Given(Weights):
         return read_matrix(self.path, f"topology.weights.path: {self.path}")
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
-        if len(W) != nodes:
-            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows")
+        W, where = self._matrix, f"topology.weights.path: {self.path}"
+        if len(W) != graph.nodes:
+            raise BadInput(f"{where}: {len(W)} rows for {graph.nodes} nodes; accepted: one a node")
+        sums = W.sum(axis=1)
+        if not np.allclose(sums, 1, rtol=0, atol=1e-6):
+            rank = int(np.argmax(abs(sums - 1)))
+            raise BadInput(f"{where}: row {rank} sums to {sums[rank]:.9g}; accepted: 1")
         for rank, row in enumerate(W):
-            if not abs(row.sum() - 1) <= 1e-6:
-                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
                 found = f"{row[other]:.9g} in row {rank}, column {other}"
-                raise BadInput(
-                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
-                )
+                raise BadInput(f"{where}: {found}, but the graph has no edge from {other}; accepted: 0")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
@@ -227,9 +223,8 @@ class ScoreWeights(Weights):
     Learning", 2025). A subclass implements :meth:`scores`.
 
     A node i divides its weight among itself and its in-neighbours by their scores s: W_ij = exp(s_j / temperature) / sum_k
-    exp(s_k / temperature), over k in the closed neighbourhood of i. So knowledge spreads faster from nodes with high scores.
-    The rows of W sum to 1; its columns do not, so nodes agree on a mean in which some nodes count more than others
-    (``gossamer topology`` prints by how much)."""
+    exp(s_k / temperature), over k in the closed neighbourhood of i. The columns of W do not sum to 1, so nodes agree on a
+    mean in which some nodes count more than others (``gossamer topology`` prints by how much)."""
 
     # Of the softmax, the lower the more unequal the weights; null: weights in proportion to the scores.
     temperature: float | None = Field(default=0.1, gt=0)
@@ -241,7 +236,7 @@ class ScoreWeights(Weights):
     @model_validator(mode="after")
     def _schedule_has_a_temperature(self) -> ScoreWeights:
         if self.schedule is not None and self.temperature is None:
-            raise BadInput("topology.weights.temperature: null with a schedule; accepted: a number above 0")
+            raise ValueError("a temperature with a schedule")
         return self
 
     @property
@@ -257,9 +252,6 @@ class ScoreWeights(Weights):
         factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
         closed = {j: scores[j] for j in sorted((rank, *graph.neighbors(rank, "in")))}
         found = shares(closed, self.temperature, factor)
-        if len(closed) > 1 and not any(found.values()):
-            problem = f"null, with scores of 0 around node {rank}; accepted: a number above 0"
-            raise BadInput(f"topology.weights.temperature: {problem}")
         del found[rank]
         return found
 
@@ -309,24 +301,19 @@ class Centrality(ScoreWeights):
             problem = "eigenvector on a disconnected graph, where it is not unique"
             raise BadInput(f"topology.weights.measure: {problem}; accepted: another measure, or hops")
         if self.hops is None:
-            centralities(graph, self.measure)  # once, before the processes of nodes are forked from this one
+            centralities(
+                graph, self.measure, 0, None
+            )  # once, before the processes of nodes are forked from this one
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
-        if self.hops is None:
-            return centralities(graph, self.measure)
-        return _ego_centralities(graph, self.measure, rank, self.hops)
-
-
-@lru_cache(maxsize=16)
-def centralities(graph: Graph, measure: Measure) -> Scores:
-    """The centrality of each node, computed once for each graph."""
-    found: Scores = _MEASURES[measure](_networkx(graph))
-    return found
+        return centralities(graph, self.measure, 0 if self.hops is None else rank, self.hops)
 
 
 @lru_cache(maxsize=4096)
-def _ego_centralities(graph: Graph, measure: Measure, rank: int, hops: int) -> Scores:
-    found: Scores = _MEASURES[measure](nx.ego_graph(_networkx(graph), rank, radius=hops))
+def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
+    """The centrality of each node, in the whole graph or in the ego network of a rank."""
+    whole = _networkx(graph)
+    found: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
     return found
 
 
@@ -335,27 +322,24 @@ def _networkx(graph: Graph) -> NetworkX:
     return graph.to_networkx()
 
 
-# --- text files
-
-
-def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that has any; ``where`` names the field and the file in errors."""
+def read_numbers(path: Path, where: str) -> Float[np.ndarray, "rows columns"]:
+    """A table of finite numbers from a text file, one row per line, separated by spaces or commas; ``#`` starts a comment.
+    ``where`` names the field and the file in errors."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
-    for number, line in enumerate(lines, start=1):
-        if words := line.partition("#")[0].replace(",", " ").split():
-            yield number, words
+        lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
+        rows = [words for line in lines if (words := line.partition("#")[0].split())]
+        numbers = np.array(rows, dtype=np.float64, ndmin=2)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{where}: {error}; accepted: rows of numbers of one length") from None
+    if not np.isfinite(numbers).all():
+        raise BadInput(f"{where}: numbers that are not finite; accepted: finite numbers")
+    return numbers
 
 
 def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    try:
-        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
-    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
-        found = f"{' x '.join(map(str, matrix.shape))} numbers"
-        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
+    """A square matrix, as :func:`read_numbers`."""
+    matrix = read_numbers(path, where)
+    if len(matrix) != matrix.shape[1]:
+        found = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
     return matrix

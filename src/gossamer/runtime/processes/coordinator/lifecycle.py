@@ -1,9 +1,8 @@
-"""The decisions in a run of real processes: events go in, and what follows from them is done by :class:`Actions`.
+"""The decisions in a run of real processes: events go in, and the coordinator does what follows from them.
 
-:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say
-(``protocol.FromProcess``), each with the time at which it was heard. It decides which faults happen and when, which nodes are
-taken for dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can go on,
-and when and why it ends.
+:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say, each with the time at
+which it was heard. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in which
+round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
 
 A node that starts late, or returns, is introduced: the others are told, and answer with their rounds (``At``). Then the node
 is told where to begin, and it and each of the others from which round on they wait for each other. Nodes are introduced one
@@ -16,8 +15,8 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
@@ -26,45 +25,20 @@ from gossamer.node.rejoin import meeting
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
-from gossamer.runtime.recording import end_is_due, returned_early
+from gossamer.runtime.recording import EARLY, end_is_due, ended_early
 from gossamer.runtime.setup import Setup
 
-UNREACHABLE_S = 5.0
-"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
+if TYPE_CHECKING:
+    from gossamer.runtime.processes.coordinator.coordinator import Coordinator
+
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
-SAY_S = 10.0
-"""Seconds after which the user is told for which nodes the others wait, and told again."""
-MOST_NAMED = 5
-STEP_S = 1.0
-"""Seconds that count at most between two looks at a stopped node."""
+SAY_S = 30.0
+"""Seconds without a completed round after which the user is told what nodes wait for, and told again."""
 
 
 class Over(Exception):
     """The run is to end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
-
-
-class Actions(Protocol):
-    """Carries out what was decided."""
-
-    def do(self, command: Fork | Signal | Tell) -> None:
-        """Have a worker do something."""
-
-    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
-        """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return
-        by itself if ``alive``."""
-
-    def rejoin(
-        self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
-    ) -> None:
-        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
-        started later begins with the model ``start_from``; None is one that was only taken for dead."""
-
-    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
-        """Record an event, and show it."""
-
-    def show(self, text: str) -> None:
-        """Show the user something."""
 
 
 @dataclass(eq=False)
@@ -76,31 +50,19 @@ class NodeState:
     start_from: StartFrom = "initial"
     restarts: int = 0  # that the experiment does not ask for
     round: int = 0  # rounds that it has completed, as far as is known
+    waits: list[str] | None = None  # what it waits for, as far as is known
     ready: bool = False
+    met: bool = False  # it has taken part
     done: bool = False  # its protocol has returned
     final: bool = False  # it has handed in its last model
-    idle: protocol.Idle | None = None  # its report, if nothing but a message could wake it
-    idle_reports: int = 0
     planned: bool = False  # it dies because the experiment says so
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
-    stopped: bool = False  # it was stopped from outside
     arriving: bool = False  # it is away, has been heard, and is to be introduced
 
 
-@dataclass(eq=False)
-class _Introduction:
-    """A node and the others learn each other's rounds. A node that is silent at the deadline is taken for dead."""
-
-    node: NodeState
-    restarted: bool
-    awaited: set[int]
-    deadline: float
-    rounds: dict[int, int] = field(default_factory=dict)
-
-
 class Lifecycle:
-    """The decisions of one run. All times are seconds of one clock.
+    """The decisions of one run, in seconds of one clock.
 
     ``has_room`` says whether there is a slot for the process of a node now. ``rounds`` is what nodes had completed at the
     checkpoint from which the run goes on (others were lost). :meth:`take` and :meth:`look` raise :class:`Over` when the run
@@ -110,20 +72,19 @@ class Lifecycle:
     def __init__(
         self,
         setup: Setup,
-        actions: Actions,
+        coordinator: Coordinator,
         has_room: Callable[[int], bool],
         rounds: Mapping[int, int] | None = None,
     ) -> None:
-        experiment = setup.experiment
+        experiment = self._experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
-        self._actions = actions
-        self._stop_s, self._most_bytes = experiment.stop.time_s, experiment.stop.most_bytes(experiment.nodes)
-        self._sent = dict.fromkeys(range(experiment.nodes), 0)
-        self._size, self._rounds = experiment.nodes, rounds
+        self._coordinator = coordinator
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
+        self._sent: dict[int, int] = {}
+        self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
-        self._lost_peer = experiment.gather.lost_peer
-        self._detection_s = experiment.failures.detection_s
+        self._needs_all = experiment.gather.lost_peer == "fail"
         self._agenda = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
@@ -131,17 +92,14 @@ class Lifecycle:
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
         self._start_deadline = math.inf
-        self._now = self._heard_at = self._looked = 0.0
+        self._now = self._heard_at = self._moved_at = 0.0
         self._early: list[FaultEvent] = []
-        self._lost_before = [] if rounds is None else [r for r in range(self._size) if r not in rounds]
         self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
-        self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
-        self._introduction: _Introduction | None = None
-        self._noticed: dict[int, float] = {}  # when a stopped node is taken for dead
-        self._told = math.inf  # when the user was last told for which nodes the others wait
-        # By a node and a peer: since when it can't be reached, and why.
-        self._suspects: dict[tuple[int, int], tuple[float, str]] = {}
-        self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
+        self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is taken for dead
+        self._queue: deque[NodeState] = deque()  # to be introduced
+        self._guest: NodeState | None = None  # which is being introduced
+        self._awaited: set[int] = set()  # who is to say in which round it is
+        self._heard: dict[int, int] = {}  # who has said so
         self._due: str | None = None
         self._ending = False
 
@@ -151,39 +109,38 @@ class Lifecycle:
         """Start the nodes that are there from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
-        for fault in self._agenda.due(0.0):
+        self._early = list(self._agenda.due(0.0))
+        for fault in self._early:
             if fault.what == "join" and fault.node is not None:
-                self.away[fault.node] = "not there yet"
+                self.away[fault.node] = f"node {fault.node} is not there yet"
+        for rank in range(self._experiment.nodes):
+            if rank not in self._rounds:
+                self.away[rank] = f"node {rank} was lost before the run was resumed"
+            if rank in self.away:
+                self._coordinator.without(rank, keep=False)
             else:
-                self._early.append(fault)
-        for rank in range(self._size):
-            if rank not in self.away and rank not in self._lost_before:
                 self._start_node(rank)
-                self.nodes[rank].round = 0 if self._rounds is None else self._rounds[rank]
-        for rank in self._lost_before:
-            self._without(rank, keep=False)
+                self.nodes[rank].round = self._rounds[rank]
 
     @property
     def up(self) -> bool:
         return all(node.ready for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        self._now = self._began = self._looked = now
+        self._now = self._began = self._moved_at = now
         for rank, why in sorted(self.away.items()):
-            self._tell_lost(rank, why)
+            self._tell_all(self._present(), Lost(rank, why))
+            self._coordinator.record(rank, "absent", why)
+        for node in self.nodes.values():
+            node.met = True
         self._tell_all(sorted(self.alive), protocol.Go(now))
-        for rank in self._lost_before:
-            self._tell_lost(rank, f"node {rank} was lost before the run was resumed")
-        for rank, why in sorted(self.away.items()):
-            self._actions.record(rank, "absent", f"node {rank} is {why}")
-            self._without(rank, keep=False)
         for fault in self._early:
             self._happens(fault)
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
             return longest
-        due = min([self._began + self._agenda.next_s, *self._noticed.values()])
+        due = min([self._began + self._agenda.next_s, *self._frozen.values()])
         return min(max(due - now, 0.0), longest)
 
     def look(self, now: float) -> None:
@@ -202,25 +159,13 @@ class Lifecycle:
     def _look_at_nodes(self, now_s: float) -> None:
         for fault in self._agenda.due(now_s):
             self._happens(fault)
-        # A coordinator that was itself stopped, perhaps with all of its nodes, blames no node.
-        stood, self._looked = max(self._now - self._looked - STEP_S, 0.0), self._now
-        self._noticed = {rank: due + stood for rank, due in self._noticed.items()}
-        for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
-            del self._noticed[rank]
-            node, text = self.nodes[rank], f"node {rank} stands still"
-            if node.stopped and self._lost_peer == "fail":
-                raise RunFailed(f"{text}: it was stopped", node=rank, round=node.round)
-            if rank in self.alive:
-                self._lose(rank, text, keep=True)
-        if self._waits and self._lost_peer == "wait":
-            self._look_at_away()
+        for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
+            del self._frozen[rank]
+            self._lose(rank, f"node {rank} stands still", keep=True)
         for rank in [rank for rank in self._restarting if rank not in self.alive]:
             if self._has_room(rank):
                 self._start_node(rank, self._restarting.pop(rank))
-        if self._introduction is not None and self._now > self._introduction.deadline:
-            for rank in sorted(self._introduction.awaited):
-                self._lose(rank, f"node {rank} is silent", keep=True)
-            self._introduce_next()
+        self._look_at_waits()
         self._look_at_the_end()
 
     def end(self, reason: str) -> None:
@@ -229,39 +174,32 @@ class Lifecycle:
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
         self._now, node = now, self.nodes[rank]
-        match message:
-            case protocol.Stood(still=still):
-                if still and not node.frozen:  # what the schedule does is known
-                    node.stopped = True
-                    self._notice(rank, f"node {rank} stands still: it was stopped")
-                elif not still and node.stopped:
-                    node.stopped = False
-                    self._goes_on(rank)
-            case protocol.Exited(how=how):
-                self._exited(node, how)
-            case _:
-                self._heard_at = now
-                # One that was taken for dead, and is none of those that go, has said something.
-                back = rank in self.away and self._began is not None and node.ready
-                if back and not (node.arriving or node.leaving or node.planned):
-                    self._arrives(node, restarted=False)
-                self._said(node, message)
+        if isinstance(message, protocol.Exited):
+            self._exited(node, message.how)
+            return
+        self._heard_at = now
+        # One that was taken for dead, and is none of those that go, has said something.
+        back = rank in self.away and node.met
+        if back and not (node.arriving or node.leaving or node.planned):
+            self._arrives(node)
+        self._said(node, message)
 
-    def _said(self, node: NodeState, message: protocol.FromProcess) -> None:
+    def _said(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
             case protocol.Ready():
                 node.ready = True
                 if self._began is not None:
-                    self._arrives(node, restarted=True)
-            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent):
-                node.round = max(node.round, round)
+                    self._arrives(node)
+            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
+                self._completed(node, round)
+                node.waits = waits
                 self._sent[node.rank] = sent
                 if sum(self._sent.values()) >= self._most_bytes:
                     self.end("bytes")
-                if self._stop_s is not None and time_s >= self._stop_s:
+                if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
             case protocol.Row(row=row):
-                node.round = max(node.round, row["round"])
+                self._completed(node, row["round"])
             case protocol.Done(round=round):
                 node.done, node.round = True, round
                 if node.leaving:
@@ -270,13 +208,12 @@ class Lifecycle:
                 node.final, node.round = True, round
                 if node.leaving and not self._ending:
                     why = f"node {node.rank} left after round {node.round}"
-                    self._actions.record(node.rank, "left", why)
+                    self._coordinator.record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
             case protocol.At(rank=about, round=round):
-                introduction = self._introduction
-                if introduction and introduction.node.rank == about and node.rank in introduction.awaited:
-                    introduction.awaited.discard(node.rank)
-                    introduction.rounds[node.rank] = round
+                if self._guest is not None and self._guest.rank == about and node.rank in self._awaited:
+                    self._awaited.discard(node.rank)
+                    self._heard[node.rank] = round
                     self._introduce_next()
             case protocol.Crash(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
@@ -285,20 +222,16 @@ class Lifecycle:
                 self._agenda.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
                 )
-            case protocol.Idle(waits=waits):
-                node.idle = None if waits is None else message
-                node.idle_reports = 0 if waits is None else node.idle_reports + 1
-            case protocol.Unreachable(rank=peer, why=None):
-                self._suspects.pop((node.rank, peer), None)
-            case protocol.Unreachable(rank=peer, why=str(why)) if not self._ending:
-                if self._lost_peer == "fail":
-                    self._suspects.setdefault((node.rank, peer), (self._now, why))
-                else:
-                    self._doubt(node, peer, why)
+            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+                self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
             case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._began is not None else "at start"
                 said = f"node {node.rank} failed {where}: {text}"
                 raise RunFailed(said, node=node.rank, round=round, traceback=trace)
+
+    def _completed(self, node: NodeState, round: int) -> None:
+        if round > node.round:
+            node.round, self._moved_at = round, self._now
 
     # --- ending
 
@@ -310,11 +243,11 @@ class Lifecycle:
         rounds = {node.rank: node.round for node in there if not (node.leaving and node.done)}
         for rank in sorted(self.alive):
             self._thaw(self.nodes[rank])
-        row = end_is_due(self._setup, reason, rounds)
-        for rank in sorted(self.alive):
-            self._tell(rank, Finish(reason, checkpoint, row))
-        if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
-            self._actions.record(None, "ended-early", early)
+        self._tell_all(
+            sorted(self.alive), Finish(reason, checkpoint, end_is_due(self._setup, reason, rounds))
+        )
+        if reason == "rounds" and ended_early(self._setup, rounds):
+            self._coordinator.record(None, "ended-early", EARLY)
 
     def over(self, now: float) -> bool:
         """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
@@ -325,18 +258,27 @@ class Lifecycle:
         """Kill the nodes that do not end with the others; the others' outcome stands."""
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
-                self._actions.do(Signal(rank, signal.SIGKILL))
-                self._actions.show(f"node {rank} did not end with the others, and was killed")
+                self._coordinator.do(Signal(rank, signal.SIGKILL))
+                self._coordinator.show(f"node {rank} did not end with the others, and was killed")
                 self._exited(self.nodes[rank], "killed by SIGKILL")
 
     def awaited(self) -> list[int]:
-        """The nodes whose rounds the run waits for: those that are there, or will be again. A node that was stopped, and not
-        by the schedule, may stay so for good."""
+        """The nodes whose rounds the run waits for: those that are there, or will be again."""
         return [
             rank
             for rank in sorted(self.alive)
             if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
+
+    def _look_at_waits(self) -> None:
+        if self._now >= self._moved_at + SAY_S:
+            self._moved_at = self._now
+            nodes = [self.nodes[rank] for rank in self._present()]
+            if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
+                returned = {node.rank: node.round for node in nodes if node.done}
+                self._coordinator.show(
+                    f"no round has ended for {SAY_S:g} s: {describe_waits(waits, returned)}"
+                )
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
@@ -345,41 +287,16 @@ class Lifecycle:
             raise Over("rounds")
         if not self.alive and not self._expects():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
-        # A peer that could not be reached is dead, which its process says, or is given up after a while.
-        for (reporter, rank), (since, why) in list(self._suspects.items()):
-            if rank in self.alive and self._now - since < UNREACHABLE_S:
-                continue
-            del self._suspects[reporter, rank]
-            if rank in self.alive and reporter in self.alive:
-                text = f"node {reporter} can't reach node {rank}: {why}"
-                self._actions.record(reporter, "unreachable", text, show=False)
-                raise RunFailed(text, node=reporter)
-        self._look_for_deadlock()
-
-    def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait forever. (Not while a peer
-        may be given up: that may be what they wait for, and is the better reason.)"""
-        timed = self._stop_s is not None
-        if self._suspects or timed or self._wiped or len(self.alive) < self._size:
-            return
-        nodes = [node for _, node in sorted(self.nodes.items())]
-        idle = {node.rank: node.idle for node in nodes if node.idle is not None and node.idle_reports >= 2}
-        under_way = sum(each.sent - each.received for each in idle.values())
-        if len(idle) < self._size or under_way:
-            return
-        waits = {rank: each.waits or [] for rank, each in idle.items()}
-        returned = {node.rank: node.round for node in nodes if node.done}
-        raise RunFailed(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
 
     # --- faults
 
     def _expects(self) -> bool:
-        return bool(self._restarting) or any(map(self._agenda.returns, range(self._size)))
+        return bool(self._restarting) or any(map(self._agenda.returns, range(self._experiment.nodes)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
-            self._actions.record(None, fault.what, fault.detail)
+            self._coordinator.record(None, fault.what, fault.detail)
             return
         node = self.nodes.get(rank)
         if fault.what == "return":
@@ -388,26 +305,28 @@ class Lifecycle:
             return
         elif fault.what == "crash":
             node.planned = True
-            self._actions.do(Signal(rank, signal.SIGKILL))
+            self._coordinator.do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
-            self._tell(rank, protocol.Leave())
+            self._tell(rank, protocol.Note("leave"))
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
-            self._actions.do(Signal(rank, signal.SIGSTOP))
             node.frozen = True
-            self._notice(rank, f"node {rank} stands still")
+            self._frozen[rank] = self._now + self._experiment.failures.detection_s
+            self._coordinator.do(Signal(rank, signal.SIGSTOP))
+            self._coordinator.record(rank, "frozen", f"node {rank} stands still")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
-            self._actions.record(rank, fault.what, fault.detail)
+            self._coordinator.record(rank, fault.what, fault.detail)
 
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
-            self._actions.do(Signal(node.rank, signal.SIGCONT))
-            self._goes_on(node.rank)
+            self._frozen.pop(node.rank, None)
+            self._coordinator.do(Signal(node.rank, signal.SIGCONT))
+            self._coordinator.record(node.rank, "thawed", f"node {node.rank} goes on")
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
@@ -422,116 +341,83 @@ class Lifecycle:
             node.incarnation = before.incarnation + 1
             node.round, node.restarts = before.round, before.restarts
         self.alive.add(rank)
-        self._actions.do(
+        self._coordinator.do(
             Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])
         )
 
-    # --- nodes that were stopped
-
-    def _notice(self, rank: int, text: str) -> None:
-        self._noticed[rank] = self._now + self._detection_s
-        self._actions.record(rank, "frozen", text)
-
-    def _goes_on(self, rank: int) -> None:
-        self._noticed.pop(rank, None)
-        self._actions.record(rank, "thawed", f"node {rank} goes on")
-
     # --- nodes that are away
-
-    def _look_at_away(self) -> None:
-        """Tell the user from time to time for which nodes the others wait."""
-        self._told = min(self._told, self._now) if self.away else math.inf
-        if self._now >= self._told + SAY_S:
-            self._told = self._now
-            named = [f"node {rank}" for rank in sorted(self.away)]
-            named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-            self._actions.show(f"waiting for {', '.join(named)}")
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)
         if node.final and (self._ending or node.leaving):
             return
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
-        self._actions.record(node.rank, "lost", text, show=False)
+        self._coordinator.record(node.rank, "lost", text, show=False)
         if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
-        if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
+        if self._began is None or (self._needs_all and not (node.planned or again)):
             raise RunFailed(text, node=node.rank, round=node.round)
-        self._actions.show(text)
+        self._coordinator.show(text)
         self._gone(node, text, keep=False)
         if again and not node.planned:
             node.restarts += 1
             self._bring_back(node.rank, "checkpoint")
-        if not self.alive and not self._expects():
-            raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
-        self._noticed.pop(node.rank, None)
-        node.stopped = False
-        self._queue = deque(each for each in self._queue if each[0] is not node)
-        if self._introduction is not None and self._introduction.node is node:
-            self._introduction = None
+        self._frozen.pop(node.rank, None)
+        self._queue = deque(each for each in self._queue if each is not node)
+        if self._guest is node:
+            self._guest, self._awaited = None, set()
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
-        self._introduce_next()
 
-    def _doubt(self, node: NodeState, rank: int, why: str) -> None:
+    def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
         """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
         introduced again as soon as it is heard."""
-        if rank in self.alive and node.rank not in self.away:
-            text = f"node {node.rank} can't reach node {rank}: {why}"
-            if rank not in self.away:
-                self._actions.record(node.rank, "unreachable", text)
-            self._lose(rank, text, keep=True)
-            self._introduce_next()
+        if rank not in self.alive or node.rank in self.away:
+            return
+        if rank not in self.away:
+            self._coordinator.record(node.rank, "unreachable", text)
+        if self._needs_all:
+            raise RunFailed(text, node=node.rank)
+        self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
         """No node waits for this one any more, or sends it anything."""
-        if self._introduction is not None:
-            self._introduction.awaited.discard(rank)
-            self._introduction.rounds.pop(rank, None)
+        self._awaited.discard(rank)
+        self._heard.pop(rank, None)
         if rank not in self.away:
             self.away[rank] = why
-            self._tell_lost(rank, why, incarnation)
-            self._without(rank, keep=keep)
-
-    def _tell_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        self._tell_all(self._present(), Lost(rank, why, incarnation))
-
-    def _without(self, rank: int, *, keep: bool) -> None:
-        self._wiped = True
-        there = rank in self.alive and not self.nodes[rank].leaving
-        self._actions.without(rank, keep=keep, alive=there)
+            self._tell_all(self._present(), Lost(rank, why, incarnation))
+            self._coordinator.without(rank, keep=keep)
+        self._introduce_next()
 
     def _present(self) -> list[int]:
         return [rank for rank in sorted(self.alive) if rank not in self.away]
 
     # --- introductions
 
-    def _arrives(self, node: NodeState, *, restarted: bool) -> None:
+    def _arrives(self, node: NodeState) -> None:
         node.arriving = True
-        self._queue.append((node, restarted))
+        self._queue.append(node)
         self._introduce_next()
 
     def _introduce_next(self) -> None:
-        """Finish the current introduction, if all nodes have answered; begin the next one."""
-        if self._introduction is not None:
-            if self._introduction.awaited:
+        """Finish the current introduction, if all nodes have answered, and begin the next one."""
+        while not self._awaited:
+            if self._guest is not None:
+                guest, self._guest = self._guest, None
+                self._introduce(guest, self._heard)
+            if not self._queue:
                 return
-            introduction, self._introduction = self._introduction, None
-            self._introduce(introduction)
-        if not self._queue:
-            return
-        node, restarted = self._queue.popleft()
-        asked = self._present() if restarted else [*self._present(), node.rank]
-        self._tell_all(asked, Find(node.rank, restarted))
-        self._introduction = _Introduction(node, restarted, set(asked), self._now + self._detection_s)
-        self._introduce_next()
+            guest = self._guest = self._queue.popleft()
+            asked = [*self._present(), guest.rank] if guest.met else self._present()
+            self._awaited, self._heard = set(asked), {}
+            self._tell_all(asked, Find(guest.rank, not guest.met))
 
-    def _introduce(self, introduction: _Introduction) -> None:
-        node, rounds, restarted = introduction.node, introduction.rounds, introduction.restarted
+    def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         own = rounds.pop(node.rank, node.round)
-        least = own + 1 if not restarted or (self._waits and node.incarnation) else own
+        least = own + 1 if node.met or (self._waits and node.incarnation) else own
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[node.rank]
         node.arriving = False
@@ -539,13 +425,15 @@ class Lifecycle:
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
-        start_from = node.start_from if restarted else None
-        self._actions.rejoin(node.rank, first, list(together.items()), start_from)
-        kind = "returned" if node.incarnation or not restarted else "joined"
-        self._actions.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        self._coordinator.rejoin(
+            node.rank, first, list(together.items()), None if node.met else node.start_from
+        )
+        kind = "returned" if node.incarnation or node.met else "joined"
+        self._coordinator.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        node.met = True
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
-        self._actions.do(Tell(rank, message))
+        self._coordinator.do(Tell(rank, message))
 
     def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in ranks:

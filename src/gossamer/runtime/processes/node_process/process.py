@@ -93,8 +93,8 @@ class NodeProcess:
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
-            self._usage.restore(saved.engine["usage"])
             self._host.busy.restore(saved.engine["computing_s"])
+            self._usage = Usage(saved.time_s, Spent(saved.engine["computing_s"], 0.0, 0.0))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -108,7 +108,7 @@ class NodeProcess:
             context.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
-            contact=lambda rank, why: self._tell(protocol.Unreachable(rank, why)),
+            contact=self._miss,
             refused=lambda text: self._tell(protocol.Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
@@ -119,6 +119,10 @@ class NodeProcess:
             detection_s=experiment.failures.detection_s,
             incarnation=context.incarnation,
         )
+
+    def _miss(self, rank: int, why: str | None) -> None:
+        if why is not None:
+            self._tell(protocol.Unreachable(rank, why))
 
     def _tell(self, message: protocol.FromNode) -> None:
         """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
@@ -279,26 +283,14 @@ class NodeProcess:
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
             sent = self._transport.traffic.bytes_sent
-            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent))
+            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent, self._node.waiting()))
 
     async def _watch(self) -> None:
-        """Tell the coordinator that this node lives, and what it waits for when nothing but a message could wake it."""
-        before = None
+        """Tell the coordinator that this node lives, and what it waits for."""
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
             await asyncio.sleep(every_s)
             self._report()
-            traffic = self._transport.traffic
-            counts = (
-                traffic.messages_sent - self._transport.outbox.lost_on_the_way,
-                traffic.messages_received,
-            )
-            idle = self._clock.quiet and not (self._host.under_way or self._transport.busy)
-            if idle and counts == before:
-                self._tell(protocol.Idle(*counts, self._node.waiting()))
-            elif before is not None:
-                self._tell(protocol.Idle(0, 0, None))
-            before = counts if idle else None
 
     async def _end_at(self, time_s: float) -> None:
         await self._clock.until(time_s)
@@ -323,15 +315,13 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.mailbox.wake_all()
-                if checkpoints is not None:
-                    checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
+            case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
                 for rank, host, port in nodes:
                     self._transport.addresses[rank] = host, port
-            case protocol.Leave():
+            case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
@@ -343,9 +333,9 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.peer_found(self._rank, first, restarted=False)
-            case protocol.Slots(count=count):
+            case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
-            case protocol.Consumed():
+            case protocol.Note("consumed"):
                 self._consumed += 1
                 self._freed.set()
 
@@ -354,8 +344,6 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
-        if self._checkpoints is not None:
-            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
@@ -368,7 +356,7 @@ class NodeProcess:
         self._tell(protocol.Event("begins", text))
         heard = asdict(self._transport.traffic)  # what came since it listens
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
-        self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
+        self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.peer_found(self._rank, arrival.first, restarted=False)
         self._node.catch_up()
@@ -381,12 +369,9 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        # The links have carried this much since the process began, which a resumed run does not see.
-        carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
             "computing_s": self._host.busy.seconds(),
-            "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},
             "secrets": 0,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import secrets
@@ -31,8 +30,6 @@ from gossamer.runtime.setup import Setup
 
 @dataclass(eq=False)
 class _Child:
-    rank: int
-    incarnation: int
     pid: int
     channel: SelectorChannel[FromNode]
 
@@ -64,18 +61,13 @@ class ProcessPool:
         self._certificates = [] if job is None else job.certificates
         self._checkpoints = None if job is None else (job.digest, job.first_checkpoint)
         self._keys: dict[int, bytes] = {}
-        self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
-        self._slots_told = self._slots
+        self._at_once = setup.experiment.engine.train_at_once or cores()
         self._wakeup = wakeup()
         self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
         self._addresses: list[tuple[str, int]] = [("127.0.0.1", 0)] * setup.experiment.nodes
         self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
         self._frozen = False
-
-    @property
-    def alive(self) -> Collection[int]:
-        return self._children.keys()
 
     def do(self, command: protocol.ToPool) -> None:
         match command:
@@ -86,21 +78,19 @@ class ProcessPool:
                 self._learn(nodes)
             case Fork(rank=rank, incarnation=incarnation):
                 self._try(rank, incarnation, lambda: self._fork(command))
-            case protocol.Tell(rank=rank, message=message):
-                if (child := self._children.get(rank)) is not None:
-                    child.channel.send(message)  # a node that was stopped reads it when it goes on
-            case protocol.Signal(rank=rank, number=number):
-                if (child := self._children.get(rank)) is not None:
-                    os.kill(child.pid, number)
+            case protocol.Tell(rank=rank, message=message) if rank in self._children:
+                self._children[rank].channel.send(message)  # one that was stopped reads it when it goes on
+            case protocol.Signal(rank=rank, number=number) if rank in self._children:
+                os.kill(self._children[rank].pid, number)
+                self._count_slots(rank, stopped=number == signal.SIGSTOP)
 
     # --- starting
 
     def _try(self, rank: int, incarnation: int, start: Callable[[], None]) -> None:
         try:
             start()
-        except OSError as error:  # there is no port, or no process
-            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
-            how = f"it can't be started: {error.strerror}{limit}"
+        except OSError as error:  # there is no port, or no process (see ulimit -u)
+            how = f"it can't be started: {error.strerror}"
             self._emit(Said(rank, incarnation, protocol.Exited(how)))
 
     def _listen(self, ranks: Collection[int]) -> None:
@@ -144,16 +134,14 @@ class ProcessPool:
         self._adopt(rank, fork.incarnation, pid, ours)
 
     def _adopt(self, rank: int, incarnation: int, pid: int, end: socket.socket) -> None:
-        def hear(messages: Iterable[protocol.FromProcess]) -> None:
-            for message in messages:
-                self._emit(Said(rank, incarnation, message))
+        def hear(message: protocol.FromProcess) -> None:
+            self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
             how = self._bury(rank)
-            hear([protocol.Exited(how if why is None else f"it sent {why}")])
+            hear(protocol.Exited(how if why is None else f"it sent {why}"))
 
-        channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
-        self._children[rank] = _Child(rank, incarnation, pid, channel)
+        self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
 
     def _become_node(self, fork: Fork, listener: socket.socket, channel: socket.socket, parent: int) -> None:
         """In the child: be a node, and leave without the parent's clean-up."""
@@ -170,11 +158,11 @@ class ProcessPool:
                 addresses=self._addresses,
                 token=self._token,
                 memory=self._memory,
-                at_once=self._slots,
+                at_once=self._at_once + len(self._stopped),
                 wakeup=self._wakeup,
                 trims=self._stage.trims(),
                 folder=self._folder,
-                security=None if key is None else Security(key, self._certificates, fork.rank),
+                security=None if key is None else Security(key, self._certificates),
                 cut=self._cut,
                 checkpoints=self._checkpoints,
                 incarnation=fork.incarnation,
@@ -190,31 +178,20 @@ class ProcessPool:
             finally:
                 os._exit(code)
 
-    # --- watching
+    # --- ending
 
     def _bury(self, rank: int) -> str:
         """A node's process is gone; gives how it ended."""
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
-        return describe_exit(status)
-
-    def look(self) -> None:
-        """See which processes were stopped or go on."""
-        while (seen := _seen()) is not None:
-            for child in list(self._children.values()):
-                if child.pid == seen.si_pid:
-                    stopped = seen.si_code == os.CLD_STOPPED
-                    self._count_slots(child.rank, stopped=stopped)
-                    self._emit(Said(child.rank, child.incarnation, protocol.Stood(stopped)))
-        if self._slots != self._slots_told:
-            self._slots_told = self._slots
-            self._tell_all(protocol.Slots(self._slots))
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
-        (self._stopped.add if stopped else self._stopped.discard)(rank)
-        self._slots = self._at_once + len(self._stopped)
+        if stopped != (rank in self._stopped):
+            self._stopped ^= {rank}
+            self._tell_all(protocol.Note("slots", self._at_once + len(self._stopped)))
 
     def close(self) -> None:
         for child in self._children.values():
@@ -226,13 +203,3 @@ class ProcessPool:
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
-
-
-def _seen() -> os.waitid_result | None:
-    """A child that was stopped or goes on, and has not been seen before; None where the system does not say (Linux does)."""
-    if not hasattr(os, "waitid"):
-        return None
-    try:
-        return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-    except ChildProcessError:  # none is alive
-        return None
