@@ -351,7 +351,8 @@ class SecureAggregation:
         """The parameters that are sent, followed by what else is needed to decode them: the same at all nodes."""
         if self._codec is None:
             return [model.parameters]
-        return self._codec.encode(self._node, model.parameters, self._node.round)
+        encoded: list[Any] = self._codec.encode(self._node, model.parameters, self._node.round)
+        return encoded
 
     # --- a sum
 
