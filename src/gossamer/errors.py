@@ -24,6 +24,10 @@ class BadInput(GossamerError):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def within(self, place: str) -> BadInput:
+        """The same problems, which begin with the place where they are."""
+        return BadInput(*(f"{place}: {problem}" for problem in self.problems))
+
 
 class RunFailed(GossamerError):
     """A run that could not be finished: one line that names the cause; rank, round and traceback of the node that failed, if
@@ -74,6 +78,11 @@ def listed(names: Iterable[str]) -> str:
 def shown(value: object) -> str:
     """A value as messages show it; the empty value of a file is "null (empty)"."""
     return "null (empty)" if value is None else repr(value)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or else its type."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def cause(error: BaseException) -> str:

@@ -13,18 +13,16 @@ from command_line import Cli
 
 def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None:
     text = cli("list")[1]
-    assert re.search(r"^wrapper +\(none\)$", text, re.MULTILINE)
+    assert re.search(r"^wrapper +\(none\) *$", text, re.MULTILINE)
     assert re.search(r"^experiment +.*quickstart", text, re.MULTILINE | re.DOTALL)
     assert "one-peer-exponential" in text
     of_kind = cli("list", "algorithm")[1]
     [line] = [line for line in of_kind.splitlines() if line.startswith("all-reduce")]
     assert line.split(maxsplit=1)[1].startswith("Synchronous data parallelism: local steps, then")
     assert "`" not in of_kind
-    for plural, kind in (("aggregators", "aggregator"), ("topologies", "topology"), ("sweeps", "sweep")):
-        assert cli("list", plural) == cli("list", kind)
     one = cli("list", "topology", "random-links")[1]
-    assert re.search(r"^probability +number ≥ 0, ≤ 1 or path; required$", one, re.MULTILINE)
-    assert re.search(r"^base +topology; default complete$", one, re.MULTILINE)
+    assert re.search(r"^probability +number ≥ 0, ≤ 1 or path; required *$", one, re.MULTILINE)
+    assert re.search(r"^base +topology; default complete *$", one, re.MULTILINE)
     described = " ".join(cli("list", "algorithm", "d-psgd")[1].split())
     assert "local_steps integer ≥ 1, ≤ 1000000; default 1: mini-batch steps a round." in described
     for wide in (text, of_kind, one, cli("list", "experiment")[1]):
@@ -63,11 +61,9 @@ def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
     assert re.search(
         r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
     )
-    assert re.search(r"^rounds to arrival +1 hops 1, 2 hops 2$", text, re.MULTILINE)
     measures = json.loads(cli(*star, "--json")[1])
     assert measures["influence"] == pytest.approx([0.2, 0.2, 0.4, 0.2])
     assert measures["effective_nodes"] == pytest.approx(1 / 0.28)
-    assert measures["arrival"] == {"1": 1.0, "2": 2.0}
     # Weights by data sizes come from the partition.
     ring = ("topology", "small.yaml", "--set", "topology={name: complete, weights: data-size}", "--json")
     sizes = json.loads(

@@ -104,7 +104,7 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
         (["--set", "stop={}"], "stop.rounds, stop.time_s, stop.bytes"),
         (["--set", "rounds"], "--set rounds: accepted: a.b=value"),
         (["--set", "batch_size=0"], "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
-        (["--engine", "cluster"], "engine.name: got 'cluster'; accepted: simulate, processes"),
+        (["--engine", "cluster"], "'cluster' is not one of 'simulate', 'processes'"),
         (["--set", "evaluation.nodes=[7]"], "evaluation.nodes: got [7]; accepted: ranks 0 to 3"),
         (
             ["--set", "stop.target={metric: test_acuracy, value: 1}"],

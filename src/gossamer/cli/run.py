@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,10 +47,7 @@ MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1
 Workers = Annotated[
     str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
-EngineName = Annotated[
-    str | None,
-    option("simulate or processes, in place of the file's engine.", autocompletion=completion.engines),
-]
+EngineName = Annotated[Literal["simulate", "processes"] | None, option("In place of the file's engine.")]
 Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
 Unfinished = Annotated[
     bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
@@ -214,7 +210,6 @@ def worker(
             address=address,
             data_root=None if data_root is None else str(data_root),
             wait_s=wait_s,
-            say=logging.getLogger("gossamer").info,
         )
 
 

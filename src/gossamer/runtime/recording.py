@@ -148,10 +148,9 @@ class Usage:
         self._time_s = 0.0
         self._spent = START
 
-    def saved(self, since: Spent = START) -> list[float]:
-        """The state, for :meth:`restore`, which counts from an instant at which the node had done ``since``."""
-        done = [(now or 0.0) - (by_then or 0.0) for now, by_then in zip(self._spent, since, strict=True)]
-        return [self._time_s, *done]
+    def saved(self) -> list[float]:
+        """The state, for :meth:`restore`."""
+        return [self._time_s, *(spent or 0.0 for spent in self._spent)]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Go on from what was saved."""

@@ -95,7 +95,7 @@ class NodeProcess:
         if saved is not None:
             self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])
-            self._host.busy.restore(saved.engine["computing_s"])
+            self._host.computing_s = saved.engine["computing_s"]
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -148,8 +148,9 @@ class NodeProcess:
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
                     await self._take_part()
-            if (slowness := self._host.slowness) is not None:
-                self._tell(protocol.Event("slow", slowness))
+            if slow := self._host.slow:
+                of = f"{slow} of {self._host.computations} computations"
+                self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
@@ -245,8 +246,7 @@ class NodeProcess:
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
-        links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-        spent = Spent(self._host.busy.seconds(), *links)
+        spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
@@ -317,15 +317,13 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
-                if checkpoints is not None:
-                    checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
+            case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
                 for rank, host, port in nodes:
                     self._transport.addresses[rank] = host, port
-            case protocol.Leave():
+            case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
@@ -337,9 +335,9 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.rejoin(first)
-            case protocol.Slots(count=count):
+            case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
-            case protocol.Consumed():
+            case protocol.Note("consumed"):
                 self._consumed += 1
                 self._freed.set()
 
@@ -348,8 +346,6 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
-        if self._checkpoints is not None:
-            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
@@ -375,12 +371,10 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        # The links have carried this much since the process began, which a resumed run does not see.
-        carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
-            "computing_s": self._host.busy.seconds(),
-            "usage": self._usage.saved(since=Spent(0.0, *carried)),
+            "computing_s": self._host.computing_s,
+            "usage": self._usage.saved(),
             "drawn": {},
             "secrets": 0,
         }
