@@ -130,8 +130,6 @@ class Coordinator:
         for rank in range(self._setup.experiment.nodes):
             if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
                 self._models.write(FINAL, rank, unknown)
-        if (away := self._events.summary()) is not None:
-            self.show(away)
         return reason
 
     def _begin(self) -> None:

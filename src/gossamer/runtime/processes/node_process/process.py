@@ -94,8 +94,8 @@ class NodeProcess:
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
-            self._usage.restore(saved.engine["usage"])
             self._host.computing_s = saved.engine["computing_s"]
+            self._usage = Usage(saved.time_s, Spent(self._host.computing_s, None, None))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -358,7 +358,7 @@ class NodeProcess:
         self._tell(protocol.Event("begins", text))
         heard = asdict(self._transport.traffic)  # what came since it listens
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
-        self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
+        self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
         self._node.catch_up()
@@ -374,7 +374,6 @@ class NodeProcess:
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
             "computing_s": self._host.computing_s,
-            "usage": self._usage.saved(),
             "drawn": {},
             "secrets": 0,
         }
