@@ -1,8 +1,7 @@
 """Data sets as tables and arrays: from the Hugging Face hub, from a data root that stands for it, or from local files.
 
 A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Decoded
-arrays of data sets that have a task (``mnist``, ...) are cached on disk as safetensors, so that images are not decompressed
-in every run.
+arrays are cached on disk, so that images are not decompressed in every run.
 """
 
 from __future__ import annotations
