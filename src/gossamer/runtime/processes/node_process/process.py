@@ -93,8 +93,8 @@ class NodeProcess:
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
-            self._host.busy.restore(saved.engine["computing_s"])
-            self._usage = Usage(saved.time_s, Spent(saved.engine["computing_s"], 0.0, 0.0))
+            self._host.computing_s = saved.engine["computing_s"]
+            self._usage = Usage(saved.time_s, Spent(self._host.computing_s, None, None))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -146,8 +146,9 @@ class NodeProcess:
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
                 await self._take_part()
-            if (slowness := self._host.slowness) is not None:
-                self._tell(protocol.Event("slow", slowness))
+            if slow := self._host.slow:
+                of = f"{slow} of {self._host.computations} computations"
+                self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
@@ -243,8 +244,7 @@ class NodeProcess:
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
-        links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-        spent = Spent(self._host.busy.seconds(), *links)
+        spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
@@ -371,7 +371,7 @@ class NodeProcess:
     def _state(self) -> dict[str, Any]:
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
-            "computing_s": self._host.busy.seconds(),
+            "computing_s": self._host.computing_s,
             "drawn": {},
             "secrets": 0,
         }
