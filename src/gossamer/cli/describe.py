@@ -50,29 +50,24 @@ def topology(
     if as_json:
         print_json(measures)
         return
-    influence = measures.pop("influence")
+    influence = measures.pop("influence") or []
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    notes = []
     if influence and max(influence) - min(influence) > 1e-6 / len(influence):
         ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
-        most, least = (
-            ", ".join(f"{influence[r]:.3g} (node {r})" for r in some) for some in (ranks[:4], ranks[-1:])
-        )
-        typer.echo(f"{'influence':24} most {most}; least {least}")
-        typer.echo(
-            f"{'note':24} the weights move the consensus away from the mean: nodes agree on the mean weighted by influence"
-        )
+        most = ", ".join(f"{influence[r]:.3g} (node {r})" for r in ranks[:4])
+        typer.echo(f"{'influence':24} most {most}; least {influence[ranks[-1]]:.3g} (node {ranks[-1]})")
+        notes.append("the weights move the consensus away from the mean, to the mean weighted by influence")
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
     if schedule.sampled:
-        typer.echo(
-            f"{'note':24} the figures describe the views that the nodes start with; later views are recorded"
-        )
+        notes.append("the figures describe the views that the nodes start with; later views are recorded")
     elif any(schedule.graph(r) is not graph for r in range(rounds)):
-        typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
+        notes.append(f"the graph changes during the run: the figures describe round {round_} only")
     elif not schedule.static_weights:
-        typer.echo(f"{'note':24} the weights change during the run: the figures describe round {round_} only")
-    if png is not None:
-        typer.echo(f"{'picture':24} {png}")
+        notes.append(f"the weights change during the run: the figures describe round {round_} only")
+    for note in notes:
+        typer.echo(f"{'note':24} {note}")
 
 
 def report(
