@@ -122,7 +122,6 @@ def resume(
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
-    """The observer of a run; without one, a live display in a notebook, and the log elsewhere."""
     return watching(experiment, quiet=not in_notebook()) if observer is None else nullcontext(observer)
 
 

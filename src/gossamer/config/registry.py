@@ -20,7 +20,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PydanticUserError,
     ValidationError,
     create_model,
     field_validator,
@@ -239,18 +238,15 @@ def imported(path: str, said: str) -> Any:
         raise BadInput(
             f"{said}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
-    except PydanticUserError as error:  # its sentences on how to configure pydantic are left out
-        problem = error.message.partition(". ")[0]
-        raise BadInput(f"{said}: {problem}; accepted: a type for each attribute, e.g. rate: float") from error
     except Exception as error:
         raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
     finally:
         _imported.pop()
     if (found := getattr(module, attribute, None)) is None:
-        if module_name == "__main__":
+        if module_name == "__main__":  # of a notebook or a prompt, which other processes can't import
             raise BadInput(
-                f"{said} is defined in a notebook or at a prompt, which other processes can't import; accepted: a module"
-                f" (begin the cell with %%writefile mine.py, and then: from mine import {attribute})"
+                f"{said}: other processes can't import it; accepted: a class of a module (begin the cell with"
+                f" %%writefile mine.py, and then: from mine import {attribute})"
             )
         raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
     return found
