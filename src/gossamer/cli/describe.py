@@ -80,9 +80,7 @@ def report(
         str | None,
         option("Of figures: pdf (default), svg, png; an animation: gif (default), png.", "--format"),
     ] = None,
-    width: Annotated[
-        str | None, option("Of figures, e.g. 84mm; default: 3.3in, a column of a paper.")
-    ] = None,
+    width: Annotated[str, option("Of figures, e.g. 84mm; 3.3in is a column of a paper.")] = "3.3in",
     axis: Annotated[
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
@@ -144,20 +142,12 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
 
-    for name, value in (("--format", None if animate else format_), ("--width", width), ("--axis", axis)):
-        if value and figures is None:
-            raise BadInput(f"{name}: accepted together with --figures")
-    if animate and figures is None and format_ not in (None, "gif", "png"):
-        raise BadInput(f"--format: {format_} of an animation; accepted: gif, png")
-    if area is None and relative_to:
-        raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded, group_by or ())
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
     measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
-    default = default_baseline(groups)
-    against = default if baseline is None else find_baseline(baseline, groups)
+    against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
     if len(groups) > 1 or metrics or time_to or budget or area:
         compared = comparison.compare(groups, measures, against, per or ())
@@ -170,22 +160,31 @@ def report(
         write_timeline(loaded, timeline, within)
     place = out or folder / "report.html"
     if figures is not None:
-        drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
         write_figures(
-            loaded, groups, figures, format=format_ or "pdf", width=parse_width(width or "3.3in"), **drawn
+            loaded,
+            groups,
+            figures,
+            format=format_ or "pdf",
+            width=parse_width(width),
+            metrics=named or judging(loaded),
+            axes=axis or [default_axis(loaded)],
         )
     page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
     table = None if compared is None else write_comparison(compared, page)
     moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
-    written = {"report": page, "figures": figures, "csv": csv, "comparison": table, "animation": moving}
-    written["timeline"] = timeline
+    written = {
+        "report": page,
+        "figures": figures,
+        "csv": csv,
+        "comparison": table,
+        "animation": moving,
+        "timeline": timeline,
+    }
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
-        if compared is not None:
-            said["table"] = finite(compared.rows).to_dicts()
-        if distances is not None:
-            said["by_hops"] = finite(distances).to_dicts()
-        print_json(said)
+        tables = {"table": compared and compared.rows, "by_hops": distances}
+        found = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
+        print_json(said | found)
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -213,14 +212,12 @@ def verify(
     if as_json:
         print_json({"runs": found})
     else:
-        checked = sum((folder / "experiment.yaml").exists() for folder in folders)
-        going = sum(
-            not (folder / "status.json").exists()
-            for folder in folders
-            if (folder / "experiment.yaml").exists()
-        )
+        checked = [folder for folder in folders if (folder / "experiment.yaml").exists()]
+        going = sum(not (folder / "status.json").exists() for folder in checked)
         unfinished = f", {going} of them not at an end (running or killed)" if going else ""
-        whole = [] if quiet or problems else [f"whole: {checked} run{'s' * (checked > 1)}{unfinished}"]
+        whole = (
+            [] if quiet or problems else [f"whole: {len(checked)} run{'s' * (len(checked) > 1)}{unfinished}"]
+        )
         for line in problems or whole:
             typer.echo(line)
     if problems:
