@@ -92,7 +92,7 @@ def _end(worker: subprocess.Popen[str]) -> str:
         worker.kill()
         worker.communicate()
     code = worker.returncode
-    said = describe_exit(code << 8 if code >= 0 else -code)
+    said = describe_exit(code)
     return f"{said}, as the system does when memory runs out" if code == -signal.SIGKILL else said
 
 

@@ -252,7 +252,7 @@ class Sweep:
         assign_all(base, given, Experiment)
         grid = file.grid or {}
         for key in set(paths) & grid.keys():
-            if len(grid[key]) == 1 and isinstance(grid[key], list):
+            if isinstance(values := grid[key], list) and len(values) == 1:
                 grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
         cells = _cells(file, str(base.get("name", file.name)))
         planned = _planned(base, home, cells, folder, file.seeds, paths)

@@ -126,13 +126,9 @@ class Channel(Generic[M]):
 class SelectorChannel(Generic[M]):
     """One end, for a process that waits on a selector and must not block: messages wait here until the other end reads.
 
-    Args:
-        end: a connected socket, perhaps with TLS.
-        kinds: the union of the messages that may come.
-        selector: where it is registered while it is open; the data of a key is a function to call with the events.
-        handle: called with each message; raises :class:`ChannelError` for one that is invalid.
-        gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
-        largest: bytes of a message at most.
+    It is registered with ``selector`` while it is open; the data of a key is a function to call with the events. ``handle``
+    is called with each message, and raises :class:`ChannelError` for one that is invalid. ``gone`` is called when the other
+    end is gone (None), or has sent an invalid message (what is wrong with it).
     """
 
     def __init__(
@@ -228,11 +224,7 @@ class Session(Generic[M]):
         self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
-        """Go on with a new connection.
-
-        Raises:
-            ChannelError: for a number that can't be.
-        """
+        """Go on with a new connection, whose other end has ``received`` so many messages."""
         self._acknowledge(received)
         self.close()
         self.channel = SelectorChannel(end, self._kinds, self._selector, self._take, self._lose)
@@ -290,11 +282,7 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address stands in brackets. ``option`` is what has the text, for messages.
-
-    Raises:
-        BadInput: for anything else.
-    """
+    """Host and port of "host:port"; an IPv6 address stands in brackets. BadInput, naming ``option``, for anything else."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):

@@ -29,11 +29,8 @@ def worker_main(address: str, token: str, slots: int) -> int:
 
 
 def executor_of(name: str) -> Executor:
-    """The executor of a name: "ray", or "module:factory" for what the factory returns.
-
-    Raises:
-        BadInput: for another name, and for a factory that fails.
-    """
+    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for another name, and for a
+    factory that fails."""
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
@@ -67,31 +64,15 @@ class RayExecutor(Executor):
             self._ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        task = self._ray.remote(num_cpus=1, max_retries=0)(fn)
-        return _RayTask(self._ray, task.remote(*args, **kwargs))
+        task = self._ray.remote(num_cpus=1, max_retries=0)(fn).remote(*args, **kwargs)
+        future: Future[Any] = task.future()
+        # Cancelling interrupts a task that runs, as Ctrl-C would; it still ends with a result or an error.
+        future.cancel = lambda: bool(self._ray.cancel(task))  # type: ignore[method-assign]
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         if self._own:
             self._ray.shutdown()
-
-
-class _RayTask(Future[Any]):
-    """A task of Ray. Cancelling one that runs interrupts it, as Ctrl-C would; it still ends with a result or an error."""
-
-    def __init__(self, ray: Any, task: Any) -> None:
-        super().__init__()
-        self._cancel = partial(ray.cancel, task)
-        task.future().add_done_callback(self._ended)
-
-    def cancel(self) -> bool:
-        self._cancel()
-        return False
-
-    def _ended(self, done: Future[Any]) -> None:
-        if (error := done.exception()) is None:
-            self.set_result(done.result())
-        else:
-            self.set_exception(error)
 
 
 @contextmanager
@@ -99,9 +80,7 @@ def started_workers(
     name: str, count: int, address: str, token: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
     """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`.
-
-    ``ended`` is called, from any thread, with what happened to a worker that ends.
-    """
+    ``ended`` is called, from any thread, with what happened to a worker that ends."""
     executor = executor_of(name)
     futures = []
 

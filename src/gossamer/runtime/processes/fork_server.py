@@ -63,8 +63,7 @@ class ForkServer:
         self.channel.send(Run(folder, checkpoint))
 
     def how_it_died(self) -> str:
-        code = self._process.wait(KILL_S)
-        return describe_exit(code << 8 if code >= 0 else -code)
+        return describe_exit(self._process.wait(KILL_S))
 
     def close(self) -> None:
         """End it, and with it every node; a second time does nothing."""

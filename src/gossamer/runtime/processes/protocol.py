@@ -31,9 +31,6 @@ class Message(msgspec.Struct, tag=True, array_like=True):
     """Anything that one process of a run says to another."""
 
 
-# --- node -> coordinator
-
-
 class Ready(Message):
     """The node accepts connections and waits for :class:`Go`, or a worker has prepared its :class:`Job`."""
 
@@ -129,9 +126,7 @@ class Failed(Message):
 
 
 FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
-
-
-# --- coordinator -> node
+"""What a node says to the coordinator."""
 
 
 class Arrival(Message):
@@ -159,10 +154,6 @@ class Finish(Message):
     row: bool = False
 
 
-class Leave(Message):
-    """Leave the run in order."""
-
-
 class Lost(Message):
     """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run."""
 
@@ -185,12 +176,6 @@ class Meet(Message):
     first: int | None = None
 
 
-class Snapshot(Message):
-    """Other nodes have taken a snapshot; for a node whose rounds are over."""
-
-    number: int
-
-
 class Expect(Message):
     """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
 
@@ -198,20 +183,13 @@ class Expect(Message):
     sent: dict[int, int]
 
 
-class Settled(Message):
-    """This checkpoint, and all before it, are complete or given up."""
+class Note(Message):
+    """Something short: leave the run in order; so many nodes of the machine may compute at once (slots); the oldest snapshot
+    of the node's model was read, and its slot is free (consumed); others have taken their snapshot for this checkpoint (to a
+    node whose rounds are over); this checkpoint, and all before it, are complete or given up (settled)."""
 
-    number: int
-
-
-class Consumed(Message):
-    """The oldest snapshot of the node's model was read: its slot is free."""
-
-
-class Slots(Message):
-    """This many nodes of the machine may compute at once."""
-
-    count: int
+    what: Literal["leave", "slots", "consumed", "snapshot", "settled"]
+    number: int = 0
 
 
 class Addresses(Message):
@@ -220,10 +198,8 @@ class Addresses(Message):
     nodes: list[tuple[int, str, int]]
 
 
-ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | Lost | Find | Meet | Addresses
-
-
-# --- coordinator -> worker
+ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
+"""What the coordinator says to a node."""
 
 
 class Listen(Message):
@@ -281,10 +257,9 @@ class Acknowledge(Message):
 
 
 ToPool = Listen | Addresses | Fork | Tell | Signal
+"""What the coordinator has the processes of nodes do."""
 ToWorker = ToPool | Job | File | Acknowledge | Finish
-
-
-# --- worker -> coordinator
+"""What the coordinator says to a worker that has joined."""
 
 
 class Exited(Message):
@@ -297,14 +272,14 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process. From another machine, the files (by their path in the run's folder) and the
-    model that it is about come with it."""
+    """A message of a node, or about its process. From another machine, the files and the model that it is about come with
+    it."""
 
     rank: int
     incarnation: int
     message: FromProcess
-    files: dict[str, bytes] = {}
-    model: bytes | None = None
+    files: dict[str, bytes] = {}  # by their path in the run's folder
+    model: tuple[int, bytes] | None = None  # for a slot of the shared models
 
 
 class Refused(Message):
@@ -315,13 +290,11 @@ class Refused(Message):
 
 FromPool = Addresses | Said
 FromWorker = FromPool | Ready | Refused | Acknowledge
-
-
-# --- joining: the worker dials, and both prove that they know the token (``security``)
+"""What a worker says to the coordinator."""
 
 
 class Join(Message):
-    """A worker's first message on a connection."""
+    """A worker's first message on a connection. Both ends prove that they know the token (``security``)."""
 
     version: str  # of gossamer
     session: str  # a name for its session, new or old
@@ -340,9 +313,7 @@ class Welcome(Message):
 
 
 ToJoining = Welcome | Refused
-
-
-# --- launcher -> coordinator
+"""What the coordinator says to a worker that joins."""
 
 
 class Prepare(Message):
@@ -369,9 +340,7 @@ class Stop(Message):
 
 
 ToCoordinator = Prepare | Run | Stop
-
-
-# --- coordinator -> launcher
+"""What the launcher says to the coordinator."""
 
 
 class Prepared(Message):
@@ -401,3 +370,4 @@ class Ended(Message):
 
 
 ToLauncher = Refused | Prepared | Shown | Ended
+"""What the coordinator says to the launcher."""

@@ -38,11 +38,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """The same, if it is long enough.
-
-    Raises:
-        BadInput: if not.
-    """
+    """The same, if it is long enough; else BadInput."""
     if len(token) < LEAST_CHARACTERS:
         raise BadInput(
             f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, which nobody can guess"

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 from gossamer.errors import BadInput
 
@@ -35,9 +36,8 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def describe_exit(status: int) -> str:
-    """A wait status in words: "killed by SIGKILL", "exit code 1"."""
-    code = os.waitstatus_to_exitcode(status)
+def describe_exit(code: int) -> str:
+    """An exit code, or the negative number of a signal, in words: "killed by SIGKILL", "exit code 1"."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
@@ -54,20 +54,13 @@ def shared_file() -> int:
 
 def close_all_but(keep: set[int]) -> None:
     """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
-    low = 3
-    for descriptor in sorted(keep):
-        if descriptor >= low:
-            os.closerange(low, descriptor)
-            low = descriptor + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+    for before, after in pairwise([2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(before + 1, after)
 
 
 def raise_descriptor_limit(nodes: int) -> None:
-    """Let this process and its children open as many files as the system allows.
-
-    Raises:
-        BadInput: if that is fewer than a connection each way between a node and all others.
-    """
+    """Let this process and its children open as many files as the system allows; BadInput if that is fewer than a connection
+    each way between a node and all others."""
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:

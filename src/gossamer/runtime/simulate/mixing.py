@@ -29,8 +29,7 @@ _Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Fu
 
 
 class Mixing:
-    """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums that were computed together, and
-    those that were computed one at a time, by reason."""
+    """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums by how they were computed."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers

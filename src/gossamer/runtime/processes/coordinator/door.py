@@ -25,11 +25,8 @@ Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
 
 
 class Door:
-    """Where workers join: listens at "host:port" for workers that know the token.
-
-    Raises:
-        BadInput: for a token that is too short, and an address that can't be used.
-    """
+    """Where workers join: listens at "host:port" for workers that know the token. BadInput for a token that is too short, and
+    for an address that can't be used."""
 
     def __init__(self, address: str, token: str) -> None:
         self.token = check_token(token)

@@ -1,8 +1,7 @@
 """The workers of a run, as the coordinator sees them: its own process, which forks the nodes itself, or workers that join.
 
-A worker takes commands about nodes, and reports what happens to them (``protocol``: coordinator -> worker, and back). The
-commands and events of the coordinator's own process are calls; a worker that joins gets them, and the run's files and keys,
-over a :class:`~gossamer.runtime.processes.channel.Session`.
+A worker takes commands about nodes, and reports what happens to them. Those of the coordinator's own process are calls; a
+worker that joins gets them, and the run's files and keys, over a :class:`~gossamer.runtime.processes.channel.Session`.
 
 A worker that is out of reach keeps its nodes going and what they say; both ends go on with the next connection. After
 ``failures.detection_s`` it is lost, and its nodes are dead. Nodes that are restarted then go to the worker that has room, in
@@ -32,28 +31,45 @@ from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromPool, FromWorker, Said
-from gossamer.runtime.processes.security import Identity, issue
-from gossamer.runtime.processes.shared_models import FINAL, SharedModels
+from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromWorker, Said
+from gossamer.runtime.processes.security import issue
+from gossamer.runtime.processes.shared_models import SharedModels
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup
 
 FAREWELL_S = 5.0
 """Seconds that workers have to hear that the run is over."""
-SAY_S = 10.0
-"""Seconds after which it is said again that workers are awaited."""
+
+
+class OwnPool:
+    """The coordinator's own process, which forks all nodes."""
+
+    def __init__(self, pool: ProcessPool, nodes: int) -> None:
+        self._pool, self._nodes = pool, nodes
+        self.do = pool.do
+
+    def assemble(self, wait: Callable[[], None]) -> None:
+        self._pool.do(protocol.Listen(list(range(self._nodes))))
+
+    def has_room(self, rank: int) -> bool:
+        return True
+
+    def look(self) -> None:
+        """There is nobody to be given up."""
+
+    def close(self, reason: str) -> None:
+        self._pool.close()
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker that has not been lost."""
+    """A worker that has joined, and has not been lost."""
 
     number: int  # in the order of joining, from 1
     host: str
     slots: int
-    send: Callable[[Any], object]
-    session: Session[FromWorker] | None = None  # None for the coordinator's own process
+    session: Session[FromWorker]
     ready: bool = False
     away: float | None = None  # since when it has been out of reach
 
@@ -61,11 +77,11 @@ class _Worker:
         return f"worker {self.number} ({self.host})"
 
 
-class Workers:
-    """The processes that fork a run's nodes, or go on with them from a checkpoint (``cut``).
+class JoinedWorkers:
+    """The workers that join at a door. The run starts when there are ``least``, and slots for all nodes.
 
     ``emit`` takes what nodes and their processes say, ``say`` tells the user something, and ``refused`` records a worker
-    that does not know the token.
+    that does not know the token. Nodes go on from a checkpoint (``cut``) if there is one.
     """
 
     def __init__(
@@ -75,46 +91,36 @@ class Workers:
         models: SharedModels,
         cut: Cut | None,
         selector: selectors.BaseSelector,
+        door: Door,
+        least: int,
         emit: Callable[[Said], None],
         say: Callable[[str], None],
         refused: Callable[[str], None],
     ) -> None:
-        self._setup, self._folder, self._models, self._cut = setup, folder, models, cut
-        self._selector, self._emit, self._say, self._refused = selector, emit, say, refused
+        self._folder, self._models, self._cut, self._selector = folder, models, cut, selector
+        self._door, self._least, self._emit, self._say = door, least, emit, say
         self._nodes = setup.experiment.nodes
         self._silent_s = setup.experiment.failures.detection_s
-        self._pool: ProcessPool | None = None
-        self._door: Door | None = None
-        self._least = 1
         self._workers: dict[str, _Worker] = {}  # by session, in the order of joining
         self._joined = 0  # workers so far
         self._at: dict[int, _Worker] = {}
         self._incarnations: dict[int, int] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._identities: list[Identity] = []
-        self._closing = False
-
-    def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
-        self._pool = pool(lambda event: self._take(worker, event))
-        worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, ready=True)
-
-    def let_join(self, door: Door, least: int) -> None:
-        """Let workers join; the run starts when there are ``least``, and slots for all nodes."""
-        self._door, self._least = door, least
         self._identities = [issue() for _ in range(self._nodes)]
-        experiment, self._files = packed(self._setup.experiment)
-        if self._cut is not None:
-            self._files.append(self._file(self._cut.folder / "manifest.json"))
+        self._closing = False
+        experiment, self._files = packed(setup.experiment)
+        if cut is not None:
+            self._files.append(self._file(cut.folder / "manifest.json"))
         self._job = protocol.Job(
             experiment,
-            run_id(self._folder.path),
-            CheckpointFolder(self._folder.checkpoints, self._setup.experiment).digest,
-            highest(self._folder.checkpoints) + 1,
+            run_id(folder.path),
+            CheckpointFolder(folder.checkpoints, setup.experiment).digest,
+            highest(folder.checkpoints) + 1,
             secrets.token_bytes(TOKEN_BYTES),
             [identity.certificate for identity in self._identities],
             self._silent_s,
         )
-        door.open(self._selector, self._admit, self._refused)
+        door.open(selector, self._admit, refused)
 
     def _file(self, path: Path) -> File:
         data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
@@ -133,8 +139,6 @@ class Workers:
         else:
             self._say(f"{worker} is back")
         worker.away = None
-        assert worker.session is not None
-        assert self._door is not None
         own = self._door.proof("coordinator", said.nonce)
         welcome = protocol.Welcome(own, worker.session.received, time.monotonic())
         worker.session.attach(end, said.received, welcome)
@@ -148,7 +152,7 @@ class Workers:
             lambda why: self._disconnected(name, why),
         )
         self._joined += 1
-        worker = self._workers[name] = _Worker(self._joined, host, slots, session.send, session)
+        worker = self._workers[name] = _Worker(self._joined, host, slots, session)
         self._say(f"{worker} has joined with {worker.slots} slots")
         for message in (*self._files, self._job):
             session.send(message)
@@ -166,8 +170,7 @@ class Workers:
     def _lose(self, name: str, why: str) -> None:
         """A worker is gone for good, and its nodes with it."""
         worker = self._workers.pop(name)
-        if worker.session is not None:
-            worker.session.close()
+        worker.session.close()
         self._say(f"{worker} is lost: {why}")
         for rank in sorted(rank for rank, at in self._at.items() if at is worker):
             exited = protocol.Exited(f"{worker} is lost: {why}")
@@ -187,13 +190,13 @@ class Workers:
                 self._addresses |= {rank: (host, port) for rank, host, port in nodes}
                 if len(self._addresses) == self._nodes:
                     for each in self._workers.values():
-                        each.send(self._known())
+                        each.session.send(self._known())
             case Said(rank=rank) if self._at.get(rank) is worker:
                 self._keep(message)
                 self._emit(message)
 
     def _keep(self, said: Said) -> None:
-        """Write the files and the model of a node on another machine, in which only its own have a place."""
+        """Write the files and the model of a node, which may have no others than its own."""
         rank, name = said.rank, rf"node-{said.rank}\.safetensors"
         for path, data in said.files.items():
             if not re.fullmatch(
@@ -205,9 +208,9 @@ class Workers:
             with atomic(target) as temporary:
                 temporary.write_bytes(data)
         if said.model is not None:
-            slot = said.message.slot if isinstance(said.message, protocol.Row) else FINAL
+            slot, data = said.model
             try:
-                self._models.write_bytes(-1 if slot is None else slot, rank, said.model)
+                self._models.write_bytes(slot, rank, data)
             except ValueError as error:
                 raise ChannelError(str(error)) from None
 
@@ -219,15 +222,16 @@ class Workers:
     def assemble(self, wait: Callable[[], None]) -> None:
         """Give each rank an address, calling ``wait`` while workers are still to come. Each worker gets contiguous ranks, in
         proportion to its slots."""
-        told = 0.0
+        told = ""
         while self._slots() < self._nodes or len(self._workers) < self._least or not self._all_ready():
-            if self._door is not None and time.monotonic() > told + SAY_S:
-                told = time.monotonic()
-                self._say(
-                    f"{len(self._workers)} workers with {self._slots()} slots are here; awaited: {self._least} or more,"
-                    f" for {self._nodes} nodes. Join with: gossamer worker {self._door.address} --join TOKEN"
-                    f" --slots {-(-self._nodes // self._least)}"
-                )
+            said = (
+                f"{len(self._workers)} workers with {self._slots()} slots are here; awaited: {self._least} or more,"
+                f" for {self._nodes} nodes. Join with: gossamer worker {self._door.address} --join TOKEN"
+                f" --slots {-(-self._nodes // self._least)}"
+            )
+            if said != told:
+                self._say(said)
+                told = said
             wait()
         total, before, first = self._slots(), 0, 0
         for worker in list(self._workers.values()):
@@ -247,12 +251,11 @@ class Workers:
 
     def _place(self, worker: _Worker, ranks: Sequence[int]) -> None:
         self._at |= dict.fromkeys(ranks, worker)
-        if worker.session is not None and self._cut is not None:
+        if self._cut is not None:
             for rank in self._cut.rounds.keys() & set(ranks):
-                worker.send(self._file(self._cut.path(rank)))
-        worker.send(self._known())
-        keys = [self._identities[rank].pem for rank in ranks] if self._identities else []
-        worker.send(protocol.Listen(list(ranks), keys))
+                worker.session.send(self._file(self._cut.path(rank)))
+        worker.session.send(self._known())
+        worker.session.send(protocol.Listen(list(ranks), [self._identities[rank].pem for rank in ranks]))
 
     def has_room(self, rank: int) -> bool:
         return self._home(rank) is not None
@@ -268,36 +271,31 @@ class Workers:
         if isinstance(command, Fork):
             self._fork(command)
         elif (worker := self._at[command.rank]) in self._workers.values():
-            worker.send(command)
+            worker.session.send(command)
 
     def _fork(self, fork: Fork) -> None:
         rank, worker = fork.rank, self._home(fork.rank)
         assert worker is not None, "the lifecycle has asked whether there is room"
         self._incarnations[rank] = fork.incarnation
         path = self._folder.restart(rank)
-        if worker.session is not None and fork.incarnation and path.exists():
-            worker.send(self._file(path))
+        if fork.incarnation and path.exists():
+            worker.session.send(self._file(path))
         if worker is not self._at[rank]:
             self._place(worker, [rank])
-        worker.send(fork)
+        worker.session.send(fork)
 
     def look(self) -> None:
         """Give up strangers and workers that have been silent for too long."""
-        if self._door is not None:
-            self._door.look()
+        self._door.look()
         for name, worker in list(self._workers.items()):
             if worker.away is not None and time.monotonic() > worker.away + self._silent_s:
                 self._lose(name, f"it was out of reach for {self._silent_s:g} s")
 
     def close(self, reason: str) -> None:
-        """End all nodes; workers that have joined have a while to hear that the run is over."""
+        """Tell all that the run is over, for which they have a while."""
         self._closing = True
-        if self._pool is not None:
-            self._pool.close()
-        if self._door is None:
-            return
         self._door.close()
-        sessions = [worker.session for worker in self._workers.values() if worker.session is not None]
+        sessions = [worker.session for worker in self._workers.values()]
         for session in sessions:
             session.send(protocol.Finish(reason))
         deadline = time.monotonic() + FAREWELL_S

@@ -185,13 +185,13 @@ class ProcessPool:
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
-        return describe_exit(status)
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
-            self._tell_all(protocol.Slots(self._at_once + len(self._stopped)))
+            self._tell_all(protocol.Note("slots", self._at_once + len(self._stopped)))
 
     def close(self) -> None:
         for child in self._children.values():

@@ -16,7 +16,6 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,12 +56,8 @@ SILENT_S = 30.0
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove the token; gives the connection and the answer.
-
-    Raises:
-        OSError: if it can't be reached.
-        RunFailed: if it does not know the token, or does not take this worker.
-    """
+    """Connect to a coordinator and prove the token; gives the connection and the answer. OSError if it can't be reached;
+    RunFailed if it does not know the token, or does not take this worker."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
@@ -95,7 +90,6 @@ def run_worker(
     address: str | None = None,
     data_root: str | None = None,
     wait_s: float = 60.0,
-    say: Callable[[str], None] = log.info,
 ) -> None:
     """Be a worker of the coordinator at "host:port" until the run is over.
 
@@ -109,7 +103,7 @@ def run_worker(
     keep_freed_memory()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
-        worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
+        worker = Worker(coordinator, token, slots, Path(folder), address, data_root)
         try:
             worker.run(wait_s)
         finally:
@@ -128,9 +122,8 @@ class Worker:
         folder: Path,
         address: str | None,
         data_root: str | None,
-        say: Callable[[str], None],
     ) -> None:
-        self._coordinator, self._token, self._slots, self._say = coordinator, token, slots, say
+        self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
@@ -141,20 +134,19 @@ class Worker:
         self._models: SharedModels
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        # While there is no connection: when to try again, until when, and how the run fails then.
-        self._retry_at = self._deadline = 0.0
-        self._failure = ""
+        self._retry_at = self._deadline = (
+            0.0  # while there is no connection: when to try again, and until when
+        )
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
         self._deadline = time.monotonic() + wait_s
-        self._failure = f"no coordinator at {self._coordinator}"
         while self._over is None:
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
-        self._say(f"the run is over ({self._over})")
+        log.info("the run is over (%s)", self._over)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -163,21 +155,22 @@ class Worker:
         self._selector.close()
         os.close(self._memory)
 
-    # --- the coordinator
-
     def _join(self) -> None:
         """Try to reach the coordinator."""
         received = self._session.received
         try:
             end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
         except OSError as error:
+            if time.monotonic() > self._deadline and received:
+                lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
+                raise RunFailed(f"{lost}: this worker's nodes have ended") from error
             if time.monotonic() > self._deadline:
-                raise RunFailed(self._failure) from error
+                raise RunFailed(f"no coordinator at {self._coordinator}") from error
             if self._retry_at == 0.0:
-                self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
+                log.info("waiting for a coordinator at %s (%s)", self._coordinator, error)
             self._retry_at = time.monotonic() + RETRY_S
             return
-        self._say(f"has joined {self._coordinator}")
+        log.info("has joined %s", self._coordinator)
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
@@ -187,11 +180,7 @@ class Worker:
         if error is not None:  # it would come again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
-        lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
-        self._failure = f"{lost}: this worker's nodes have ended"
-        self._say("the coordinator is out of reach; nodes go on")
-
-    # --- what it is told
+        log.info("the coordinator is out of reach; nodes go on")
 
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
@@ -202,14 +191,13 @@ class Worker:
                 self._prepare(message)
             case Finish(reason=reason):
                 self._over = reason
-            case Tell(rank=rank, message=protocol.Go() as go):
-                self._do(Tell(rank, structs.replace(go, start=go.start + self._offset)))
-            case protocol.Listen() | protocol.Addresses() | protocol.Fork() | Tell() | protocol.Signal():
-                self._do(message)
-
-    def _do(self, command: protocol.ToPool) -> None:
-        if self._pool is not None:
-            self._pool.do(command)
+            case protocol.Acknowledge():
+                pass
+            case _ if self._pool is not None:
+                if isinstance(message, Tell) and isinstance(message.message, protocol.Go):
+                    start = message.message.start + self._offset
+                    message = Tell(message.rank, structs.replace(message.message, start=start))
+                self._pool.do(message)
 
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
@@ -226,19 +214,15 @@ class Worker:
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return
-        stage = Stage(setup)
+        stage, folder, layout = Stage(setup), RunFolder.open(self._path), setup.layout
         stage.warm_up()
-        folder = RunFolder.open(self._path)
-        nodes, layout = setup.experiment.nodes, setup.layout
-        self._models = SharedModels(self._memory, nodes, layout.size, layout.buffer_size)
+        self._models = SharedModels(self._memory, setup.experiment.nodes, layout.size, layout.buffer_size)
         assert self._address is not None
         cut, selector = newest(folder.checkpoints), self._selector
         self._pool = ProcessPool(
             setup, folder, self._memory, stage, cut, selector, self._relay, job, self._address
         )
         self._session.send(protocol.Ready())
-
-    # --- what nodes say
 
     def _relay(self, event: protocol.FromPool) -> None:
         """Pass on what happens, with the files and the model that belong to it."""
@@ -250,9 +234,9 @@ class Worker:
         paths: dict[str, str] = {}  # there, and here
         match said.message:
             case protocol.Row(slot=int(slot)):
-                model = self._models.read_bytes(slot, rank)
+                model = slot, self._models.read_bytes(slot, rank)
             case protocol.Final():
-                model, paths = self._models.read_bytes(FINAL, rank), timeline
+                model, paths = (FINAL, self._models.read_bytes(FINAL, rank)), timeline
             case protocol.Exited():
                 paths = timeline
             case protocol.Saved(number=None):
