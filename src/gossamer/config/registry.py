@@ -156,9 +156,7 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
         said = f"{field} {name!r}"
         return _as_component(kind, imported(name, said), name, said)
     importlib.import_module(KINDS[kind][0])
-    if name in _builtin[kind]:  # entry points need not be loaded
-        return _builtin[kind][name]
-    known = names(kind)
+    known = _builtin[kind] if name in _builtin[kind] else names(kind)  # which loads entry points
     if name not in known:
         accepted = f'{listed(known)}{" or " if known else ""}"package.module:Class"'
         raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
