@@ -137,7 +137,7 @@ def report(
     written = {"report": page, "figures": figures, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
-        tables = {"table": compared and compared.rows, "by_hops": distances}
+        tables = {"table": None if compared is None else compared.rows, "by_hops": distances}
         found = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
         print_json(said | found)
     elif not quiet:
