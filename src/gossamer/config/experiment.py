@@ -202,7 +202,7 @@ class Simulate(Section):
     """The engine ``simulate``: virtual time on one machine."""
 
     name: Literal["simulate"] = "simulate"
-    trainer: Literal["auto", "sequential", "batched", "compiled", "fused"] = "auto"
+    trainer: Literal["auto", "sequential", "batched", "fused"] = "auto"
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")

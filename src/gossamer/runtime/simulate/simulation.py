@@ -158,7 +158,7 @@ class Simulation:
             None if timeline is None else timeline.sent,
         )
         workers, profile = self._workers, self._profile
-        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        executor = Executor(setup, rows, workers, profile, observer.say)
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, self._replay)
@@ -222,7 +222,6 @@ class Simulation:
             context.executor.trainer.name,
             self._profile.seconds,
             context.rows.peak,
-            execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
