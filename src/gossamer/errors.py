@@ -76,6 +76,11 @@ def shown(value: object) -> str:
     return "null (empty)" if value is None else repr(value)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or else its type."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def cause(error: BaseException) -> str:
     """An error in one line: type, message, and the innermost line of the user's own code, also of the error that it was
     raised from. Without such a line, the innermost line of any code, unless gossamer raised the error on purpose."""

@@ -95,11 +95,10 @@ def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: 
     recorded(caught.value)
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path, engine: str) -> None:
+def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "return"}
     with pytest.raises(RunFailed, match=f"node {VICTIM} has returned after {AT} rounds$"):
-        play(tmp_path, algorithm=algorithm, engine={"name": engine})
+        play(tmp_path, algorithm=algorithm, engine={"name": "simulate"})
 
 
 def test_a_second_interrupt_lets_no_node_take_another_turn(
@@ -216,10 +215,9 @@ def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path, engine: str) -> None:
-    with pytest.raises(Deadlock if engine == "simulate" else RunFailed) as caught:
-        play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": engine})
+def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
+    with pytest.raises(Deadlock) as caught:
+        play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": "simulate"})
     assert "all nodes wait and nothing is under way" in str(caught.value)
     for said in (
         "node 0 for tag ('never', 0, 0) from ranks [1]",
@@ -229,18 +227,6 @@ def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path, engine: str
     ):
         assert said in str(caught.value)
     assert rounds_of(recorded(caught.value), 0) == [0]
-
-
-def test_an_evaluation_that_takes_long_is_no_deadlock(tmp_path: Path) -> None:
-    run = play(
-        tmp_path,
-        nodes=2,
-        task={"name": "user_tasks:thoughtful", "seconds": 3.0},
-        evaluation={"every_rounds": 1},
-        engine={"name": "processes", "train_at_once": 2},
-        stop={"rounds": 1},
-    )
-    assert rounds_of(run, -1) == [0, 1]
 
 
 def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:

@@ -243,11 +243,12 @@ def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
 
 
 def test_nobody_waits_for_a_node_that_stands_still_for_good(tmp_path: Path) -> None:
-    failures = {"detection_s": 1.5}
+    failures = {"heartbeat_s": 0.3, "detection_s": 1.5}
     run, said = with_victims(described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
     assert run.status == "done", said
     assert run.lost == [1]
-    assert run.events.filter(node=1)["event"].to_list() == ["frozen", "lost"]
+    assert run.events.filter(node=1)["event"].to_list() == ["lost"]
+    assert "node 1: silent for 1.5 s" in run.events.filter(event="unreachable")["detail"][0]
     assert "node 1 did not end with the others, and was killed" in " ".join(said.split())
     check_rows(run, [0, 2, 3], 60)
     assert run.parameters is not None

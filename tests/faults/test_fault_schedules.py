@@ -224,12 +224,12 @@ def test_churn_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["1,9,crash"], "line 2: node 9; accepted: ranks 0 to 7"),
-        (["1,0.5,crash"], "line 2: node 0.5; accepted"),
-        (["2,0,crash", "1,0,join"], "line 3, time_s: '1'; accepted: a number from 2"),
-        (["1,0,explode"], "line 2: 'explode' of node 0; accepted: crash or join or leave"),
-        (["1,0,crash", "2,0,leave"], "line 3: 'leave' of node 0; accepted: join"),
-        (["1,0,join", "2,0,join"], "line 3: 'join' of node 0; accepted: crash or leave"),
+        (["1,9,crash"], "node: node 9 of 8 nodes; accepted: ranks 0 to 7"),
+        (["1,0.5,crash"], "failed in column 'node'"),
+        (["2,0,crash", "1,0,join"], "accepted: ascending times"),
+        (["1,0,explode"], "'explode' of node 0 at 1 s; accepted: crash or join or leave"),
+        (["1,0,crash", "2,0,leave"], "'leave' of node 0 at 2 s; accepted: join"),
+        (["1,0,join", "2,0,join"], "'join' of node 0 at 2 s; accepted: crash or leave"),
     ],
 )
 def test_an_invalid_churn_file_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:

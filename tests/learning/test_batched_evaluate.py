@@ -96,7 +96,7 @@ def test_matrix_factorization() -> None:
     def squared(outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs - targets) ** 2).mean()
 
-    task = Task(lambda: MatrixFactorization(20, 30, 3, 0.5), data, data, squared, {"rmse": RootMean(squared)})
+    task = Task(lambda: MatrixFactorization(20, 30, 0.5, 3), data, data, squared, {"rmse": RootMean(squared)})
     scene = Scene(task, 5)
     for model, found in zip(scene.models, scene.found(), strict=True):
         user, item = np.split(model.parameters[:150].double().numpy().reshape(50, 3), [20])

@@ -76,25 +76,6 @@ def test_a_nodes_only_link_is_its_uplink_and_its_downlink(tmp_path: Path) -> Non
     assert beside.links == (1, 5)
 
 
-def test_replicas_that_share_their_link_meet_at_a_bridge(tmp_path: Path) -> None:
-    """Each has the link's rate up to the bridge; beyond it all share the link."""
-    text = xml(
-        '<service name="a" replicas="2" share="true"/> <service name="b" share="true"/>',
-        '<link origin="a" dest="b" latency="4" upload="10Mbps" download="20Mbps" drop="0.5"/>',
-    )
-    conditions = start(tmp_path, text, 3)
-    one, two, across = conditions.path(0, 2), conditions.path(1, 2), conditions.path(0, 1)
-    assert one
-    assert two
-    assert across
-    assert one.links[1:] == two.links[1:]
-    assert one.links[0] != two.links[0]
-    assert (one.latency_s, one.loss) == (0.004, 0.5)
-    assert crossed(conditions, 0, 2) == [10, 10, 10]
-    assert crossed(conditions, 2, 0) == [20, 20, 20]
-    assert (across.links, across.latency_s, across.loss) == ((0, 4), 0, 0)
-
-
 def test_two_services_without_a_bridge(tmp_path: Path) -> None:
     text = xml(
         '<service name="a"/><service name="b"/>', '<link origin="a" dest="b" latency="1" upload="3bps"/>'
@@ -129,7 +110,7 @@ def test_paths_are_short_in_hops_or_in_latency(tmp_path: Path, metric: str, rate
             )
         ),
         "".join(f'<bridge name="{name}"/>' for name in "stu"),
-        f'<config shortest_path="{metric}" pool_period="0.05" max_age="2"/>',
+        f'<config shortest_path="{metric}"/>',
     )
     assert crossed(start(tmp_path, text, 2), 0, 1) == rates
 
@@ -150,20 +131,6 @@ def test_of_equally_short_paths_the_first_in_the_file_is_used(tmp_path: Path, me
         f'<config shortest_path="{metric}"/>',
     )
     assert crossed(start(tmp_path, text, 2), 0, 1) == [4, 7]
-
-
-def test_services_are_picked_and_ordered_by_their_names(tmp_path: Path) -> None:
-    services = "".join(
-        f'<service name="{name}" replicas="{k}"/>' for k, name in enumerate(("x", "y1", "y2", "z"), 1)
-    )
-    links = "".join(
-        f'<link origin="{name}" dest="s" latency="1" upload="{k}Mbps"/>'
-        for k, name in enumerate(("x", "y1", "y2", "z"), 1)
-    )
-    text = xml(services, links, '<bridge name="s"/>')
-    assert (start(tmp_path, text, 10).rates[:10] / MBPS).tolist() == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
-    picked = start(tmp_path, text, 8, services=["z", "x|y2", ".*2"])
-    assert (picked.rates[:8] / MBPS).tolist() == [4, 4, 4, 4, 1, 3, 3, 3]
 
 
 @settings(max_examples=30)

@@ -130,7 +130,7 @@ def test_sites_that_were_not_measured_can_be_dropped(tmp_path: Path) -> None:
 def test_measured_latencies() -> None:
     path = Path(str(ROOT)) / "network" / "plexus_latencies_227_oneway_ms.csv.gz"
     expected = np.loadtxt(path, delimiter=",") / 1000
-    with pytest.raises(BadInput, match="the first of 51: blank or below 0"):
+    with pytest.raises(BadInput, match="of the numbers: blank or below 0"):
         Matrix(latency_ms=path).conditions(300, 1)
     conditions = Matrix(latency_ms=path, unmeasured="drop-sites").conditions(300, 1)
     delays = [[conditions.path(a, b).latency_s for b in range(300)] for a in range(0, 300, 23)]  # type: ignore[union-attr]
@@ -143,16 +143,14 @@ def test_measured_latencies() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1,2\n3\n", r"latency\.csv: 2 rows of other lengths; accepted: a square matrix"),
-        ("1,2,3\n4,5,6\n", "2 rows of other lengths; accepted: a square matrix"),
-        (",a,b\na,0,x\nb,1,0\n", r"'x'; accepted: finite numbers"),
-        ("0,1\ninf,0\n", r"'inf'; accepted"),
-        (",a,b\na,0,1\nc,1,0\n", "rows and columns have different names"),
+        ("1,2,3\n4,5,6\n", "2 x 3 numbers; accepted: a square matrix"),
+        (",a,b\na,0,x\nb,1,0\n", "a word among the numbers; accepted: numbers"),
+        ("0,1\ninf,0\n", "accepted: a square matrix of finite numbers"),
         ("0,\n1,0\n", "row 1, column 2 of the numbers: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
-        ("a,b\n", "0 rows of other lengths; accepted: a square matrix"),
-        ("", "empty; accepted: a CSV file"),
-        ("\xff", "codec can't decode|invalid start byte"),
+        ("a,b\n", "0 x 2 numbers; accepted: a square matrix"),
+        ("", "empty CSV; accepted: a CSV file"),
+        ("\xff", "invalid utf-8 sequence"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -165,7 +163,7 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("gone.csv", None), ("broken.csv.gz", b"no gzip"), ("cut.csv.gz", gzip.compress(b"0,1", mtime=0)[:-9])],
+    [("gone.csv", None), ("cut.csv.gz", gzip.compress(b"0,1", mtime=0)[:-9])],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:

@@ -122,14 +122,13 @@ def test_a_traced_latency_is_that_of_a_nodes_own_link(tmp_path: Path) -> None:
     ("lines", "said"),
     [
         ("", r"no line after the header; accepted: one or more"),
-        ("0,1,1,1\n", r"line 2: 4 cells; accepted: 5, as in the header"),
         ("3,0,1,1,\n", r"rank: node 3 of 3 nodes; accepted: ranks 0 to 2"),
-        ("x,0,1,1,\n", r"line 2, rank: 'x'; accepted: a rank, or \* for all"),
-        ("0,5,1,1,\n0,4,1,1,\n", r"line 3, time_s: '4'; accepted: a number from 5"),
-        ("0,,1,1,\n", r"line 2, time_s: ''; accepted: a number from 0"),
-        ("0,0,0,1,\n", r"line 2, uplink_mbps: '0'; accepted: a number above 0"),
-        ("0,0,1,fast,\n", r"line 2, downlink_mbps: 'fast'; accepted: a number above 0"),
-        ("0,0,1,1,-1\n", r"line 2, latency_ms: '-1'; accepted: a number from 0"),
+        ("x,0,1,1,\n", r"'rank': 'x', .*; accepted: a rank, or \* for all"),
+        ("0,5,1,1,\n0,4,1,1,\n", r"'time_s': 4.0, .*; accepted: ascending times"),
+        ("0,,1,1,\n", "accepted: a time in each line"),
+        ("0,0,0,1,\n", r"'uplink_mbps': 0.0, .*; accepted: rates above 0"),
+        ("0,0,1,fast,\n", r"failed in column 'downlink_mbps' .*fast.*; accepted: numbers"),
+        ("0,0,1,1,-1\n", r"'latency_ms': -1.0}; accepted: finite numbers from 0"),
         ("0,7,1,1,\n", r"network\.repeat_s: 7; accepted: more than the trace's last time, 7"),
     ],
 )
@@ -141,9 +140,7 @@ def test_traces_that_are_refused(tmp_path: Path, lines: str, said: str) -> None:
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time_s,rank,up\n")
-    with pytest.raises(
-        BadInput, match=r"'time_s,rank,up'; accepted: a header of downlink_mbps, rank, time_s, uplink_mbps"
-    ):
+    with pytest.raises(BadInput, match=r"no column downlink_mbps, uplink_mbps; accepted: a header of"):
         Trace(path=path).conditions(3, 1)
 
 

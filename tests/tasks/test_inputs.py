@@ -135,9 +135,9 @@ def augmented() -> Task:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (({}, torch.zeros(3)), "task.train: got a tuple; accepted: two tensors of samples"),
-        (({"a": torch.zeros(3), "b": torch.zeros(2)}, torch.zeros(3)), "task.train: 3 inputs, 3 targets"),
-        (({"a": 3}, torch.zeros(3)), "task.train: got a tuple; accepted: two tensors of samples"),
+        (({}, torch.zeros(3)), "task.train: got .*; accepted: two tensors of samples"),
+        (({"a": torch.zeros(3), "b": torch.zeros(2)}, torch.zeros(3)), "task.train: got .3, 2, 3.; accepted"),
+        (({"a": 3}, torch.zeros(3)), "task.train: got .*; accepted: two tensors of samples"),
     ],
 )
 def test_inputs_that_do_not_belong_together_are_refused(train: Any, message: str) -> None:

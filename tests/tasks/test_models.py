@@ -119,9 +119,9 @@ def test_a_factory_makes_a_fresh_model_each_time():
     make = factory("logistic", (1, 8, 8), 10)
     torch.manual_seed(0)
     first, second = make(), make()
-    assert not torch.equal(first.layers[0].weight, second.layers[0].weight)
+    assert not torch.equal(first[1].weight, second[1].weight)
     torch.manual_seed(0)
-    assert torch.equal(first.layers[0].weight, make().layers[0].weight)
+    assert torch.equal(first[1].weight, make()[1].weight)
 
 
 def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
@@ -130,13 +130,9 @@ def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
     images = torch.randn(4, 3, 32, 32)
 
     def published(x: Tensor) -> Tensor:  # decentralizepy: pool(relu(norm(conv(x))))
-        for conv, norm in (
-            (model.conv1, model.norm1),
-            (model.conv2, model.norm2),
-            (model.conv3, model.norm3),
-        ):
+        for conv, norm in ((model[0], model[1]), (model[4], model[5]), (model[8], model[9])):
             x = F.max_pool2d(F.relu(norm(conv(x))), 2, 2)
-        return model.fc(torch.flatten(x, 1))
+        return model[-1](torch.flatten(x, 1))
 
     ours = model(images)
     theirs = published(images)
@@ -173,8 +169,9 @@ def test_mlp_without_hidden_layers_is_linear():
 
 def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
     model = MLP((3,), 2, (5, 4))
-    assert [type(layer).__name__ for layer in model.layers] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
-    assert [layer.out_features for layer in model.layers if isinstance(layer, nn.Linear)] == [5, 4, 2]
+    names = ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert [type(layer).__name__ for layer in model] == names
+    assert [layer.out_features for layer in model if isinstance(layer, nn.Linear)] == [5, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -117,43 +118,33 @@ def test_columns_are_found_by_their_names_and_lines_may_end_as_under_windows(tmp
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message"),
+    ("text", "message"),
     [
-        (f"{HEADER}\n1,1,4.0,5\n1,2,good,5\n", 3, "'1,2,good,5'; accepted: userId, movieId, rating"),
-        (f"{HEADER}\n1,1,4.0,5\n1,2\n", 3, "'1,2'; accepted: "),
-        (f"{HEADER}\n1,1,4.0,5\n\n1,2,3.0,5\n", 3, "''; accepted: "),
-        (f"{HEADER}\n1,1,4.3,5\n", 2, "the rating from 0.5 to 5 in steps of 0.5"),
-        (f"{HEADER}\n1,1,nan,5\n", 2, "the rating from 0.5 to 5"),
-        (f"{HEADER}\n1,1,0.0,5\n", 2, "the rating from 0.5 to 5"),
-        (f"{HEADER}\n1,1,5.5,5\n", 2, "the rating from 0.5 to 5"),
-        (f"{HEADER}\n0,1,5.0,5\n", 2, "the ids from 1"),
-        (f"{HEADER}\n1,99999999999,5.0,5\n", 2, "the ids from 1"),
-        (f"{HEADER}\n1,1.5,5.0,5\n", 2, "the ids from 1"),
-        (f"{HEADER}\n{'x' * 1000}\n", 2, f"'{'x' * 60}'"),
-        (f"{HEADER}\n1,1,4.0,5\n2,1,4.0,5\n1,1,3.0,5\n", 4, "user 1 has rated film 1 before"),
+        (f"{HEADER}\n1,1,4.0,5\n1,2,good,5\n", "can't be read .*'rating'.*good"),
+        (f"{HEADER}\n1,1,4.0,5\n1,2\n", "accepted: GroupLens's file, with ratings"),
+        (f"{HEADER}\n1,1,4.3,5\n", "ratings from 0.5 to 5 in steps of 0.5"),
+        (f"{HEADER}\n1,1,nan,5\n", "ratings from 0.5 to 5"),
+        (f"{HEADER}\n1,1,0.0,5\n", "ratings from 0.5 to 5"),
+        (f"{HEADER}\n1,1,5.5,5\n", "ratings from 0.5 to 5"),
+        (f"{HEADER}\n1,1.5,5.0,5\n", "can't be read .*'movieId'"),
+        ("userId,movieId,stars\n1,1,4.0\n", "can't be read .*rating"),
+        (f"{HEADER}\n", "no ratings"),
+        ("", "can't be read"),
+        (b"userId,movieId,rating\n1,1,\xff\n", "can't be read"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, text, line, message):
+def test_a_bad_file_is_named(tmp_path, text, message):
     path = write(tmp_path, text)
     said = refused(tmp_path)
-    assert said.startswith(f"data_root: {path}, line {line}: ")
-    assert message in said
+    assert said.startswith(f"data_root: {path}")
+    assert re.search(message, said)
 
 
 def test_a_bad_line_of_100k_is_named(tmp_path):
     path = write(tmp_path, "1\t1\t4\t5\n1\t2\t3.5\t5\n", HUNDRED)
     said = refused(tmp_path, "100k")
-    assert said.startswith(f"data_root: {path}, line 2: '1\\t2\\t3.5\\t5'; accepted: ")
-    assert said.endswith("the rating from 1 to 5 in steps of 1")
-
-
-def test_a_file_without_ratings_and_a_file_that_is_no_text(tmp_path):
-    for text in ("userId,movieId,stars\n1,1,4.0\n", "1,1,4.0,964982703\n1,2,4.0,964982703\n", f"{HEADER}\n"):
-        path = write(tmp_path, text)
-        assert f"{path} has no ratings in columns userId, movieId, rating" in refused(tmp_path)
-    for text in ("", b"userId,movieId,rating\n1,1,\xff\n"):
-        path = write(tmp_path, text)
-        assert f"{path} can't be read" in refused(tmp_path)
+    assert said.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
+    assert said.endswith("ratings from 1 to 5 in steps of 1")
 
 
 def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
@@ -181,7 +172,7 @@ def test_parameters_that_do_not_fit_are_refused(parameters, message):
 @pytest.mark.parametrize("mean", [None, 3.4])
 def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
     torch.manual_seed(1)
-    model = MatrixFactorization(5, 7, 3, mean)
+    model = MatrixFactorization(5, 7, mean or 0.0, 3, biased=mean is not None)
     assert sum(p.numel() for p in model.parameters()) == 12 * 3 + (0 if mean is None else 12)
     for factors in (model.user_factors.weight, model.item_factors.weight):
         assert factors.abs().max() <= 0.05
@@ -202,7 +193,7 @@ def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
 
 def test_factors_are_uniform():
     torch.manual_seed(2)
-    weight = MatrixFactorization(1000, 10).user_factors.weight
+    weight = MatrixFactorization(1000, 10, 0.0, biased=False).user_factors.weight
     # Of the uniform law: standard deviation 0.05 / sqrt(3); here to within five standard errors.
     assert weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.02)
     assert abs(weight.mean().item()) < 0.001
@@ -252,12 +243,12 @@ def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.nd
     for (user, film), star in zip(task.train[0][batch].tolist(), task.train[1][batch].tolist(), strict=True):
         p, q = value["user_factors.weight"][user], value["item_factors.weight"][film]
         error = p @ q - star
-        if module.mean is not None:
+        if module.biased:
             error += module.mean + value["user_bias.weight"][user, 0] + value["item_bias.weight"][film, 0]
         error *= 2 / len(batch)
         found["user_factors.weight"][user] += error * q
         found["item_factors.weight"][film] += error * p
-        if module.mean is not None:
+        if module.biased:
             found["user_bias.weight"][user, 0] += error
             found["item_bias.weight"][film, 0] += error
     return np.concatenate([found[field.name].ravel() for field in fields])

@@ -343,7 +343,7 @@ def test_a_poison_of_the_user():
         ),
         ([patch(size=9)], "poison.0 'patch': size: 9; accepted: at most 8 pixels"),
         ([patch(), patch()], "poison.1 'patch': set_name: 'ood' is taken; accepted: another name"),
-        ([patch(set_name="train")], "poison.0 'patch': task.tests: got a set named 'train'"),
+        ([patch(set_name="train")], "poison.0 'patch': task.tests: got 'train'"),
         (
             [{"name": f"{__name__}:Wrong", "at": {"rank": 0}}],
             rf"poison.0 '{__name__}:Wrong': transform gave targets \(torch.float32, .*; accepted: \(torch.int64",

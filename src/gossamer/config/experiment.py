@@ -167,7 +167,7 @@ class SecureAggregation(Section):
 
 class Failures(Section):
     """When peers consider a node dead. A null ``heartbeat_s`` sends none on one machine, where the parent process sees which
-    node ends or stops, elsewhere every fifth of ``detection_s``. With heartbeats, a peer that hangs is noticed within
+    node ends, elsewhere every fifth of ``detection_s``. With heartbeats, a peer that hangs or is stopped is noticed within
     detection_s + heartbeat_s / 2 seconds."""
 
     heartbeat_s: float | None = Field(default=None, gt=0)

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Annotated, Literal
 
 import numpy as np
+import polars as pl
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gossamer.config.registry import FilePath, register
@@ -28,7 +29,7 @@ from gossamer.faults.fault import (
     select_ranks,
 )
 from gossamer.network import Path, SlowdownWindow
-from gossamer.network.inputs import check_ranks, read_records
+from gossamer.network.inputs import check_ranks, check_rows, read_csv
 from gossamer.randomness import generator
 
 
@@ -132,19 +133,23 @@ class Churn(TemporaryFault):
 
     def _read(self, nodes: int, field: str) -> list[FaultInterval]:
         assert self.path is not None
+        where = f"{field}.path: {self.path}"
+        columns = {"time_s": pl.Float64, "node": pl.Int64, "event": pl.String}
+        table = read_csv(self.path, f"{field}.path", columns)
+        check_rows(table, pl.all_horizontal(pl.all().is_not_null()), where, "three cells a line")
+        check_ranks(table["node"], nodes, f"{where}, node")
+        check_rows(
+            table, pl.col("time_s") >= pl.col("time_s").cum_max().over("node"), where, "ascending times"
+        )
         intervals: list[FaultInterval] = []
         away: dict[int, tuple[float, str]] = {}  # node -> since when, and by which event
-        last: dict[int, float] = {}  # node -> time of its last event
-        for record in read_records(self.path, f"{field}.path", ("time_s", "node", "event")):
-            rank, event, where = record.number("node"), record["event"], record.where
-            node = int(rank)
-            if rank != node or node >= nodes:
-                raise BadInput(f"{where}: node {record['node']}; accepted: ranks 0 to {nodes - 1}")
-            time_s = record.number("time_s", least=last.get(node, 0.0))
-            possible = ["join"] if node in away else ["crash", "leave"] if node in last else _EVENTS
+        present: set[int] = set()  # nodes that have had an event
+        for time_s, node, event in table.rows():
+            possible = ["join"] if node in away else ["crash", "leave"] if node in present else _EVENTS
             if event not in possible:
-                raise BadInput(f"{where}: {event!r} of node {node}; accepted: {' or '.join(possible)}")
-            last[node] = time_s
+                found = f"{event!r} of node {node} at {time_s:g} s"
+                raise BadInput(f"{where}: {found}; accepted: {' or '.join(possible)}")
+            present.add(node)
             if event != "join":
                 away[node] = time_s, event
                 continue

@@ -9,10 +9,11 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
+import polars as pl
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, register
-from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_records
+from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_csv
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
@@ -82,8 +83,7 @@ class StepTrace(ComputeProfile):
     path: FilePath  # the file; .csv or .csv.gz
     # Node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
     assign: Literal["in-order", "drawn"] = "in-order"
-    _device: ClassVar[tuple[int, ...]] = ()
-    """The device of each node; set by :meth:`settled`."""
+    _device: ClassVar[tuple[int, ...]] = ()  # of each node; set by settled()
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)
@@ -98,11 +98,11 @@ class StepTrace(ComputeProfile):
 
     @cached_property
     def _devices(self) -> list[list[float]]:
-        """The times of each device; raises BadInput for a file that can't be read."""
-        devices: dict[str, list[float]] = {}
-        for record in read_records(self.path, "compute.path", ("node", "seconds_per_step")):
-            devices.setdefault(record["node"], []).append(record.number("seconds_per_step"))
-        return list(devices.values())
+        """The times of each device."""
+        columns = {"node": pl.String, "seconds_per_step": pl.Float64}
+        table = read_csv(self.path, "compute.path", columns).drop_nulls()
+        by_device = table.group_by("node", maintain_order=True).agg("seconds_per_step")
+        return by_device["seconds_per_step"].to_list()
 
 
 class ModifiedProfile(ComputeProfile):
@@ -120,9 +120,10 @@ class ModifiedProfile(ComputeProfile):
             raise ValueError("a profile without steps_per_encoding, which the outermost one has")
         return base
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def settled_base(self, nodes: int, seed: int) -> ComputeProfile:
+        """The base for a number of nodes."""
         with nested("compute"):
-            return self.model_copy(update={"base": self.base.settled(nodes, seed)})
+            return self.base.settled(nodes, seed)
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.base.step_seconds(seed, rank, step)
@@ -147,9 +148,8 @@ class PerNode(ModifiedProfile):
 
     seconds_per_step: tuple[NonNegativeFloat, ...] | None = None  # a number for each node; without a base
     factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
-    sigma: NonNegativeFloat | None = (
-        None  # factors e^(sigma z), z standard normal, are drawn once for the run
-    )
+    # Factors e^(sigma z), z standard normal, are drawn once for the run.
+    sigma: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PerNode:
@@ -168,8 +168,7 @@ class PerNode(ModifiedProfile):
         if self.sigma is not None:
             rngs = (generator(seed, "compute.factor", rank) for rank in range(nodes))
             factors = tuple(float(rng.lognormal(0.0, self.sigma)) for rng in rngs)
-        with nested("compute"):
-            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
+        return _Scaled(base=self.settled_base(nodes, seed), by_rank=factors)
 
 
 @register("compute", "stragglers")
@@ -181,8 +180,7 @@ class SlowNodes(ModifiedProfile, SomeNodes):
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         slow = set(self.chosen(nodes, seed, "compute"))
         factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
-        with nested("compute"):
-            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
+        return _Scaled(base=self.settled_base(nodes, seed), by_rank=factors)
 
 
 class SlowdownWindow(Component):
@@ -232,7 +230,7 @@ class Slowdowns(ModifiedProfile):
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         for number, window in enumerate(self.windows):
             check_ranks(window.ranks or (), nodes, f"compute.windows.{number}.ranks")
-        return super().settled(nodes, seed)
+        return self.model_copy(update={"base": self.settled_base(nodes, seed)})
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import math
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 from jaxtyping import Float
+from polars import selectors
 from pydantic import Field, NonNegativeInt, model_validator
 
 from gossamer.config.registry import Component
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput, first_line, listed
 from gossamer.randomness import generator
 
 
@@ -82,65 +79,42 @@ def nested(kind: str) -> Iterator[None]:
         raise BadInput(*(re.sub(rf"^{kind}\b", f"{kind}.base", line) for line in error.problems)) from None
 
 
-@dataclass(frozen=True)
-class Record:
-    """A line of a file under its header: its location, for errors, and its cells by column."""
-
-    where: str
-    cells: Mapping[str, str]
-
-    def __getitem__(self, column: str) -> str:
-        """The cell of a column; empty if the file does not have it."""
-        return self.cells.get(column, "")
-
-    def number(self, column: str, *, above: float | None = None, least: float = 0.0) -> float:
-        """The finite number in a cell, above one bound or at least the other; a BadInput for anything else."""
-        value = as_number(self[column])
-        if value is None or not math.isfinite(value) or (value < least if above is None else value <= above):
-            bound = f"above {above:g}" if above is not None else f"from {least:g}"
-            raise BadInput(f"{self.where}, {column}: {self[column]!r}; accepted: a number {bound}")
-        return value
-
-
-def read_records(
-    path: Path, field: str, columns: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[Record]:
-    """The records of a file (.csv or .csv.gz, UTF-8) whose first line names its columns, in any order.
-
-    A BadInput, which names the experiment's ``field``, refuses a file that can't be read, other columns than these, a file
-    without records, or a record of another length."""
-    (first, header), *rows = read_rows(path, field)
-    if not set(columns) <= set(header) <= {*columns, *optional} or len(set(header)) < len(header):
-        accepted = f"a header of {listed(columns)}" + (f", and maybe {listed(optional)}" if optional else "")
-        raise BadInput(f"{field}: {path}, line {first}: {','.join(header)!r}; accepted: {accepted}")
-    if not rows:
+def read_csv(
+    path: Path, field: str, columns: Mapping[str, Any], optional: Collection[str] = ()
+) -> pl.DataFrame:
+    """The columns, by name and polars type, of a CSV file (.csv or .csv.gz) with a header; lines that begin with ``#`` are
+    comments. Blank cells, and optional columns that are not there, are null. A BadInput, which names the experiment's
+    ``field``, refuses a file that can't be read, that lacks a column, or that has a negative or infinite number."""
+    cells = read_cells(path, field, header=True)
+    missing = columns.keys() - set(cells.columns)
+    if lacking := missing - set(optional):
+        accepted = f"a header of {listed(columns)}"
+        raise BadInput(f"{field}: {path}: no column {listed(lacking)}; accepted: {accepted}")
+    cells = cells.with_columns(pl.lit(None, pl.String).alias(name) for name in missing)
+    if cells.is_empty():
         raise BadInput(f"{field}: {path}: no line after the header; accepted: one or more")
-    for line, row in rows:
-        where = f"{field}: {path}, line {line}"
-        if len(row) != len(header):
-            raise BadInput(f"{where}: {len(row)} cells; accepted: {len(header)}, as in the header")
-        yield Record(where, dict(zip(header, row, strict=True)))
-
-
-def as_number(cell: str) -> float | None:
-    """The number in a cell: NaN if it is blank, None for a word."""
     try:
-        return float(cell or math.nan)
-    except ValueError:
-        return None
+        table = cells.select(
+            pl.col(name).str.strip_chars().replace("", None).cast(kind) for name, kind in columns.items()
+        )
+    except pl.exceptions.PolarsError as error:
+        raise BadInput(f"{field}: {path}: {first_line(error)}; accepted: numbers") from None
+    numbers = pl.all_horizontal(selectors.numeric().is_finite() & (selectors.numeric() >= 0))
+    check_rows(table, numbers.fill_null(True), f"{field}: {path}", "finite numbers from 0")
+    return table
 
 
-def read_rows(path: Path, field: str) -> list[tuple[int, list[str]]]:
-    """The number and the cells of each line that is neither empty nor a comment (``#``)."""
+def read_cells(path: Path, field: str, *, header: bool) -> pl.DataFrame:
+    """The cells of a CSV file, as text."""
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(
-            path, "rt", encoding="utf-8-sig", newline=""
-        ) as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        raise BadInput(f"{field}: {path}: {error}; accepted: a CSV file (.csv or .csv.gz)") from None
-    rows = [(line, row) for line, row in rows if not row[0].startswith("#")]
-    if not rows:
-        raise BadInput(f"{field}: {path}: empty; accepted: a CSV file (.csv or .csv.gz)")
-    return rows
+        return pl.read_csv(path, has_header=header, infer_schema=False, comment_prefix="#")
+    except (pl.exceptions.PolarsError, OSError) as error:
+        accepted = "a CSV file (.csv or .csv.gz)"
+        raise BadInput(f"{field}: {path}: {first_line(error)}; accepted: {accepted}") from None
+
+
+def check_rows(table: pl.DataFrame, fits: pl.Expr, where: str, accepted: str) -> None:
+    """Raise a BadInput that shows the first row that does not fit, if there is one."""
+    wrong = table.filter(~fits.fill_null(False))
+    if len(wrong):
+        raise BadInput(f"{where}: {wrong.row(0, named=True)}; accepted: {accepted}")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path as FileSystemPath
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 from jaxtyping import Float, Int
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.network.inputs import as_number, for_each, read_rows
+from gossamer.network.inputs import for_each, read_cells
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
@@ -98,39 +98,38 @@ class Matrix(Network):
 
     def _between_sites(self) -> tuple[_Square, _Square]:
         """Seconds and bytes per second between the sites that are used."""
-        tables: dict[str, tuple[list[str], _Square]] = {}
+        tables: dict[str, _Square] = {}
         if self.latency_ms is not None:
             tables["latency_ms"] = _read_square(self.latency_ms, "network.latency_ms")
         if self.bandwidth_mbps is not None:
             file = SHIPPED.get(str(self.bandwidth_mbps), FileSystemPath(self.bandwidth_mbps))
-            tables["bandwidth_mbps"] = names, mbps = _read_square(file, "network.bandwidth_mbps")
+            mbps = tables["bandwidth_mbps"] = _read_square(file, "network.bandwidth_mbps")
             mbps[mbps == 0] = math.nan
-        (names, first), *more = tables.values()
-        if any(len(last) != len(first) or (names and others and names != others) for others, last in more):
-            accepted = f"the {len(first)} sites of network.latency_ms, in the same order"
-            raise BadInput(f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: {accepted}")
-        kept = self._measured_sites({field: values for field, (_, values) in tables.items()})
+        sites, *others = map(len, tables.values())
+        if others and others != [sites]:
+            accepted = f"the {sites} sites of network.latency_ms, in the same order"
+            raise BadInput(f"network.bandwidth_mbps: {others[0]} sites; accepted: {accepted}")
+        kept = self._measured_sites(tables)
         within = np.eye(len(kept), dtype=bool)
         latency_s, limit = np.where(within, math.nan, self.latency_s), np.where(within, math.nan, math.inf)
         if "latency_ms" in tables:
-            latency_s = tables["latency_ms"][1][np.ix_(kept, kept)] / 1000
+            latency_s = tables["latency_ms"][np.ix_(kept, kept)] / 1000
         if "bandwidth_mbps" in tables:
-            limit = tables["bandwidth_mbps"][1][np.ix_(kept, kept)] * BYTES_PER_MEGABIT
+            limit = tables["bandwidth_mbps"][np.ix_(kept, kept)] * BYTES_PER_MEGABIT
         latency_s[within & np.isnan(latency_s)] = self.within_latency_s
         limit[within & np.isnan(limit)] = bytes_per_second(self.within_bandwidth_mbps)
         return latency_s, limit
 
     def _measured_sites(self, tables: Mapping[str, _Square]) -> list[int]:
         """The sites that are used: without those that have no value, or a BadInput if that is an error."""
-        missing: Any = False
-        for field, values in tables.items():
-            missing |= np.isnan(values) & ~np.eye(len(values), dtype=bool)
-            if self.unmeasured == "error" and missing.any():
-                row, column = np.argwhere(missing)[0].tolist()
-                raise BadInput(
-                    f"network.{field}: {getattr(self, field)}: row {row + 1}, column {column + 1} of the numbers: blank or"
-                    " below 0; accepted: a number for each two sites, or network.unmeasured: drop-sites"
-                )
+        missing: Any = np.any([np.isnan(values) for values in tables.values()], axis=0)
+        np.fill_diagonal(missing, False)
+        if self.unmeasured == "error" and missing.any():
+            row, column = np.argwhere(missing)[0].tolist()
+            files = " and ".join(f"network.{field}: {getattr(self, field)}" for field in tables)
+            found = f"row {row + 1}, column {column + 1} of the numbers: blank or below 0"
+            accepted = "a number for each two sites, or network.unmeasured: drop-sites"
+            raise BadInput(f"{files}: {found}; accepted: {accepted}")
         kept = list(range(len(missing)))
         while (unmeasured := missing[np.ix_(kept, kept)]).any():
             pairs = unmeasured.sum(0) + unmeasured.sum(1)
@@ -138,21 +137,17 @@ class Matrix(Network):
         return kept
 
 
-def _read_square(path: FileSystemPath, field: str) -> tuple[list[str], _Square]:
-    """The names of the sites, if the file has any in its first row or column, and the numbers between them; NaN for those
-    that are blank, "nan" or below 0."""
-    rows = [row for _, row in read_rows(path, field)]
-    header = rows.pop(0) if any(as_number(cell) is None for cell in rows[0][1:]) else []
-    names = [row[0] for row in rows] if any(as_number(row[0]) is None for row in rows) else []
-    if names:
-        rows = [row[1:] for row in rows]
-        header = header[len(header) > len(rows) :]  # without the corner cell
-    if header and names and header != names:
-        raise BadInput(f"{field}: {path}: rows and columns have different names; accepted: the same")
-    if not rows or any(len(row) != len(rows) for row in rows):
-        raise BadInput(f"{field}: {path}: {len(rows)} rows of other lengths; accepted: a square matrix")
-    for cell in chain(*rows):
-        if (value := as_number(cell)) is None or math.isinf(value):
-            raise BadInput(f"{field}: {path}: {cell!r}; accepted: finite numbers, or blanks")
-    matrix = np.array([[as_number(cell) for cell in row] for row in rows], dtype=np.float64)
-    return header or names, np.where(matrix >= 0, matrix, math.nan)
+def _read_square(path: FileSystemPath, field: str) -> _Square:
+    """The numbers between sites, whose names may be in the first row and the first column; NaN for those that are blank or
+    below 0."""
+    cells = read_cells(path, field, header=False).select(pl.all().str.strip_chars().replace("", None))
+    numbers = cells.select(pl.all().cast(pl.Float64, strict=False))
+    words = numbers.select(pl.all().is_null()).to_numpy() & cells.select(pl.all().is_not_null()).to_numpy()
+    top, left = int(words[0, 1:].any()), int(words[1:, 0].any())
+    if words[top:, left:].any():
+        raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
+    matrix = numbers.to_numpy()[top:, left:]
+    if len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
+        found = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{field}: {path}: {found} numbers; accepted: a square matrix of finite numbers")
+    return np.where(matrix >= 0, matrix, math.nan)

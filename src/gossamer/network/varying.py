@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, groupby
-from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from itertools import count, groupby, product
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any
 
 import numpy as np
+import polars as pl
 from jaxtyping import Float
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
-from gossamer.network.inputs import check_ranks, nested, read_records
+from gossamer.network.inputs import check_ranks, check_rows, nested, read_csv
 from gossamer.network.network import (
     BYTES_PER_MEGABIT,
     Access,
@@ -26,16 +27,6 @@ from gossamer.network.network import (
     Uniform,
     states_of,
 )
-
-
-class _Line(NamedTuple):
-    """A line of a trace about the link of one node or (rank None) of all; None leaves a value unchanged."""
-
-    time_s: float
-    rank: int | None = None
-    uplink: float | None = None
-    downlink: float | None = None
-    latency_s: float | None = None
 
 
 @register("network", "trace")
@@ -51,8 +42,8 @@ class Trace(Uniform):
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        check_ranks((line.rank or 0 for line in self._lines), nodes, f"network.path: {self.path}, rank")
-        last = self._lines[-1].time_s
+        ranks, last = self._lines["node"].drop_nulls(), float(self._lines["time_s"][-1])
+        check_ranks(ranks, nodes, f"network.path: {self.path}, rank")
         if self.repeat_s is not None and self.repeat_s <= last:
             accepted = f"more than the trace's last time, {last:g}"
             raise BadInput(f"network.repeat_s: {self.repeat_s:g}; accepted: {accepted}")
@@ -63,34 +54,37 @@ class Trace(Uniform):
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         first_rates = super().conditions(nodes, seed).rates
+        lines: list[dict[str, Any]] = [{"time_s": 0.0}, *self._lines.to_dicts()]
         for repetition in [0] if self.repeat_s is None else count():
             rates, own = first_rates, np.zeros((3, nodes))
             start_s = repetition * (self.repeat_s or 0.0)
-            for time_s, simultaneous in groupby([_Line(0.0), *self._lines], key=attrgetter("time_s")):
+            for time_s, simultaneous in groupby(lines, key=itemgetter("time_s")):
                 rates, own = rates.copy(), own.copy()
-                for line in simultaneous:
-                    ranks = slice(None) if line.rank is None else line.rank
-                    for values, value in zip((rates[:nodes], rates[nodes:], own[0]), line[2:], strict=True):
-                        if value is not None:
-                            values[ranks] = value
+                columns = {"uplink": rates[:nodes], "downlink": rates[nodes:], "latency_s": own[0]}
+                for line, (name, values) in product(simultaneous, columns.items()):
+                    if (value := line.get(name)) is not None:
+                        values[slice(None) if line["node"] is None else line["node"]] = value
                 yield start_s + time_s, Access(rates, self.latency_s, self.jitter_s, self.loss, own)
 
     @cached_property
-    def _lines(self) -> list[_Line]:
-        found: list[_Line] = []
-        columns = ("time_s", "rank", "uplink_mbps", "downlink_mbps")
-        for record in read_records(self.path, "network.path", columns, ["latency_ms"]):
-            rank = record["rank"]
-            if rank != "*" and not rank.isdecimal():
-                raise BadInput(f"{record.where}, rank: {rank!r}; accepted: a rank, or * for all")
-            up, down = (
-                BYTES_PER_MEGABIT * record.number(column, above=0) if record[column] else None
-                for column in columns[2:]
-            )
-            delay_s = record.number("latency_ms") / 1000 if record["latency_ms"] else None
-            time_s = record.number("time_s", least=found[-1].time_s if found else 0.0)
-            found.append(_Line(time_s, None if rank == "*" else int(rank), up, down, delay_s))
-        return found
+    def _lines(self) -> pl.DataFrame:
+        """Lines about the link of one ``node`` or (null) of all; other nulls leave a value unchanged."""
+        rates = {"uplink_mbps": pl.Float64, "downlink_mbps": pl.Float64}
+        columns = {"time_s": pl.Float64, "rank": pl.String, **rates, "latency_ms": pl.Float64}
+        table = read_csv(self.path, "network.path", columns, optional=["latency_ms"])
+        where, up, down = f"network.path: {self.path}", pl.col("uplink_mbps"), pl.col("downlink_mbps")
+        check_rows(table, pl.col("time_s").is_not_null(), where, "a time in each line")
+        check_rows(table, pl.col("time_s") >= pl.col("time_s").cum_max(), where, "ascending times")
+        check_rows(table, (up > 0).fill_null(True) & (down > 0).fill_null(True), where, "rates above 0")
+        node = pl.col("rank").cast(pl.Int64, strict=False)
+        check_rows(table, (pl.col("rank") == "*") | (node >= 0), where, "a rank, or * for all")
+        return table.select(
+            "time_s",
+            node=node,
+            uplink=up * BYTES_PER_MEGABIT,
+            downlink=down * BYTES_PER_MEGABIT,
+            latency_s=pl.col("latency_ms") / 1000,
+        )
 
 
 class RateChange(Component):

@@ -7,13 +7,11 @@ in every run.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gossamer.config.registry import FilePath
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput, first_line
 from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
 
@@ -35,7 +33,7 @@ log = logging.getLogger("gossamer")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
 VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
-DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt", "*.txt.gz")
+DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt")
 """The files of tables, by their first kind that a folder has."""
 IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
 
@@ -61,7 +59,7 @@ class Source(BaseModel):
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
-Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]  # split -> column -> array
+Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
 
 
 def image_decoder(height: int, width: int, channels: int, resize: bool = False) -> Decoder:
@@ -86,7 +84,7 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
                     pixels[row].flat = np.asarray(fitted).flat
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
                 accepted = f"{width}x{height} pixels as {', '.join(FORMATS)}"
-                raise BadInput(f"{where}, row {row}: {_first_line(error)}; accepted: {accepted}") from error
+                raise BadInput(f"{where}, row {row}: {first_line(error)}; accepted: {accepted}") from error
         return pixels
 
     return decode
@@ -117,13 +115,10 @@ def label_decoder(classes: int) -> Decoder:
     """Decodes a column of class numbers, from 0 to classes - 1, to int64."""
 
     def decode(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
-        if column.null_count() or not column.dtype.is_integer():
-            raise BadInput(f"{where}: {column.dtype}, {column.null_count()} nulls; accepted: class numbers")
-        labels = column.cast(pl.Int64).to_numpy()
-        low, high = min(labels, default=0), max(labels, default=0)
-        if low < 0 or high >= classes:
-            raise BadInput(f"{where}: labels from {low} to {high}; accepted: 0 to {classes - 1}")
-        return labels
+        if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
+            found = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
+            raise BadInput(f"{where}: {found}; accepted: class numbers from 0 to {classes - 1}")
+        return column.cast(pl.Int64).to_numpy()
 
     return decode
 
@@ -142,9 +137,9 @@ def check_text(column: pl.Series, where: str) -> None:
 
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
-) -> Splits:
-    """Columns of a data set of the Hugging Face hub, through their decoders, as arrays [rows, ...]. ``rows`` has
-    the splits to read, and how many rows each must have (None: any number).
+) -> dict[str, Arrays]:
+    """Columns of a data set of the Hugging Face hub, through their decoders: split -> column -> array [rows, ...]. ``rows``
+    has the splits to read, and how many rows each must have (None: any number).
 
     With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
     set that was read before is taken from the cache by its id. A BadInput refuses a missing folder or data set, a damaged
@@ -155,7 +150,7 @@ def hub_dataset(
     key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
     name = f"{hub_id.replace('/', '--')}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.safetensors"
     cached = cache_folder() / "datasets" / name
-    arrays: dict[str, Shaped[np.ndarray, "rows ..."]] = {}
+    arrays: Arrays = {}
     try:
         arrays = load_file(cached) if cached.exists() else {}
     except (OSError, SafetensorError) as error:
@@ -164,8 +159,14 @@ def hub_dataset(
         folder = folder or hub_folder(hub_id, None)
         log.info("decoding %s from %s", hub_id, folder)
         for split, expected in rows.items():
-            for column, array in _decode(folder, split, expected, columns).items():
-                arrays[f"{split}/{column}"] = array
+            table, where = read_split(folder, split), f"data_root: {folder}, split {split!r}"
+            if table.is_empty() or (expected is not None and len(table) != expected):
+                accepted = "the whole data set" if expected is None else f"{expected}"
+                raise BadInput(f"{where}: {len(table)} rows; accepted: {accepted}")
+            for column, decode in columns.items():
+                if column not in table.columns:
+                    raise BadInput(f"{where}: no column {column!r}; accepted: the whole data set")
+                arrays[f"{split}/{column}"] = decode(table[column], f"{where}, column {column!r}")
         _store(cached, arrays)
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
 
@@ -195,85 +196,59 @@ def hub_folder(
             folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
         return folder
     except Exception as error:  # the HTTP client's errors, among others
-        problem = f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)})"
+        problem = f"{hub_id} can't be read from the Hugging Face hub ({first_line(error)})"
         accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def files_of_split(place: Path, split: str) -> list[Path]:
-    """The files of a split, sorted. Its name is the first word of the name of each file or of a folder above it. A single
-    file is the split ``train``, and so is a folder in which no name is that of a split."""
-    if place.is_file():
-        return [place] if split == "train" else []
-    found: list[Path] = []
-    for pattern in (*DATA, *IMAGES):
-        found += place.rglob(pattern)
-        if found and pattern in DATA:  # a folder of images may have several kinds
-            break
+def read_split(place: Path, split: str) -> pl.DataFrame:
+    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, of texts (one row each, column
+    ``text``) or of images (``image``, and ``label``, the folder's name). No rows if there is no such split.
+
+    The name of a split is the first word of the name of each file or of a folder above it. A single file is the split
+    ``train``, and so is a folder in which no name is that of a split. A BadInput names a file that can't be read."""
+    kinds = [[pattern] for pattern in DATA] + [list(IMAGES)]
+    found = [place] if place.is_file() else []
+    for patterns in kinds:
+        found = found or [path for pattern in patterns for path in place.rglob(pattern)]
     found = sorted(path for path in found if not path.name.startswith("cache-"))  # of the package datasets
-    of_split = [path for path in found if _first_words(path.relative_to(place)) & {split}]
-    named = any(_first_words(path.relative_to(place)) & {"train", "test", "validation"} for path in found)
-    return found if split == "train" and not of_split and not named else of_split
+    words = {path: _first_words(path.relative_to(place)) for path in found}
+    named = any(each & {"train", "test", "validation", split} for each in words.values())
+    chosen = [path for path in found if split in words[path] or (split == "train" and not named)]
+    tables = [_read_table(path) for path in chosen]
+    return pl.concat(tables) if tables else pl.DataFrame()
 
 
 def _first_words(path: Path) -> set[str]:
     return {re.split(r"[-_.]", part)[0] for part in path.parts}
 
 
-def read_tables(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """The rows of files of one kind: Parquet, Arrow (as ``datasets`` saves them), CSV, JSON lines, texts (one row each,
-    column ``text``) or images (``image``, and ``label``, the folder's name). A BadInput names the file that can't be read."""
-    return pl.concat([_read_table(path, columns) for path in paths])
-
-
-def _read_table(path: Path, columns: Sequence[str] | None) -> pl.DataFrame:
-    chosen = None if columns is None else list(columns)
-    readers: dict[str, Callable[[], pl.DataFrame]] = {
-        "*.parquet": lambda: pl.read_parquet(path, columns=chosen),
-        "*.arrow": lambda: pl.read_ipc_stream(path, columns=chosen),
-        "*.csv": lambda: pl.read_csv(path, columns=chosen, infer_schema_length=None),
-        "*.jsonl": lambda: pl.read_ndjson(path, infer_schema_length=None).select(chosen or pl.all()),
-        "*.txt": lambda: pl.DataFrame({"text": [path.read_bytes().decode()]}),
-        "*.txt.gz": lambda: pl.DataFrame({"text": [gzip.decompress(path.read_bytes()).decode()]}),
-        **dict.fromkeys(IMAGES, lambda: _image_row(path)),
-    }
-    kind = next((pattern for pattern in readers if path.match(pattern)), None)
-    if kind is None:
-        raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join(readers)}")
+def _read_table(path: Path) -> pl.DataFrame:
     try:
-        return readers[kind]()
-    except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        accepted = f"a whole file with {listed(chosen or ['text'])}"
-        raise BadInput(f"{path} can't be read ({_first_line(error)}); accepted: {accepted}") from error
-
-
-def _image_row(path: Path) -> pl.DataFrame:
-    image = [{"bytes": path.read_bytes(), "path": path.name}]
-    return pl.DataFrame({"image": image, "label": [path.parent.name]})
-
-
-def _decode(
-    folder: Path, split: str, rows: int | None, columns: Mapping[str, Decoder]
-) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
-    files = files_of_split(folder, split)
-    if not files:
-        raise BadInput(f"data_root: {folder} has no files of {split}; accepted: the whole data set")
-    table = read_tables(files, list(columns))
-    where = f"data_root: {folder}, split {split!r}"
-    if rows is not None and len(table) != rows:
-        raise BadInput(f"{where}: {len(table)} rows; accepted: {rows}")
-    return {name: decode(table[name], f"{where}, column {name!r}") for name, decode in columns.items()}
+        match path.suffix:
+            case ".parquet":
+                return pl.read_parquet(path)
+            case ".arrow":
+                return pl.read_ipc_stream(path)
+            case ".csv":
+                return pl.read_csv(path, infer_schema_length=None)
+            case ".jsonl":
+                return pl.read_ndjson(path, infer_schema_length=None)
+            case ".txt":
+                return pl.DataFrame({"text": [path.read_text(encoding="utf-8")]})
+            case suffix if f"*{suffix}" in IMAGES:
+                image = [{"bytes": path.read_bytes(), "path": path.name}]
+                return pl.DataFrame({"image": image, "label": [path.parent.name]})
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
+    raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join((*DATA, *IMAGES))}")
 
 
 def _no_package(name: str) -> BadInput:
     return BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[data]'")
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _store(path: Path, arrays: dict[str, Shaped[np.ndarray, "..."]]) -> None:
+def _store(path: Path, arrays: Arrays) -> None:
     """Cache arrays. A failure is only logged: it makes the next run slower."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:

@@ -1,4 +1,4 @@
-"""Any data set, of the Hugging Face hub or in local files, with any model and loss."""
+"""Any data set, of the Hugging Face hub or in local files."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class Hub(data.Source, TaskSource):
     the ``tokenizer`` or of the model ``causal-lm``."""
 
     subset: str | None = None  # a folder of the data set, which the hub calls a configuration
-    # A column, several columns of numbers, or a column for each argument of the model.
-    inputs: str | tuple[str, ...] | dict[str, str] = "text"
+    inputs: str | tuple[str, ...] = "text"  # a column, or several columns of numbers
     targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the split that is for training
@@ -55,19 +54,15 @@ class Hub(data.Source, TaskSource):
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
     tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
-    transform: Reference | None = None  # a function of all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
-    loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
-    # Functions by name, in addition to the loss's own.
-    metrics: dict[str, Reference] = Field(default_factory=dict)
+    loss: Literal["classification", "regression", "next-token"] = "classification"
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         if (self.targets is None) != (self.loss == "next-token"):
-            raise BadInput(
-                f"task.targets: {self.targets}, with loss {self.loss}; accepted: columns, or next-token"
-            )
+            found = f"{self.targets}, with loss {self.loss}"
+            raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")
         table, held = self._table(data_root)
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
         names: list[str] | None = None
@@ -75,21 +70,18 @@ class Hub(data.Source, TaskSource):
             (inputs, targets), owners, held, outputs = self._sequences(table, owners, held, data_root)
         else:
             inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
-            outputs = len(names) if names else targets.shape[1] if targets.dim() > 1 else 1
-        if self.transform is not None:
-            inputs = imported(self.transform, "task.transform")(inputs)
+            outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
             purpose = None if self.loss == "next-token" else "hub-split"
             train, test = data.split_by_owner(owners, self.train_fraction, purpose)
-        loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
-        own = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
+        loss, metrics = LOSSES[self.loss]
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
             train=_rows(inputs, targets, train),
             test=_rows(inputs, targets, test),
             loss=loss,
-            metrics={**metrics, **own},
+            metrics=metrics,
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
@@ -100,59 +92,38 @@ class Hub(data.Source, TaskSource):
         place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not place.exists():
             raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
-        fields = {"inputs": self.inputs, "targets": self.targets, "owner": self.owner}
-        named = {field: _listed(columns) for field, columns in fields.items()}
-        parts = []
-        for field, split in (("train", self.train), ("test", self.test)):
-            files = data.files_of_split(place, split)
-            optional = field == split == "test"  # without it, some of the training samples are held out
-            if not files and not optional:
-                kinds = ", ".join((*data.DATA, *data.IMAGES))
-                raise BadInput(
-                    f"task.{field}: {place} has no files of the split {split!r}; accepted: {kinds}"
-                )
-            parts.append(data.read_tables(files) if files else pl.DataFrame())
-        if not len(parts[0]):
-            raise BadInput(f"task.train: {place} has no rows of the split {self.train!r}; accepted: some")
-        table = pl.concat([part for part in parts if len(part)], how="vertical_relaxed")
-        for field, columns in named.items():
-            for column in columns:
+        train, test = data.read_split(place, self.train), data.read_split(place, self.test)
+        for field, split, rows in (("train", self.train, train), ("test", self.test, test)):
+            if rows.is_empty() and split != "test":
+                raise BadInput(f"task.{field}: {place} has no rows of the split {split!r}; accepted: some")
+        table = pl.concat([rows for rows in (train, test) if len(rows)], how="vertical_relaxed")
+        for field in ("inputs", "targets", "owner"):
+            for column in _listed(getattr(self, field)):
                 if column not in table.columns:
                     raise BadInput(f"task.{field}: got {column!r}; accepted: {listed(table.columns)}")
                 if count := table[column].null_count():
                     raise BadInput(f"task.{field}: {count} values of {column!r} are missing; accepted: none")
-        return table, np.arange(len(table)) >= len(parts[0])
+        return table, np.arange(len(table)) >= len(train)
 
     def _inputs(self, table: pl.DataFrame, data_root: Path | None) -> Any:
-        if isinstance(self.inputs, dict):
-            return {argument: self._tensor(table[column]) for argument, column in self.inputs.items()}
         columns = _listed(self.inputs)
         first = table[columns[0]]
         if len(columns) > 1 or data.is_numeric(first):
             return _features(table, columns, "inputs")
-        return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(first)
-
-    def _tensor(self, column: pl.Series) -> Tensor:
-        """Images, or numbers and lists of numbers as they are."""
-        where = f"task.inputs: column {column.name!r}"
-        if data.is_image(column):
-            height, width, channels = data.image_shape(column)
-            decode = data.image_decoder(
-                *(self.image_size or (height, width)), channels, self.image_size is not None
-            )
-            return (
-                torch.from_numpy(decode(column, where))
-                .permute(0, 3, 1, 2)
-                .to(torch.float32)
-                .div(255)
-                .contiguous()
-            )
+        if first.dtype == pl.String:
+            return self._encoded(first, data_root)
+        where = f"task.inputs: column {first.name!r}"
+        if data.is_image(first):
+            height, width, channels = data.image_shape(first)
+            size = self.image_size or (height, width)
+            pixels = data.image_decoder(*size, channels, resize=self.image_size is not None)(first, where)
+            images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+            return images.to(torch.float32).div(255).contiguous()
         try:
-            values = torch.tensor(column.to_list())
+            values = torch.tensor(first.to_list())
         except (TypeError, ValueError) as error:
-            raise BadInput(
-                f"{where}: {column.dtype} ({error}); accepted: numbers, or lists of one length"
-            ) from None
+            found = f"{first.dtype} ({error})"
+            raise BadInput(f"{where}: {found}; accepted: numbers, or lists of one length") from None
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
 
     def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
@@ -170,12 +141,9 @@ class Hub(data.Source, TaskSource):
     def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if they are classes."""
         columns = _listed(self.targets)
-        column = table[columns[0]]
-        own = self.loss != "classification"  # the user's loss, or regression
-        if len(columns) > 1 or self.loss == "regression" or (own and data.is_numeric(column)):
+        if len(columns) > 1 or self.loss == "regression":
             return _features(table, columns, "targets"), None
-        if own and column.dtype != pl.String:
-            return self._tensor(column), None
+        column = table[columns[0]]
         if column.dtype.is_float() or column.dtype.is_nested():
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
         numbers, names = _numbers(column)
@@ -211,16 +179,13 @@ class Hub(data.Source, TaskSource):
                 targets.append(tokens[1 : end + 1].view(-1, self.context))
                 kept += [kind] * len(inputs[-1])
         if len(kept) < 2:
-            raise BadInput(
-                f"task: {total} tokens; accepted: {2 * self.context + 1} or more, or a smaller context"
-            )
+            accepted = f"{2 * self.context + 1} or more, or a smaller context"
+            raise BadInput(f"task: {total} tokens; accepted: {accepted}")
         of, tests = zip(*kept, strict=True)
         return (torch.cat(inputs), torch.cat(targets)), np.array(of), np.array(tests), different
 
 
-def _listed(columns: str | Sequence[str] | dict[str, str] | None) -> list[str]:
-    if isinstance(columns, dict):
-        return list(columns.values())
+def _listed(columns: str | Sequence[str] | None) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns or ())
 
 
@@ -239,7 +204,6 @@ def _features(table: pl.DataFrame, columns: Sequence[str], field: str) -> Tensor
     """Columns of numbers side by side, float32 [samples, columns]."""
     for column in columns:
         if not data.is_numeric(table[column]):
-            raise BadInput(
-                f"task.{field}: {column!r} is {table[column].dtype}; accepted: a column of numbers"
-            )
+            found = f"{column!r} is {table[column].dtype}"
+            raise BadInput(f"task.{field}: {found}; accepted: a column of numbers")
     return torch.from_numpy(table.select(pl.col(columns).cast(pl.Float32)).to_numpy(writable=True))

@@ -18,7 +18,7 @@ from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
-from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, accuracy, model_factory
+from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
@@ -76,14 +76,10 @@ class ImageClassification(TaskSource):
             # Sorted, so that only the choice of samples depends on the seed, not their order.
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
-        return Task(
-            model=model_factory(self.model, data_root, shape=self.shape, classes=len(self.classes)),
-            train=self._tensors(pixels, labels),
-            test=self._tensors(*test),
-            loss=F.cross_entropy,
-            metrics={"accuracy": accuracy},
-            classes=self.classes,
-            augment=None if self.augment is None else imported(self.augment, "task.augment"),
+        augment = None if self.augment is None else imported(self.augment, "task.augment")
+        train = self._tensors(pixels, labels)
+        return classification(
+            self.model, data_root, train, self._tensors(*test), self.classes, augment=augment
         )
 
     def _tensors(

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accu
 
 Users = dict[str, tuple[Path, dict[str, Any]]]
 """The samples of each user, and the file that has them."""
+
+Samples = tuple[Tensor, Tensor, Tensor]  # inputs, targets and the owner of each
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """FEMNIST's classes, by number."""
@@ -53,13 +55,20 @@ def read_users(folder: Path) -> Users:
     return dict(sorted(found.items()))
 
 
+def divided(inputs: Tensor, targets: Tensor, owners: Tensor, fraction: float) -> tuple[Samples, Samples]:
+    """The first samples of each owner, which are for training, and the others, which are for testing."""
+    train, test = map(torch.from_numpy, split_by_owner(owners.numpy(), fraction))
+    return (inputs[train], targets[train], owners[train]), (inputs[test], targets[test], owners[test])
+
+
 class LeafTask(TaskSource):
     """Base of the tasks that read LEAF's files; a subclass says what a sample is.
 
     The loss is cross-entropy, the metric ``accuracy``. The owner of a training sample is its user; test samples are those
-    of all users. ``path`` is the folder that has ``train`` and ``test``."""
+    of all users. ``path`` is the folder that has ``train`` and ``test``. Without it, a task that is on the hub is read from
+    there."""
 
-    path: Path
+    path: Path | None
     model: ModelField
     classes: ClassVar[Sequence[str] | None] = ("0", "1")
     loss: ClassVar[Metric] = staticmethod(F.cross_entropy)
@@ -76,24 +85,30 @@ class LeafTask(TaskSource):
         """What the model is offered."""
         return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
 
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        """The training and the test samples of the hub; see :func:`divided`."""
+        raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
+
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        users = read_users(self.path / "train")
-        self.learn(data["x"] for _, data in users.values())
-        train, owners = self._joined(users)
-        test, _ = self._joined(read_users(self.path / "test"))
+        if self.path is None:
+            train, test = self.from_hub(data_root)
+        else:
+            users = read_users(self.path / "train")
+            self.learn(data["x"] for _, data in users.values())
+            train, test = self._joined(users), self._joined(read_users(self.path / "test"))
         return Task(
-            model=model_factory(self.model, data_root, **self.facts(*train)),
-            train=train,
-            test=test,
+            model=model_factory(self.model, data_root, **self.facts(*train[:2])),
+            train=train[:2],
+            test=test[:2],
             loss=type(self).loss,
             metrics=self.metrics,
-            groups=owners,
+            groups=train[2],
             classes=self.classes,
         )
 
-    def _joined(self, users: Users) -> tuple[Pair, Tensor]:
-        pairs, counts = [], []
+    def _joined(self, users: Users) -> Samples:
+        pairs = []
         for user, (file, data) in users.items():
             try:
                 pairs.append(self.samples(data["x"], data["y"]))
@@ -102,13 +117,9 @@ class LeafTask(TaskSource):
                 raise BadInput(
                     f"task.path: {file}, user {user}: {cause(error)}; accepted: {accepted}"
                 ) from None
-            counts.append(len(pairs[-1][1]))
-        shapes = {inputs.shape[1:] for inputs, _ in pairs if len(inputs)}
-        if len(shapes) != 1:
-            raise BadInput(f"task.path: inputs of shapes {sorted(map(tuple, shapes))}; accepted: one shape")
-        owners = torch.arange(len(pairs)).repeat_interleave(torch.tensor(counts))
+        counts = torch.tensor([len(targets) for _, targets in pairs])
         inputs, targets = (torch.cat([pair[k] for pair in pairs if len(pair[1])]) for k in (0, 1))
-        return (inputs, targets), owners
+        return inputs, targets, torch.arange(len(pairs)).repeat_interleave(counts)
 
 
 def _classes(y: list[Any], count: int) -> Tensor:
@@ -126,8 +137,8 @@ class Femnist(LeafTask):
     ``train_fraction`` of each writer's images are trained on, as the hub has no test set. The default model is LEAF's,
     ``leaf-cnn`` with 6,603,710 parameters; that of decentralizepy has ``width: 512`` and 1,690,046."""
 
-    path: Path | None = None  # type: ignore[assignment]
-    train_fraction: float = Field(default=0.9, gt=0, lt=1)
+    path: Path | None = None
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     model: ModelField = Field(default="leaf-cnn", validate_default=True)
     classes: ClassVar[Sequence[str] | None] = tuple(CHARACTERS)
     hub_id: ClassVar[str] = "flwrlabs/femnist"
@@ -135,28 +146,13 @@ class Femnist(LeafTask):
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         return torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 28, 28), _classes(y, len(CHARACTERS))
 
-    def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        if self.path is not None:
-            return super().load(data_root, seed)
-        columns = {
-            "image": image_decoder(28, 28, 1),
-            "character": label_decoder(62),
-            "writer_id": decode_names,
-        }
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        images, labels = image_decoder(28, 28, 1), label_decoder(len(CHARACTERS))
+        columns = {"image": images, "character": labels, "writer_id": decode_names}
         data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
-        images = torch.from_numpy(data["image"]).permute(0, 3, 1, 2).to(torch.float32).div_(255)
-        labels, writers = torch.from_numpy(data["character"]), torch.from_numpy(data["writer_id"])
-        train, test = map(torch.from_numpy, split_by_owner(writers.numpy(), self.train_fraction))
-        return Task(
-            model=model_factory(self.model, data_root, shape=(1, 28, 28), classes=len(CHARACTERS)),
-            train=(images[train], labels[train]),
-            test=(images[test], labels[test]),
-            loss=F.cross_entropy,
-            metrics=self.metrics,
-            groups=writers[train],
-            classes=self.classes,
-        )
+        pixels, characters, writers = (torch.from_numpy(data[name]) for name in columns)
+        inputs = pixels.permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return divided(inputs, characters, writers, self.train_fraction)
 
 
 @register("task", "celeba")
@@ -172,7 +168,7 @@ class CelebA(LeafTask):
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         from PIL import Image
 
-        folder = self.images or self.path / "raw" / "img_align_celeba"
+        folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:

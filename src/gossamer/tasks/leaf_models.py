@@ -3,64 +3,44 @@ bias vectors where TensorFlow's has one."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Integer
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from gossamer.config.registry import register
-from gossamer.tasks.models import Shape
+from gossamer.tasks.models import Apply, Shape
 
 
 @register("model", "leaf-cnn")
-class LeafCNN(nn.Module):
+class LeafCNN(nn.Sequential):
     """LEAF's model of FEMNIST: two blocks of 5×5 convolution (32, 64), ReLU and 2×2 max pooling, and linear layers of
     ``width`` and the classes: 6,603,710 parameters for 1×28×28 pixels and 62 classes; decentralizepy's has a width of
     512."""
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 62, width: PositiveInt = 2048) -> None:
-        super().__init__()
         channels, height, columns = shape
-        self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
-        self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
-        self.fc1 = nn.Linear(64 * (height // 4) * (columns // 4), width)
-        self.fc2 = nn.Linear(width, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = F.max_pool2d(F.relu(self.conv1(images)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        scores: Tensor = self.fc2(F.relu(self.fc1(x.flatten(start_dim=1))))
-        return scores
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((channels, 32), (32, 64)):
+            layers += [nn.Conv2d(inputs, outputs, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        hidden = nn.Linear(64 * (height // 4) * (columns // 4), width)
+        super().__init__(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(width, classes))
 
 
 @register("model", "celeba-cnn")
-class CelebACNN(nn.Module):
+class CelebACNN(nn.Sequential):
     """LEAF's model of CelebA: four blocks of 3×3 convolution (32), batch normalisation, 2×2 max pooling and ReLU, and a
-    linear
-    layer: 31,202 parameters for 3×84×84 pixels and two classes. As there, normalisation is by the batch in evaluations too,
-    so that there are no buffers, and pixels are 0 to 255."""
+    linear layer: 31,202 parameters for 3×84×84 pixels and two classes. As there, normalisation is by the batch in
+    evaluations too, so that there are no buffers, and pixels are 0 to 255."""
 
     def __init__(self, shape: Shape = (3, 84, 84), classes: int = 2) -> None:
-        super().__init__()
         channels, height, width = shape
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [Apply(Tensor.float)]
         for _ in range(4):
-            layers += [
-                nn.Conv2d(channels, 32, kernel_size=3, padding=1),
-                nn.BatchNorm2d(32, track_running_stats=False),
-                nn.MaxPool2d(2, ceil_mode=True),
-                nn.ReLU(),
-            ]
+            convolution = nn.Conv2d(channels, 32, kernel_size=3, padding=1)
+            norm = nn.BatchNorm2d(32, track_running_stats=False)
+            layers += [convolution, norm, nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
             channels, height, width = 32, -(-height // 2), -(-width // 2)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * height * width, classes))
-
-    def forward(
-        self, images: Integer[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.layers(images.float())
-        return scores
+        super().__init__(*layers, nn.Flatten(), nn.Linear(32 * height * width, classes))
 
 
 class _WordLSTM(nn.Module):

@@ -5,7 +5,7 @@ A task offers ``shape`` (that of one input) and ``classes`` (the number of outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -19,6 +19,22 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 
 Shape: TypeAlias = tuple[int, ...]  # of one input; of an image: channels, height and width
+
+
+class Apply(nn.Module):
+    """A function of a tensor as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def spatial_mean(x: Float[Tensor, "samples channels _ _"]) -> Float[Tensor, "samples channels"]:
+    """The mean over all places of an image."""
+    return x.mean(dim=(2, 3))
 
 
 def _image(shape: Shape, least: int) -> tuple[int, int, int]:
@@ -49,34 +65,31 @@ def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (1
 
 @register("model", "cnn6")
 def cnn6(shape: Shape, classes: int) -> nn.Module:
-    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025)."""
+    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025): 5,851,338 parameters for 3×32×32
+    inputs and 10 classes."""
     return ConvNet(shape, classes, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512))
 
 
 @register("model", "convnet")
 def convnet(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025)."""
+    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025): 9,074,218
+    parameters."""
     return ConvNet(shape, classes, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25)
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """A multi-layer perceptron with ReLU between its linear layers, for flattened samples of a shape; without ``hidden``
-    layers (their widths, first to last) it is multinomial logistic regression (softmax is part of the loss)."""
+    layers (their widths, first to last) it is multinomial logistic regression."""
 
     def __init__(self, shape: Sequence[int], classes: int = 10, hidden: Sequence[int] = ()) -> None:
-        super().__init__()
-        widths = (math.prod(shape), *hidden, classes)
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
+        for inputs, outputs in pairwise((math.prod(shape), *hidden, classes)):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])  # no ReLU on the scores
-
-    def forward(self, samples: Float[Tensor, " samples *shape"]) -> Float[Tensor, "samples classes"]:
-        return self.layers(samples.flatten(start_dim=1))  # type: ignore[no-any-return]
+        super().__init__(nn.Flatten(), *layers[:-1])  # no ReLU on the scores
 
 
 @register("model", "gn-lenet")
-class GNLeNet(nn.Module):
+class GNLeNet(nn.Sequential):
     """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
 
     Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
@@ -85,28 +98,16 @@ class GNLeNet(nn.Module):
     after the pooling here: the same bits, for a quarter of its work."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
         channels, height, width = _image(shape, 8)
-        self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
-        self.norm1 = nn.GroupNorm(2, 32)
-        self.conv2 = nn.Conv2d(32, 32, kernel_size=5, padding=2)
-        self.norm2 = nn.GroupNorm(2, 32)
-        self.conv3 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
-        self.norm3 = nn.GroupNorm(2, 64)
-        self.fc = nn.Linear(64 * (height // 8) * (width // 8), classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(images)), 2))
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
-        x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2))
-        scores: Tensor = self.fc(x.flatten(start_dim=1))
-        return scores
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((channels, 32, 32, 64)):
+            convolution = nn.Conv2d(inputs, outputs, kernel_size=5, padding=2)
+            layers += [convolution, nn.GroupNorm(2, outputs), nn.MaxPool2d(2), nn.ReLU()]
+        super().__init__(*layers, nn.Flatten(), nn.Linear(64 * (height // 8) * (width // 8), classes))
 
 
 @register("model", "lenet5")
-class LeNet5(nn.Module):
+class LeNet5(nn.Sequential):
     """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
@@ -114,33 +115,20 @@ class LeNet5(nn.Module):
     functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
-        super().__init__()
         channels, height, _ = _image(shape, 1)
         if tuple(shape[1:]) not in {(28, 28), (32, 32)}:
             found = f"lenet5, for images of {shape[1]}x{shape[2]} pixels"
             raise BadInput(f"task.model: {found}; accepted: 28x28 or 32x32 pixels, or another model")
         padding = (32 - height) // 2  # the paper pads 28 to 32
-        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=padding)
-        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
-        self.fc1 = nn.Linear(400, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = F.avg_pool2d(torch.tanh(self.conv1(images)), 2)
-        x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
-        x = torch.tanh(self.fc1(x.flatten(start_dim=1)))
-        scores: Tensor = self.fc3(torch.tanh(self.fc2(x)))
-        return scores
+        layers = [nn.Conv2d(channels, 6, kernel_size=5, padding=padding), nn.Tanh(), nn.AvgPool2d(2)]
+        layers += [nn.Conv2d(6, 16, kernel_size=5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
+        layers += [nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)]
+        super().__init__(*layers)
 
 
-class ConvNet(nn.Module):
-    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout.
-
-    Two networks of "Topology-Aware Knowledge Propagation in Decentralized Learning" (Sakarvadia et al., 2025): ``cnn6``
-    (``CifarModule``; 5,851,338 parameters for 3×32×32 inputs and 10 classes) and ``convnet`` (``ConvNet``; 9,074,218).
+class ConvNet(nn.Sequential):
+    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout (Sakarvadia et al.,
+    "Topology-Aware Knowledge Propagation in Decentralized Learning", 2025).
 
     Args:
         shape, classes: as everywhere here; each block halves the image, which must have a pixel left.
@@ -157,8 +145,8 @@ class ConvNet(nn.Module):
         hidden: Sequence[int],
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        channels, height, width = _image(shape, 2 ** len(blocks))
+        halved = 2 ** len(blocks)
+        channels, height, width = _image(shape, halved)
         drop = [nn.Dropout(dropout)] if dropout else []
         features: list[nn.Module] = []
         for widths in blocks:
@@ -166,20 +154,12 @@ class ConvNet(nn.Module):
                 features += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
                 channels = outputs
             features += [nn.MaxPool2d(2), *drop]
-        self.features = nn.Sequential(*features)
-        halved = 2 ** len(blocks)
-        *inner, last = MLP((channels, height // halved, width // halved), classes, hidden).layers
-        self.classifier = nn.Sequential(nn.Flatten(), *inner, *drop, last)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.classifier(self.features(images))
-        return scores
+        *inner, last = MLP((channels, height // halved, width // halved), classes, hidden)
+        super().__init__(*features, *inner, *drop, last)
 
 
 @register("model", "vgg16-bn")
-class VGG16(nn.Module):
+class VGG16(nn.Sequential):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), configuration D,
@@ -187,26 +167,15 @@ class VGG16(nn.Module):
     Images have at least 32×32 pixels."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
         layers: list[nn.Module] = []
         channels = _image(shape, 32)[0]
         for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
             for _ in range(depth):
-                layers += [
-                    nn.Conv2d(channels, width, kernel_size=3, padding=1),
-                    nn.BatchNorm2d(width),
-                    nn.ReLU(),
-                ]
+                convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+                layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
                 channels = width
             layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(channels, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
-        return scores
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(channels, classes))
 
 
 class ResidualBlock(nn.Module):
@@ -214,43 +183,36 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.inner = nn.Sequential(
+            nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(inner + self.shortcut(x))
+        return F.relu(self.inner(x) + self.shortcut(x))
 
 
 @register("model", "resnet18")
-class ResNet18(nn.Module):
+class ResNet18(nn.Sequential):
     """ResNet-18: 11,173,962 parameters for three channels and 10 classes.
 
     He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images: a 3×3
     convolution of stride 1 at the beginning, and no pooling after it."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(64)
-        widths = (64, 64, 128, 256, 512)
-        stages = [(inputs, outputs, 1 if inputs == outputs else 2) for inputs, outputs in pairwise(widths)]
-        blocks = [(ResidualBlock(i, o, stride), ResidualBlock(o, o, 1)) for i, o, stride in stages]
-        self.blocks = nn.Sequential(*(block for stage in blocks for block in stage))
-        self.fc = nn.Linear(512, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        x = self.blocks(F.relu(self.norm(self.conv(images))))
-        scores: Tensor = self.fc(x.mean(dim=(2, 3)))
-        return scores
+        convolution = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
+        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(64), nn.ReLU()]
+        for inputs, outputs in pairwise((64, 64, 128, 256, 512)):
+            layers += [ResidualBlock(inputs, outputs, 1 if inputs == outputs else 2)]
+            layers += [ResidualBlock(outputs, outputs, 1)]
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(512, classes))
 
 
 class InvertedResidual(nn.Module):
@@ -277,7 +239,7 @@ def _normalised(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
 
 
 @register("model", "mobilenet")
-class MobileNetV2(nn.Module):
+class MobileNetV2(nn.Sequential):
     """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
 
     Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
@@ -285,7 +247,6 @@ class MobileNetV2(nn.Module):
     block has a 1×1 convolution too."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
         layers = [*_normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))]
         channels = 32
         stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
@@ -294,14 +255,7 @@ class MobileNetV2(nn.Module):
                 layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
                 channels = width
         layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
-        self.features = nn.Sequential(*layers)
-        self.fc = nn.Linear(1280, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.fc(self.features(images).mean(dim=(2, 3)))
-        return scores
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(1280, classes))
 
 
 class TransformerBlock(nn.Module):
@@ -378,25 +332,28 @@ class CharacterLSTM(nn.Module):
         return scores
 
 
+@register("model", "matrix-factorization")
 class MatrixFactorization(nn.Module):
-    """Ratings as products of user and item factors, with or without biases.
+    """Ratings as products of user and item factors of ``dimensions`` values, with or without biases.
 
-    Without a mean, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
-    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With a mean mu it is::
+    Not ``biased``, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
+    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With biases it is::
 
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
-    The biases b and c start at zero; mu is a constant and no parameter."""
+    The biases b and c start at zero; mu is the mean training rating of all nodes, a constant and no parameter."""
 
-    def __init__(self, users: int, items: int, dimensions: int = 20, mean: float | None = None) -> None:
+    def __init__(
+        self, users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
+    ) -> None:
         super().__init__()
         self.user_factors = nn.Embedding(users, dimensions)
         self.item_factors = nn.Embedding(items, dimensions)
         for factors in (self.user_factors, self.item_factors):
             nn.init.uniform_(factors.weight, -0.05, 0.05)
-        self.mean = mean
-        if mean is not None:
+        self.mean, self.biased = mean_rating, biased
+        if biased:
             self.user_bias = nn.Embedding(users, 1)
             self.item_bias = nn.Embedding(items, 1)
             for bias in (self.user_bias, self.item_bias):
@@ -405,15 +362,6 @@ class MatrixFactorization(nn.Module):
     def forward(self, pairs: Int[Tensor, "samples 2"]) -> Float[Tensor, " samples"]:
         user, item = pairs.unbind(dim=1)
         ratings: Tensor = (self.user_factors(user) * self.item_factors(item)).sum(dim=1)
-        if self.mean is not None:
+        if self.biased:
             ratings = ratings + self.mean + (self.user_bias(user) + self.item_bias(item)).squeeze(1)
         return ratings
-
-
-@register("model", "matrix-factorization")
-def matrix_factorization(
-    users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
-) -> nn.Module:
-    """Ratings as products of factors of ``dimensions`` values; ``biased`` adds the mean training rating, one constant over
-    all nodes, and a bias for each user and each item."""
-    return MatrixFactorization(users, items, dimensions, mean_rating if biased else None)

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.config.registry import register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, first_line
 from gossamer.tasks.data import split_by_owner
 from gossamer.tasks.task import ModelField, RootMean, Task, TaskSource, model_factory
 
@@ -94,9 +94,8 @@ class MovieLens(TaskSource):
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
             accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
-            raise BadInput(
-                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: {accepted}"
-            )
+            found = f"{data_root or 'null'} has no file {release.file}"
+            raise BadInput(f"data_root: {found}; accepted: {accepted}")
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
         users, user = np.unique(owners, return_inverse=True)
@@ -121,35 +120,21 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars. A
-    BadInput names the file and the line that can't be used."""
-    text: dict[str, Any] = {"infer_schema_length": 0, "quote_char": None, "truncate_ragged_lines": True}
+    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars."""
+    options: dict[str, Any] = {"separator": release.delimiter, "has_header": release.header}
+    where, accepted = f"data_root: {path}", "GroupLens's file"
     try:
-        table = pl.read_csv(path, separator=release.delimiter, has_header=release.header, **text)
+        table = pl.read_csv(path, infer_schema=False, quote_char=None, **options)
+        if not release.header:
+            table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
+        ids, stars = pl.col("userId", "movieId").cast(pl.Int64), pl.col("rating").cast(pl.Float32)
+        ratings = table.select(ids, stars)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(f"data_root: {path} can't be read ({error}); accepted: GroupLens's file") from None
-    if not release.header:
-        table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
-    if table.is_empty() or not set(COLUMNS) <= set(table.columns):
-        columns = ", ".join(COLUMNS)
-        raise BadInput(f"data_root: {path} has no ratings in columns {columns}; accepted: GroupLens's file")
-    ratings = table.select(
-        pl.col("userId", "movieId").cast(pl.Int64, strict=False),
-        pl.col("rating").cast(pl.Float32, strict=False),
-    )
-    stars, ids = pl.col("rating"), pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
-    valid = ids & stars.is_between(release.least, release.most) & (stars % release.step == 0)
-    first = 2 if release.header else 1
-    bad = ratings.select((~valid).fill_null(True).arg_true()).to_series()
-    if len(bad):
-        line = release.delimiter.join(filter(None, table.row(bad[0])))
-        raise BadInput(
-            f"data_root: {path}, line {bad[0] + first}: {line[:60]!r}; accepted: {', '.join(COLUMNS)}, the ids from 1"
-            f" and the rating from {release.least:g} to {release.most:g} in steps of {release.step:g}"
-        )
-    again = ratings.select((~pl.struct("userId", "movieId").is_first_distinct()).arg_true()).to_series()
-    if len(again):
-        user, film, _ = ratings.row(again[0])
-        found = f"data_root: {path}, line {again[0] + first}: user {user} has rated film {film} before"
-        raise BadInput(f"{found}; accepted: one rating a user and film")
+        raise BadInput(f"{where} can't be read ({first_line(error)}); accepted: {accepted}") from None
+    on_scale = stars.is_between(release.least, release.most) & (stars % release.step == 0)
+    wrong = ratings.filter(~(on_scale & (pl.col("userId") > 0)).fill_null(False))
+    if len(wrong) or ratings.is_empty():
+        found = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
+        scale = f"ratings from {release.least:g} to {release.most:g} in steps of {release.step:g}"
+        raise BadInput(f"{where}: {found}; accepted: {accepted}, with {scale}")
     return ratings

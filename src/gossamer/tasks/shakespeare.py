@@ -10,15 +10,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import polars as pl
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import UInt8
 from pydantic import Field
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.tasks.data import Decoder, check_text, decode_names, hub_dataset, split_by_owner
-from gossamer.tasks.leaf import LeafTask
-from gossamer.tasks.task import ModelField, Pair, Task, accuracy, model_factory
+from gossamer.tasks.data import Decoder, check_text, decode_names, hub_dataset
+from gossamer.tasks.leaf import LeafTask, Samples, divided
+from gossamer.tasks.task import ModelField, Pair
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, by number. Any other character is number 80."""
@@ -66,7 +65,7 @@ class Shakespeare(LeafTask):
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
     classes: ClassVar[Sequence[str] | None] = CLASSES
-    path: Path | None = None  # type: ignore[assignment]
+    path: Path | None = None
     model: ModelField = Field(default="lstm", validate_default=True)
     # Share of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -78,10 +77,7 @@ class Shakespeare(LeafTask):
         )
         return texts, following.squeeze(1).to(torch.int64)
 
-    def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        if self.path is not None:
-            return super().load(data_root, seed)
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
         columns: dict[str, Decoder] = {
             "character_id": decode_names,
             "x": decode_texts,
@@ -89,14 +85,4 @@ class Shakespeare(LeafTask):
         }
         data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
         roles, texts, following = (torch.from_numpy(data[name]) for name in columns)
-        train, test = map(torch.from_numpy, split_by_owner(roles.numpy(), self.train_fraction))
-        following = following.squeeze(1).to(torch.int64)
-        return Task(
-            model=model_factory(self.model, data_root, shape=(LENGTH,), classes=len(CLASSES)),
-            train=(texts[train], following[train]),
-            test=(texts[test], following[test]),
-            loss=F.cross_entropy,
-            metrics={"accuracy": accuracy},
-            groups=roles[train],
-            classes=CLASSES,
-        )
+        return divided(texts, following.squeeze(1).to(torch.int64), roles, self.train_fraction)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.tasks.task import ModelField, Task, TaskSource, accuracy, model_factory
+from gossamer.tasks.task import ModelField, Task, TaskSource, classification
 
 
 @register("task", "synthetic")
@@ -61,12 +60,6 @@ class Synthetic(TaskSource):
         test = torch.from_numpy(place < np.repeat(np.maximum(counts // 10, 1), counts))
         owner = torch.from_numpy(np.repeat(np.arange(self.owners), counts))
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-        return Task(
-            model=model_factory(self.model, data_root, shape=(self.features,), classes=self.classes),
-            train=(inputs[~test], targets[~test]),
-            test=(inputs[test], targets[test]),
-            loss=F.cross_entropy,
-            metrics={"accuracy": accuracy},
-            groups=owner[~test],
-            classes=[str(number) for number in range(self.classes)],
-        )
+        names = [str(number) for number in range(self.classes)]
+        train, held = (inputs[~test], targets[~test]), (inputs[test], targets[test])
+        return classification(self.model, data_root, train, held, names, groups=owner[~test])

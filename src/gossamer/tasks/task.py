@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +13,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
-from gossamer.errors import BadInput, cause, shown
+from gossamer.errors import BadInput, cause
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
@@ -148,36 +149,39 @@ class Task:
     def _check(self) -> None:
         # No type checker helps the user who wrote the task.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
-        accepted = "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)"
-        _require(creates, "model", self.model, accepted)
-        _require(isinstance(self.tests, Mapping), "tests", self.tests, "a dict, name -> (inputs, targets)")
-        if list(self.tests)[:1] != ["test"]:
-            raise BadInput(f"task.tests: got {list(self.tests)}; accepted: sets by name, the first 'test'")
-        for name in self.tests:
-            if not re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)):
-                raise BadInput(
-                    f"task.tests: got a set named {name!r}; accepted: letters, digits and underscores, and no first word"
-                    f" of another column ({_TAKEN.replace('|', ', ')})"
-                )
-        _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
-        measures = {"loss": self.loss, **{f"metrics.{name}": given for name, given in self.metrics.items()}}
-        augment = self.augment
         _require(
-            augment is None or callable(augment), "augment", augment, "a function of (inputs, generator)"
+            creates,
+            "model",
+            self.model,
+            "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)",
         )
-        for name, given in measures.items():
+        _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
+        for name, given in {
+            "loss": self.loss,
+            **{f"metrics.{key}": one for key, one in self.metrics.items()},
+        }.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
-            accepted = "a function of (outputs, targets)"
-            _require(callable(given) and not isinstance(given, type), name, given, accepted)
-            if (refused := not_called_with(given, "outputs", "targets")) is not None:
-                raise BadInput(f"task.{name}: can't be called so ({refused}); accepted: {accepted}")
-        columns = Counter(f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics))
-        if twice := next((column for column, count in columns.items() if count > 1), None):
-            raise BadInput(f"task.tests: two columns {twice!r}; accepted: sets and metrics with other names")
-        named = self.classes is None or (
-            hasattr(self.classes, "__len__") and not isinstance(self.classes, str)
+            called = (
+                callable(given)
+                and not isinstance(given, type)
+                and not_called_with(given, "outputs", "targets") is None
+            )
+            _require(called, name, given, "a function of (outputs, targets)")
+        sets = list(self.tests) if isinstance(self.tests, Mapping) else []
+        _require(
+            sets[:1] == ["test"],
+            "tests",
+            sets or self.tests,
+            "a dict, name -> (inputs, targets), the first 'test'",
         )
-        _require(named, "classes", self.classes, "the names of the classes")
+        for name in sets:
+            allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name))
+            words = f"letters, digits and underscores, and no first word of another column ({_TAKEN.replace('|', ', ')})"
+            _require(allowed is not None, "tests", name, words)
+        columns = [f"{name}_{metric}" for name in sets for metric in ("loss", *self.metrics)]
+        _require(
+            len(set(columns)) == len(columns), "tests", sets, "sets and metrics that give different columns"
+        )
         self._check_pair("train", self.train)
         for name, pair in self.tests.items():
             self._check_pair("test" if name == "test" else f"tests.{name}", pair)
@@ -188,36 +192,33 @@ class Task:
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
-        named = fits and isinstance(pair[0], dict) and pair[0]
-        tensors = [*pair[0].values(), pair[1]] if named else pair
-        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in tensors)
+        tensors = [*pair[0].values(), pair[1]] if fits and isinstance(pair[0], dict) else pair
+        fits = fits and len(tensors) > 1 and all(isinstance(each, Tensor) and each.dim() for each in tensors)
         _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
-        *inputs, targets = tensors
-        if {count := len(inputs[0])} != {len(each) for each in tensors} or count == 0:
-            problem = f"{count} inputs, {len(targets)} targets; accepted: as many, at least one"
-            raise BadInput(f"task.{name}: {problem}")
-        if self.classes is None:
-            return
-        numbers = targets.dim() == 1 and targets.dtype in INTEGERS
-        _require(numbers, name, targets, "one class number (an integer) a sample, as the task has classes")
-        if targets.min() < 0 or targets.max() >= len(self.classes):
-            raise BadInput(
-                f"task.{name}: got class numbers from {targets.min()} to {targets.max()};"
-                f" accepted: 0 to {len(self.classes) - 1}, as the task names {len(self.classes)} classes"
+        lengths, targets = [len(each) for each in tensors], tensors[-1]
+        _require(
+            len(set(lengths)) == 1 and lengths[0] > 0,
+            name,
+            lengths,
+            "as many inputs as targets, at least one",
+        )
+        if self.classes is not None:
+            numbers = targets.dim() == 1 and targets.dtype in INTEGERS
+            _require(
+                numbers, name, targets, "one class number (an integer) a sample, as the task has classes"
             )
+            found, most = [int(targets.min()), int(targets.max())], len(self.classes) - 1
+            _require(found[0] >= 0 and found[1] <= most, name, found, f"class numbers from 0 to {most}")
 
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
-    if fits:
-        return
-    said = (
-        shown(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    )
-    if isinstance(value, Tensor):
-        said = f"{value.dtype} of shape {tuple(value.shape)}"
-    elif isinstance(value, type):
-        said = f"the class {value.__name__}"
-    raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
+    if not fits:
+        said = (
+            f"{value.dtype} of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else " ".join(reprlib.repr(value).split())
+        )
+        raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
 def accuracy(
@@ -271,6 +272,21 @@ def model_factory(
         accepted = "a ModelSource, an nn.Module class, or a function that creates a module"
         raise BadInput(f"task.model: {component.name_of()!r} is no model; accepted: {accepted}")
     return partial(component.call, **facts)
+
+
+def classification(
+    model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
+) -> Task:
+    """A task with the loss cross-entropy and the metric ``accuracy``; ``more`` are further arguments of it."""
+    return Task(
+        model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
+        train=train,
+        test=test,
+        loss=F.cross_entropy,
+        metrics={"accuracy": accuracy},
+        classes=classes,
+        **more,
+    )
 
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:

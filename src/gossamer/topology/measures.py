@@ -6,14 +6,14 @@ Import it where it is needed: it brings scipy, which no run needs.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import breadth_first_order, shortest_path  # type: ignore[import-untyped]
+from scipy.sparse.csgraph import breadth_first_order  # type: ignore[import-untyped]
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh  # type: ignore[import-untyped]
 
 from gossamer.errors import BadInput
@@ -21,8 +21,8 @@ from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import TopologySchedule
 
-DENSE_NODES = 500  # up to this many nodes, measures of W are computed from its full spectrum
-SPECTRUM_NODES = 3000  # and up to this many, if the iteration for one eigenvalue does not converge
+DENSE_NODES = 1000  # up to this many nodes, measures of W are computed from its full spectrum
+Matrix: TypeAlias = Float[np.ndarray, "nodes nodes"] | csr_array
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
@@ -40,10 +40,9 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
         ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
-        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``; ``influence``, a list;
-        ``effective_nodes``, 1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all count the same, 1 if one
-        decides; ``arrival``, hops -> rounds, up to :data:`DENSE_NODES` nodes. The last three are None without a spectral gap.
-        The diameter takes O(nodes * edges) time: some seconds for 10,000 nodes."""
+        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``; ``effective_neighbors``, up to :data:`DENSE_NODES` nodes;
+        ``influence``, a list; and ``effective_nodes``, 1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all
+        count the same, 1 if one decides. The last two are None without a spectral gap."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
@@ -59,10 +58,9 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         "diameter": diameter(graph),
         "clustering": float(nx.average_clustering(graph.to_networkx())),
         "spectral_gap": gap,
-        "effective_neighbors": effective_neighbors(W, gamma),
+        "effective_neighbors": effective_neighbors(W, gamma) if graph.nodes <= DENSE_NODES else None,
         "effective_nodes": None if pi is None else float(1 / (pi @ pi)),
         "influence": None if pi is None else pi.tolist(),
-        "arrival": None if pi is None or graph.nodes > DENSE_NODES else arrival(W, pi),
     }
 
 
@@ -82,7 +80,7 @@ def diameter(graph: Graph) -> int | None:
     return longest
 
 
-def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
+def spectral_gap(W: Matrix) -> float | None:
     """1 - abs(lambda_2) of a row-stochastic matrix [nodes, nodes], the rate at which repeated mixing converges: 0 for a
     disconnected graph, 1 if one round averages exactly. None if the matrix is large and the iteration does not converge,
     because the second eigenvalue is close to others (a ring of many thousand nodes)."""
@@ -94,7 +92,7 @@ def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | Non
     return 0.0 if gap is not None and abs(gap) <= 1e-12 else gap  # (a rounding error)
 
 
-def influence(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarray, " nodes"] | None:
+def influence(W: Matrix) -> Float[np.ndarray, " nodes"] | None:
     """The stationary influence pi [nodes] of the nodes in a row-stochastic W [nodes, nodes] with a spectral gap above 0: pi W
     = pi, with sum 1. None if W is large and the iteration does not converge.
 
@@ -104,7 +102,7 @@ def influence(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarr
     uniform: Float[np.ndarray, " nodes"] = np.full(nodes, 1 / nodes)
     if np.allclose(W.sum(axis=0), 1, rtol=0, atol=1e-12):
         return uniform
-    if nodes <= SPECTRUM_NODES:
+    if nodes <= DENSE_NODES:
         # The only solution of (I - W^T + 1 1^T / n) pi = 1 / n, since the eigenvalue 1 of W is simple.
         return np.asarray(np.linalg.solve(np.eye(nodes) - W.T.toarray() + 1 / nodes, uniform))
     try:
@@ -114,33 +112,7 @@ def influence(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarr
     return np.asarray(vector / vector.sum())
 
 
-def arrival(
-    W: Float[np.ndarray, "nodes nodes"] | csr_array, pi: Float[np.ndarray, " nodes"], rounds: int = 1000
-) -> dict[int, float | None]:
-    """How many rounds knowledge takes to arrive, by hops, if models only mix: x <- W x.
-
-    After t rounds, the model of node i contains that of node j with the weight (W^t)_ij, which tends to the influence pi_j
-    (:func:`influence`). It has arrived in the first round in which the weight is at least pi_j / 2.
-
-    Returns:
-        Hops from j to i -> mean rounds over all such pairs, of nodes that have influence; None if some take more than
-        ``rounds``. Hops follow the links of positive weight."""
-    W = csr_array(W)
-    links = csr_array(W.T)  # from sender to receiver
-    links.eliminate_zeros()
-    hops = shortest_path(links, unweighted=True)  # [sender, receiver]
-    share, arrived = np.eye(len(pi)), np.full(hops.shape, np.inf)
-    wanted = (pi[:, None] > 1e-12) & (hops > 0)
-    for round in range(1, rounds + 1):
-        share = W @ share
-        arrived[np.isinf(arrived) & (pi[:, None] / 2 <= share.T)] = round
-        if np.isfinite(arrived[wanted]).all():
-            break
-    means = {int(h): float(arrived[wanted & (hops == h)].mean()) for h in np.unique(hops[wanted])}
-    return {h: mean if np.isfinite(mean) else None for h, mean in means.items()}
-
-
-def smallest_eigenvalue(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
+def smallest_eigenvalue(W: Matrix) -> float | None:
     """lambda_n of a symmetric mixing matrix [nodes, nodes]; if it is below 0, mixing overshoots. None if the matrix is large
     and the iteration does not converge."""
     value = _eigenvalue(csr_array(W), "SA", shift=0.0)
@@ -151,25 +123,24 @@ def _eigenvalue(W: csr_array, which: Literal["LM", "SA"], shift: float) -> compl
     """The eigenvalue of W - shift 1 1^T / n with the largest modulus ("LM") or the smallest real part ("SA"); None if the
     iteration does not converge."""
     nodes, symmetric = W.shape[0], _symmetric(W)
-    if nodes > DENSE_NODES:
-        operator = LinearOperator(W.shape, matvec=lambda x: W @ x - shift * x.mean(), dtype=np.float64)
-        start = generator(0, "eigenvalue").standard_normal(nodes)
-        solve, options = eigsh if symmetric else eigs, {"k": 1, "v0": start, "ncv": 40, "maxiter": 500}
-        try:
-            return complex(solve(operator, which=which, return_eigenvectors=False, **options)[0])
-        except ArpackNoConvergence:
-            if nodes > SPECTRUM_NODES:
-                return None
-    dense = W.toarray() - shift / nodes
-    values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
-    return complex(values[np.argmax(abs(values)) if which == "LM" else np.argmin(values.real)])
+    if nodes <= DENSE_NODES:
+        dense = W.toarray() - shift / nodes
+        values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
+        return complex(values[np.argmax(abs(values)) if which == "LM" else np.argmin(values.real)])
+    operator = LinearOperator(W.shape, matvec=lambda x: W @ x - shift * x.mean(), dtype=np.float64)
+    start = generator(0, "eigenvalue").standard_normal(nodes)
+    solve, options = eigsh if symmetric else eigs, {"k": 1, "v0": start, "ncv": 40, "maxiter": 500}
+    try:
+        return complex(solve(operator, which=which, return_eigenvectors=False, **options)[0])
+    except ArpackNoConvergence:
+        return None
 
 
 def _symmetric(W: csr_array) -> bool:
     return bool(abs(W - W.T).max() <= 1e-12)
 
 
-def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: float) -> float:
+def effective_neighbors(W: Matrix, gamma: float) -> float:
     """The effective number of neighbours n_W(gamma): the factor by which mixing reduces the variance of a random walk.
 
     Vogels, Hendrikx & Jaggi, "Beyond spectral gap: the role of the topology in decentralized learning" (2022). In the
@@ -179,38 +150,14 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
     to n (exact averaging).
 
     Args:
-        W: a row-stochastic matrix [nodes, nodes]. Up to :data:`DENSE_NODES` nodes the mean variance is exact; above, it
-            is estimated from 256 keyed random vectors, to about a percent.
+        W: a row-stochastic matrix [nodes, nodes].
         gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates."""
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
-    estimate = _estimated_variance if W.shape[0] > DENSE_NODES else _mean_variance
-    return 1 / (1 - gamma) / estimate(csr_array(W), gamma)
-
-
-def _mean_variance(W: csr_array, gamma: float) -> float:
-    """(1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk."""
-    dense = W.toarray()
-    if _symmetric(W):
+    dense = csr_array(W).toarray()
+    if _symmetric(csr_array(W)):
         squares = np.linalg.eigvalsh(dense) ** 2
-        return float(np.mean(squares / (1 - gamma * squares)))
-    return float(np.trace(solve_discrete_lyapunov(sqrt(gamma) * dense, dense @ dense.T)) / len(dense))
-
-
-def _estimated_variance(W: csr_array, gamma: float, probes: int = 256) -> float:
-    """(1/n) sum_t gamma^t |W^(t+1)|_F^2, with E |A z|^2 = |A|_F^2 for random signs z (Hutchinson, 1990).
-
-    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated."""
-    nodes: int = W.shape[0]
-    signs = generator(0, "effective neighbours").integers(0, 2, size=(nodes, probes))
-    moved = 2.0 * signs - 1
-    moved -= moved.mean(axis=0)
-    total, decay = 1 / (1 - gamma) / nodes, 1.0
-    while True:
-        moved = W @ moved
-        term = decay * float(np.mean(moved**2))
-        total += term
-        decay *= gamma
-        # Each term is at most gamma times the one before, or a little more if W is not symmetric.
-        if term * gamma / (1 - gamma) <= 1e-4 * total:
-            return total
+        variance = np.mean(squares / (1 - gamma * squares))
+    else:  # (1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk
+        variance = np.trace(solve_discrete_lyapunov(sqrt(gamma) * dense, dense @ dense.T)) / len(dense)
+    return float(1 / (1 - gamma) / variance)

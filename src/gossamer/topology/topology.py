@@ -21,7 +21,7 @@ from gossamer.config.registry import Component, ComponentField, FilePath, Functi
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, read_matrix
+from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, check_size, read_matrix
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -232,8 +232,7 @@ class RandomLinks(CompositeTopology):
         if isinstance(self.probability, float):
             return np.full(len(links), self.probability)
         P, where = self._matrix, f"topology.probability: {self.probability}"
-        if len(P) != graph.nodes:
-            raise BadInput(f"{where}: {len(P)} rows for {graph.nodes} nodes; accepted: {graph.nodes} rows")
+        check_size(P, graph.nodes, where)
         chances: Float[np.ndarray, " links"] = P[tuple(np.array(links, dtype=np.int64).reshape(-1, 2).T)]
         if np.count_nonzero(chances) * (1 + self.symmetric) != np.count_nonzero(P):
             raise BadInput(f"{where}: numbers for pairs that topology.base does not link; accepted: 0 there")

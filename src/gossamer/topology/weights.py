@@ -1,15 +1,14 @@
 """Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
 
 Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
-send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1. Matrices are read from text files: words
-separated by spaces or commas; ``#`` starts a comment.
+send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,10 +92,6 @@ class DataSize(Weights):
         if samples is None:
             problem = "topology.weights: data-size without the number of samples of each node"
             raise BadInput(f"{problem}; accepted: metropolis-hastings, uniform, given")
-        for rank in range(graph.nodes):
-            if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
-                problem = f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples"
-                raise BadInput(f"{problem}; accepted: other weights, or another partition")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # or check() had raised
@@ -156,17 +151,16 @@ class Given(Weights):
         return read_matrix(self.path, f"topology.weights.path: {self.path}")
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
-        if len(W) != nodes:
-            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows")
+        W, where = self._matrix, f"topology.weights.path: {self.path}"
+        check_size(W, graph.nodes, where)
+        sums = W.sum(axis=1)
+        if not np.allclose(sums, 1, rtol=0, atol=1e-6):
+            rank = int(np.argmax(abs(sums - 1)))
+            raise BadInput(f"{where}: row {rank} sums to {sums[rank]:.9g}; accepted: 1")
         for rank, row in enumerate(W):
-            if not abs(row.sum() - 1) <= 1e-6:
-                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
                 found = f"{row[other]:.9g} in row {rank}, column {other}"
-                raise BadInput(
-                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
-                )
+                raise BadInput(f"{where}: {found}, but the graph has no edge from {other}; accepted: 0")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
@@ -241,7 +235,7 @@ class ScoreWeights(Weights):
     @model_validator(mode="after")
     def _schedule_has_a_temperature(self) -> ScoreWeights:
         if self.schedule is not None and self.temperature is None:
-            raise BadInput("topology.weights.temperature: null with a schedule; accepted: a number above 0")
+            raise ValueError("a temperature with a schedule")
         return self
 
     @property
@@ -257,9 +251,6 @@ class ScoreWeights(Weights):
         factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
         closed = {j: scores[j] for j in sorted((rank, *graph.neighbors(rank, "in")))}
         found = shares(closed, self.temperature, factor)
-        if len(closed) > 1 and not any(found.values()):
-            problem = f"null, with scores of 0 around node {rank}; accepted: a number above 0"
-            raise BadInput(f"topology.weights.temperature: {problem}")
         del found[rank]
         return found
 
@@ -335,27 +326,30 @@ def _networkx(graph: Graph) -> NetworkX:
     return graph.to_networkx()
 
 
-# --- text files
-
-
-def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that has any; ``where`` names the field and the file in errors."""
+def read_numbers(path: Path, where: str) -> Float[np.ndarray, "rows columns"]:
+    """A table of finite numbers from a text file, one row per line, separated by spaces or commas; ``#`` starts a comment.
+    ``where`` names the field and the file in errors."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
-    for number, line in enumerate(lines, start=1):
-        if words := line.partition("#")[0].replace(",", " ").split():
-            yield number, words
+        lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
+        rows = [words for line in lines if (words := line.partition("#")[0].split())]
+        numbers = np.array(rows, dtype=np.float64, ndmin=2)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{where}: {error}; accepted: rows of numbers of one length") from None
+    if not np.isfinite(numbers).all():
+        raise BadInput(f"{where}: numbers that are not finite; accepted: finite numbers")
+    return numbers
 
 
 def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    try:
-        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
-    except ValueError as error:
-        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
-    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
-        found = f"{' x '.join(map(str, matrix.shape))} numbers"
-        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
+    """A square matrix, as :func:`read_numbers`."""
+    matrix = read_numbers(path, where)
+    if len(matrix) != matrix.shape[1]:
+        found = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
     return matrix
+
+
+def check_size(matrix: Float[np.ndarray, "rows rows"], nodes: int, where: str) -> None:
+    """Raise a BadInput for a matrix of another size than one row a node."""
+    if len(matrix) != nodes:
+        raise BadInput(f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows")

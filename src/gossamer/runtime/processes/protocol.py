@@ -39,11 +39,12 @@ class Ready(Message):
 
 
 class Progress(Message):
-    """The node has completed this many rounds and sent this many bytes, by this second of its clock."""
+    """The node has completed this many rounds and sent this many bytes, by this second of its clock; what it waits for."""
 
     round: int
     time_s: float
     bytes_sent: int = 0
+    waits: list[str] = []
 
 
 class Row(Message):
@@ -79,18 +80,12 @@ class Marked(Message):
 
 
 class Saved(Message):
-    """The node's file of a checkpoint is written; None: the one from which it can be restarted."""
+    """The node's file of a checkpoint (None: the one from which it can be restarted) is written, or can't be (``error``)."""
 
     number: int | None
     round: int
     time_s: float
-
-
-class NotSaved(Message):
-    """The node's file of a checkpoint can't be written."""
-
-    number: int
-    why: str
+    error: str | None = None
 
 
 class At(Message):
@@ -106,14 +101,6 @@ class Crash(Message):
     number: int
 
 
-class Idle(Message):
-    """Nothing but a message could wake the node: its messages so far, and what it waits for. None: it is busy again."""
-
-    sent: int
-    received: int
-    waits: list[str] | None
-
-
 class Event(Message):
     """Something for the record of events."""
 
@@ -122,10 +109,10 @@ class Event(Message):
 
 
 class Unreachable(Message):
-    """The node can't reach a peer; None: it reaches it again."""
+    """The node can't reach a peer, or hears nothing of it."""
 
     rank: int
-    why: str | None
+    why: str
 
 
 class Failed(Message):
@@ -143,10 +130,7 @@ class Failed(Message):
         return cls(cause(error), round, trace)
 
 
-AboutCheckpoint = Marked | Saved | NotSaved
-FromNode = (
-    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | AboutCheckpoint
-)
+FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
 
 
 # --- coordinator -> node
@@ -315,13 +299,7 @@ class Exited(Message):
     how: str
 
 
-class Stood(Message):
-    """The process of a node was stopped from outside, or goes on."""
-
-    still: bool
-
-
-FromProcess = FromNode | Exited | Stood
+FromProcess = FromNode | Exited
 
 
 class Said(Message):

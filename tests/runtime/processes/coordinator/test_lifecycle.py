@@ -21,14 +21,12 @@ from gossamer.runtime.processes.protocol import (
     Fork,
     FromProcess,
     Go,
-    Idle,
     Leave,
     Lost,
     Meet,
     Progress,
     Ready,
     Signal,
-    Stood,
     Tell,
     Unreachable,
 )
@@ -251,20 +249,6 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     assert len(scene.of(Fork)) == 5  # restart_limit
 
 
-def test_one_that_says_nothing_at_an_introduction_is_taken_for_dead() -> None:
-    scene = Scene(3, **RESTARTED).begin()
-    scene.take(1, Exited("killed by SIGKILL"))
-    scene.pass_time(0.5)
-    scene.take(1, Ready())
-    scene.take(0, At(1, 3))
-    commands = scene.pass_time(DETECTION_S + 0.5)
-    assert Tell(0, Lost(2, "node 2 is silent")) in commands
-    assert scene.lifecycle.away == {2: "node 2 is silent"}
-    assert any(type(each) is Rejoin for each in commands)
-    back = scene.take(2, Progress(4, 0.0))  # it goes on after all
-    assert back == [Tell(rank, Find(2, False)) for rank in range(3)]
-
-
 def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
     """Or it would wait for them (make chaos, seed 1004 among real processes)."""
     scene = Scene(3, **RESTARTED).begin()
@@ -304,93 +288,41 @@ def test_a_node_that_can_not_be_started_again_is_on_record() -> None:
     assert scene.pass_time(0.5) == [End("rounds")]
 
 
-def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on() -> None:
-    scene = Scene().begin()
-    for rank, seconds in ((0, DETECTION_S - 0.5), (1, DETECTION_S)):
-        scene.take(rank, Stood(True))
-        scene.pass_time(seconds)
-        scene.take(rank, Stood(False))
-        assert (rank, "frozen") in scene.events()
-        assert (rank, "thawed") in scene.events() or rank == 1
+@pytest.mark.parametrize("seconds", [DETECTION_S - 0.5, DETECTION_S + 0.5])
+def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on(seconds: float) -> None:
+    freeze = {"name": "freeze", "nodes": [1], "at_s": 1.0, "for_s": seconds}
+    scene = Scene(faults=[freeze]).begin()
+    scene.pass_time(1.0)
+    assert scene.of(Signal) == [Signal(1, signal.SIGSTOP)]
     scene.pass_time(2 * DETECTION_S)
-    assert list(scene.lifecycle.away) == [1]
+    assert scene.of(Signal)[1:] == [Signal(1, signal.SIGCONT)]
+    assert scene.events() == [(1, "frozen"), (1, "thawed")]
+    assert list(scene.lifecycle.away) == ([1] if seconds > DETECTION_S else [])
 
 
-def test_a_run_that_needs_all_nodes_ends_and_names_one_that_stands_still() -> None:
-    scene = Scene(gather={"lost_peer": "fail"}).begin()
-    scene.take(1, Stood(True))
-    scene.pass_time(DETECTION_S)
-    assert scene.failure() == "node 1 stands still: it was stopped"
-
-
-def test_a_coordinator_that_was_itself_stopped_blames_nobody() -> None:
-    scene = Scene().begin()
-    scene.take(0, Stood(True))
-    looks = 0
-    while not scene.lifecycle.away:
-        scene.now += 1000.0
-        scene.lifecycle.look(scene.now)
-        looks += 1
-    assert looks == DETECTION_S  # a second counts for each
-
-
-def test_it_is_said_from_time_to_time_for_whom_the_others_wait() -> None:
-    scene = Scene(gather={"lost_peer": "wait", "timeout_s": 500.0}).begin()
-    scene.pass_time(20)
-    assert scene.shown() == []
-    scene.take(1, Exited("killed by SIGKILL"))
-    scene.commands.clear()
-    scene.pass_time(35)
-    assert scene.shown() == ["waiting for node 1"] * 3
-
-
-@pytest.mark.parametrize(("lost_peer", "algorithm"), [("skip", "d-psgd"), ("wait", "gossip-learning")])
-def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(lost_peer: str, algorithm: str) -> None:
-    scene = Scene(gather={"lost_peer": lost_peer, "timeout_s": 5.0}, algorithm=algorithm).begin()
-    scene.take(1, Exited("killed by SIGKILL"))
-    scene.commands.clear()
-    scene.pass_time(30)
-    assert scene.shown() == []
-
-
-def waiting(nodes: int = 3, **changes: Any) -> Scene:
-    """All nodes have said twice that they wait for a message."""
-    scene = Scene(nodes, gather={"lost_peer": "fail", "timeout_s": None}, **changes).begin()
-    for rank in range(nodes):
-        for _ in range(2):
-            scene.take(rank, Idle(2, 2, ["a message"]))
-    return scene
-
-
-def test_nodes_that_all_wait_with_nothing_under_way_are_named() -> None:
-    scene = waiting()
-    scene.pass_time(0.5)
-    assert scene.failure() == ("all nodes wait and nothing is under way: nodes 0, 1, 2 for a message")
-
-
-def test_nobody_waits_for_ever_who_may_still_be_woken() -> None:
-    timed, flying, busy, doubted = waiting(stop={"time_s": 3.0}), waiting(), waiting(), waiting()
-    flying.take(1, Idle(3, 2, ["a message"]))
-    busy.take(1, Idle(0, 0, None))
-    doubted.take(0, Unreachable(2, "timed out"))
-    once = Scene(gather={"lost_peer": "fail", "timeout_s": None}).begin()
-    for rank in range(2):
-        once.take(rank, Idle(0, 0, ["a message"]))
-    for scene in (timed, flying, busy, doubted, once):
-        assert scene.pass_time(0.5) == []
-
-
-def test_a_peer_that_lives_and_stays_unreachable_ends_the_run() -> None:
-    scene = waiting()
+def test_one_that_was_taken_for_dead_is_introduced_when_it_is_heard() -> None:
+    scene = Scene(3).begin()
     scene.take(0, Unreachable(2, "timed out"))
-    assert scene.pass_time(lifecycle.UNREACHABLE_S - 0.5) == []
-    scene.pass_time(0.5)
-    assert scene.failure() == "node 0 can't reach node 2: timed out"
-    assert scene.events() == [(0, "unreachable")]
+    assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
+    assert scene.take(2, Progress(4, 0.0)) == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
-def test_a_peer_that_is_reached_again_is_none_that_is_unreachable() -> None:
+def test_it_is_said_from_time_to_time_what_nodes_wait_for_while_no_round_ends() -> None:
+    scene = Scene(3).begin()
+    for rank in range(3):
+        scene.take(rank, Progress(1, 0.0, waits=["a message"]))
+    scene.take(2, Progress(1, 0.0))
+    scene.pass_time(lifecycle.SAY_S - 1.0)
+    assert scene.shown() == []
+    scene.take(2, Progress(2, 0.0))
+    scene.pass_time(lifecycle.SAY_S - 0.5)
+    assert scene.shown() == []
+    scene.pass_time(lifecycle.SAY_S + 1.0)
+    assert scene.shown() == ["no round has ended for 30 s: nodes 0, 1 for a message"] * 2
+
+
+def test_a_peer_that_lives_and_is_unreachable_ends_a_run_that_needs_all() -> None:
     scene = Scene(3, gather={"lost_peer": "fail", "timeout_s": None}).begin()
     scene.take(0, Unreachable(2, "timed out"))
-    scene.take(0, Unreachable(2, None))
-    assert scene.pass_time(lifecycle.UNREACHABLE_S + 1.0) == []
+    assert scene.failure() == "node 0 can't reach node 2: timed out"
+    assert scene.events() == [(0, "unreachable")]

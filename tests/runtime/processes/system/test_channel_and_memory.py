@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
-from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Ready, Row
+from gossamer.runtime.processes.protocol import At, Event, FromNode, Message, Progress, Ready, Row
 from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import shared_file
 
@@ -30,7 +30,7 @@ messages = st.one_of(
     st.builds(Ready),
     st.builds(At, numbers, numbers),
     st.builds(Event, st.text(), st.text()),
-    st.builds(Idle, numbers, numbers, st.none() | st.lists(st.text(), max_size=3)),
+    st.builds(Progress, numbers, numbers.map(float), numbers, st.lists(st.text(), max_size=3)),
     st.builds(
         Row,
         numbers | st.text() | st.tuples(st.text(), numbers),

@@ -56,18 +56,18 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return max([self._settled, *self._open]) + 1 if self._on else None
 
-    def hear(self, rank: int, message: protocol.AboutCheckpoint | protocol.Done) -> None:
+    def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
         match message:
             case protocol.Marked(number=number, sent=sent):
                 self._marked(rank, number, sent)
+            case protocol.Saved(number=int(number), error=str(error)):
+                self._give_up(number, error)
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
             case protocol.Saved(number=int(number)) if number > self._complete:  # it was given up meanwhile
                 self._folder.drop(number)
-            case protocol.NotSaved(number=number, why=why):
-                self._give_up(number, why)
             case protocol.Done():  # it is part of all later checkpoints in its present state
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():

@@ -195,7 +195,7 @@ class Coordinator:
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
                     self._diverged = True
                     self._lifecycle.end("diverged")
-            case protocol.Done() | protocol.Marked() | protocol.Saved() | protocol.NotSaved():
+            case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
             case protocol.Final(private=private, forms=parts):
                 for part, forms in parts.items():

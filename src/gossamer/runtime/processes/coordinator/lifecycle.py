@@ -12,11 +12,10 @@ at a time.
 
 from __future__ import annotations
 
-import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.config import Processes
@@ -29,15 +28,10 @@ from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, 
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.setup import Setup
 
-UNREACHABLE_S = 5.0
-"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
-SAY_S = 10.0
-"""Seconds after which the user is told for which nodes the others wait, and told again."""
-MOST_NAMED = 5
-STEP_S = 1.0
-"""Seconds that count at most between two looks at a stopped node."""
+SAY_S = 30.0
+"""Seconds without a completed round after which the user is told what nodes wait for, and told again."""
 
 
 class Over(Exception):
@@ -57,8 +51,8 @@ class Actions(Protocol):
     def rejoin(
         self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
     ) -> None:
-        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
-        started later begins with the model ``start_from``; None is one that was only taken for dead."""
+        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A new process
+        begins with the model ``start_from``; None is one that was only taken for dead."""
 
     def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
         """Record an event, and show it."""
@@ -76,27 +70,15 @@ class NodeState:
     start_from: StartFrom = "initial"
     restarts: int = 0  # that the experiment does not ask for
     round: int = 0  # rounds that it has completed, as far as is known
+    waits: list[str] | None = None  # what it waits for, as far as is known
     ready: bool = False
+    met: bool = False  # it has taken part
     done: bool = False  # its protocol has returned
     final: bool = False  # it has handed in its last model
-    idle: protocol.Idle | None = None  # its report, if nothing but a message could wake it
-    idle_reports: int = 0
     planned: bool = False  # it dies because the experiment says so
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
-    stopped: bool = False  # it was stopped from outside
     arriving: bool = False  # it is away, has been heard, and is to be introduced
-
-
-@dataclass(eq=False)
-class _Introduction:
-    """A node and the others learn each other's rounds. A node that is silent at the deadline is taken for dead."""
-
-    node: NodeState
-    restarted: bool
-    awaited: set[int]
-    deadline: float
-    rounds: dict[int, int] = field(default_factory=dict)
 
 
 class Lifecycle:
@@ -120,7 +102,7 @@ class Lifecycle:
         self._actions = actions
         self._stop_s, self._most_bytes = experiment.stop.time_s, experiment.stop.most_bytes(experiment.nodes)
         self._sent = dict.fromkeys(range(experiment.nodes), 0)
-        self._size, self._rounds = experiment.nodes, rounds
+        self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
         self._lost_peer = experiment.gather.lost_peer
         self._detection_s = experiment.failures.detection_s
@@ -130,18 +112,14 @@ class Lifecycle:
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
-        self._start_deadline = math.inf
-        self._now = self._heard_at = self._looked = 0.0
+        self._now = self._heard_at = self._moved_at = self._start_deadline = 0.0
         self._early: list[FaultEvent] = []
-        self._lost_before = [] if rounds is None else [r for r in range(self._size) if r not in rounds]
         self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
-        self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
-        self._introduction: _Introduction | None = None
-        self._noticed: dict[int, float] = {}  # when a stopped node is taken for dead
-        self._told = math.inf  # when the user was last told for which nodes the others wait
-        # By a node and a peer: since when it can't be reached, and why.
-        self._suspects: dict[tuple[int, int], tuple[float, str]] = {}
-        self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
+        self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is taken for dead
+        self._queue: deque[NodeState] = deque()  # to be introduced
+        self._guest: NodeState | None = None  # which is being introduced
+        self._awaited: set[int] = set()  # who is to say in which round it is
+        self._heard: dict[int, int] = {}  # who has said so
         self._due: str | None = None
         self._ending = False
 
@@ -153,37 +131,37 @@ class Lifecycle:
         self._start_deadline = now + self._options.start_timeout_s
         for fault in self._agenda.due(0.0):
             if fault.what == "join" and fault.node is not None:
-                self.away[fault.node] = "not there yet"
+                self.away[fault.node] = f"node {fault.node} is not there yet"
             else:
                 self._early.append(fault)
-        for rank in range(self._size):
-            if rank not in self.away and rank not in self._lost_before:
+        for rank in range(self._setup.experiment.nodes):
+            if rank not in self._rounds:
+                self.away[rank] = f"node {rank} was lost before the run was resumed"
+            if rank in self.away:
+                self._actions.without(rank, keep=False, alive=False)
+            else:
                 self._start_node(rank)
-                self.nodes[rank].round = 0 if self._rounds is None else self._rounds[rank]
-        for rank in self._lost_before:
-            self._without(rank, keep=False)
+                self.nodes[rank].round = self._rounds[rank]
 
     @property
     def up(self) -> bool:
         return all(node.ready for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        self._now = self._began = self._looked = now
+        self._now = self._began = self._moved_at = now
         for rank, why in sorted(self.away.items()):
-            self._tell_lost(rank, why)
+            self._tell_all(self._present(), Lost(rank, why))
+            self._actions.record(rank, "absent", why)
+        for node in self.nodes.values():
+            node.met = True
         self._tell_all(sorted(self.alive), protocol.Go(now))
-        for rank in self._lost_before:
-            self._tell_lost(rank, f"node {rank} was lost before the run was resumed")
-        for rank, why in sorted(self.away.items()):
-            self._actions.record(rank, "absent", f"node {rank} is {why}")
-            self._without(rank, keep=False)
         for fault in self._early:
             self._happens(fault)
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
             return longest
-        due = min([self._began + self._agenda.next_s, *self._noticed.values()])
+        due = min([self._began + self._agenda.next_s, *self._frozen.values()])
         return min(max(due - now, 0.0), longest)
 
     def look(self, now: float) -> None:
@@ -202,25 +180,13 @@ class Lifecycle:
     def _look_at_nodes(self, now_s: float) -> None:
         for fault in self._agenda.due(now_s):
             self._happens(fault)
-        # A coordinator that was itself stopped, perhaps with all of its nodes, blames no node.
-        stood, self._looked = max(self._now - self._looked - STEP_S, 0.0), self._now
-        self._noticed = {rank: due + stood for rank, due in self._noticed.items()}
-        for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
-            del self._noticed[rank]
-            node, text = self.nodes[rank], f"node {rank} stands still"
-            if node.stopped and self._lost_peer == "fail":
-                raise RunFailed(f"{text}: it was stopped", node=rank, round=node.round)
-            if rank in self.alive:
-                self._lose(rank, text, keep=True)
-        if self._waits and self._lost_peer == "wait":
-            self._look_at_away()
+        for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
+            del self._frozen[rank]
+            self._lose(rank, f"node {rank} stands still", keep=True)
         for rank in [rank for rank in self._restarting if rank not in self.alive]:
             if self._has_room(rank):
                 self._start_node(rank, self._restarting.pop(rank))
-        if self._introduction is not None and self._now > self._introduction.deadline:
-            for rank in sorted(self._introduction.awaited):
-                self._lose(rank, f"node {rank} is silent", keep=True)
-            self._introduce_next()
+        self._look_at_waits()
         self._look_at_the_end()
 
     def end(self, reason: str) -> None:
@@ -229,39 +195,32 @@ class Lifecycle:
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
         self._now, node = now, self.nodes[rank]
-        match message:
-            case protocol.Stood(still=still):
-                if still and not node.frozen:  # what the schedule does is known
-                    node.stopped = True
-                    self._notice(rank, f"node {rank} stands still: it was stopped")
-                elif not still and node.stopped:
-                    node.stopped = False
-                    self._goes_on(rank)
-            case protocol.Exited(how=how):
-                self._exited(node, how)
-            case _:
-                self._heard_at = now
-                # One that was taken for dead, and is none of those that go, has said something.
-                back = rank in self.away and self._began is not None and node.ready
-                if back and not (node.arriving or node.leaving or node.planned):
-                    self._arrives(node, restarted=False)
-                self._said(node, message)
+        if isinstance(message, protocol.Exited):
+            self._exited(node, message.how)
+            return
+        self._heard_at = now
+        # One that was taken for dead, and is none of those that go, has said something.
+        back = rank in self.away and node.met
+        if back and not (node.arriving or node.leaving or node.planned):
+            self._arrives(node)
+        self._said(node, message)
 
-    def _said(self, node: NodeState, message: protocol.FromProcess) -> None:
+    def _said(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
             case protocol.Ready():
                 node.ready = True
                 if self._began is not None:
-                    self._arrives(node, restarted=True)
-            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent):
-                node.round = max(node.round, round)
+                    self._arrives(node)
+            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
+                self._completed(node, round)
+                node.waits = waits
                 self._sent[node.rank] = sent
                 if sum(self._sent.values()) >= self._most_bytes:
                     self.end("bytes")
                 if self._stop_s is not None and time_s >= self._stop_s:
                     self.end("time")
             case protocol.Row(row=row):
-                node.round = max(node.round, row["round"])
+                self._completed(node, row["round"])
             case protocol.Done(round=round):
                 node.done, node.round = True, round
                 if node.leaving:
@@ -273,10 +232,9 @@ class Lifecycle:
                     self._actions.record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
             case protocol.At(rank=about, round=round):
-                introduction = self._introduction
-                if introduction and introduction.node.rank == about and node.rank in introduction.awaited:
-                    introduction.awaited.discard(node.rank)
-                    introduction.rounds[node.rank] = round
+                if self._guest is not None and self._guest.rank == about and node.rank in self._awaited:
+                    self._awaited.discard(node.rank)
+                    self._heard[node.rank] = round
                     self._introduce_next()
             case protocol.Crash(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
@@ -285,20 +243,16 @@ class Lifecycle:
                 self._agenda.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
                 )
-            case protocol.Idle(waits=waits):
-                node.idle = None if waits is None else message
-                node.idle_reports = 0 if waits is None else node.idle_reports + 1
-            case protocol.Unreachable(rank=peer, why=None):
-                self._suspects.pop((node.rank, peer), None)
-            case protocol.Unreachable(rank=peer, why=str(why)) if not self._ending:
-                if self._lost_peer == "fail":
-                    self._suspects.setdefault((node.rank, peer), (self._now, why))
-                else:
-                    self._doubt(node, peer, why)
+            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+                self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
             case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._began is not None else "at start"
                 said = f"node {node.rank} failed {where}: {text}"
                 raise RunFailed(said, node=node.rank, round=round, traceback=trace)
+
+    def _completed(self, node: NodeState, round: int) -> None:
+        if round > node.round:
+            node.round, self._moved_at = round, self._now
 
     # --- ending
 
@@ -310,9 +264,9 @@ class Lifecycle:
         rounds = {node.rank: node.round for node in there if not (node.leaving and node.done)}
         for rank in sorted(self.alive):
             self._thaw(self.nodes[rank])
-        row = end_is_due(self._setup, reason, rounds)
-        for rank in sorted(self.alive):
-            self._tell(rank, Finish(reason, checkpoint, row))
+        self._tell_all(
+            sorted(self.alive), Finish(reason, checkpoint, end_is_due(self._setup, reason, rounds))
+        )
         if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
             self._actions.record(None, "ended-early", early)
 
@@ -330,13 +284,20 @@ class Lifecycle:
                 self._exited(self.nodes[rank], "killed by SIGKILL")
 
     def awaited(self) -> list[int]:
-        """The nodes whose rounds the run waits for: those that are there, or will be again. A node that was stopped, and not
-        by the schedule, may stay so for good."""
+        """The nodes whose rounds the run waits for: those that are there, or will be again."""
         return [
             rank
             for rank in sorted(self.alive)
             if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
+
+    def _look_at_waits(self) -> None:
+        if self._now >= self._moved_at + SAY_S:
+            self._moved_at = self._now
+            nodes = [self.nodes[rank] for rank in self._present()]
+            if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
+                returned = {node.rank: node.round for node in nodes if node.done}
+                self._actions.show(f"no round has ended for {SAY_S:g} s: {describe_waits(waits, returned)}")
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
@@ -345,36 +306,11 @@ class Lifecycle:
             raise Over("rounds")
         if not self.alive and not self._expects():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
-        # A peer that could not be reached is dead, which its process says, or is given up after a while.
-        for (reporter, rank), (since, why) in list(self._suspects.items()):
-            if rank in self.alive and self._now - since < UNREACHABLE_S:
-                continue
-            del self._suspects[reporter, rank]
-            if rank in self.alive and reporter in self.alive:
-                text = f"node {reporter} can't reach node {rank}: {why}"
-                self._actions.record(reporter, "unreachable", text, show=False)
-                raise RunFailed(text, node=reporter)
-        self._look_for_deadlock()
-
-    def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait forever. (Not while a peer
-        may be given up: that may be what they wait for, and is the better reason.)"""
-        timed = self._stop_s is not None
-        if self._suspects or timed or self._wiped or len(self.alive) < self._size:
-            return
-        nodes = [node for _, node in sorted(self.nodes.items())]
-        idle = {node.rank: node.idle for node in nodes if node.idle is not None and node.idle_reports >= 2}
-        under_way = sum(each.sent - each.received for each in idle.values())
-        if len(idle) < self._size or under_way:
-            return
-        waits = {rank: each.waits or [] for rank, each in idle.items()}
-        returned = {node.rank: node.round for node in nodes if node.done}
-        raise RunFailed(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
 
     # --- faults
 
     def _expects(self) -> bool:
-        return bool(self._restarting) or any(map(self._agenda.returns, range(self._size)))
+        return bool(self._restarting) or any(map(self._agenda.returns, range(self._setup.experiment.nodes)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
@@ -395,9 +331,10 @@ class Lifecycle:
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
-            self._actions.do(Signal(rank, signal.SIGSTOP))
             node.frozen = True
-            self._notice(rank, f"node {rank} stands still")
+            self._frozen[rank] = self._now + self._detection_s
+            self._actions.do(Signal(rank, signal.SIGSTOP))
+            self._actions.record(rank, "frozen", f"node {rank} stands still")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
@@ -406,8 +343,9 @@ class Lifecycle:
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
+            self._frozen.pop(node.rank, None)
             self._actions.do(Signal(node.rank, signal.SIGCONT))
-            self._goes_on(node.rank)
+            self._actions.record(node.rank, "thawed", f"node {node.rank} goes on")
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
@@ -426,26 +364,7 @@ class Lifecycle:
             Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])
         )
 
-    # --- nodes that were stopped
-
-    def _notice(self, rank: int, text: str) -> None:
-        self._noticed[rank] = self._now + self._detection_s
-        self._actions.record(rank, "frozen", text)
-
-    def _goes_on(self, rank: int) -> None:
-        self._noticed.pop(rank, None)
-        self._actions.record(rank, "thawed", f"node {rank} goes on")
-
     # --- nodes that are away
-
-    def _look_at_away(self) -> None:
-        """Tell the user from time to time for which nodes the others wait."""
-        self._told = min(self._told, self._now) if self.away else math.inf
-        if self._now >= self._told + SAY_S:
-            self._told = self._now
-            named = [f"node {rank}" for rank in sorted(self.away)]
-            named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-            self._actions.show(f"waiting for {', '.join(named)}")
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)
@@ -467,71 +386,60 @@ class Lifecycle:
             raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
-        self._noticed.pop(node.rank, None)
-        node.stopped = False
-        self._queue = deque(each for each in self._queue if each[0] is not node)
-        if self._introduction is not None and self._introduction.node is node:
-            self._introduction = None
+        self._frozen.pop(node.rank, None)
+        self._queue = deque(each for each in self._queue if each is not node)
+        if self._guest is node:
+            self._guest, self._awaited = None, set()
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
-        self._introduce_next()
 
-    def _doubt(self, node: NodeState, rank: int, why: str) -> None:
+    def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
         """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
         introduced again as soon as it is heard."""
-        if rank in self.alive and node.rank not in self.away:
-            text = f"node {node.rank} can't reach node {rank}: {why}"
-            if rank not in self.away:
-                self._actions.record(node.rank, "unreachable", text)
-            self._lose(rank, text, keep=True)
-            self._introduce_next()
+        if rank not in self.alive or node.rank in self.away:
+            return
+        if rank not in self.away:
+            self._actions.record(node.rank, "unreachable", text)
+        if self._lost_peer == "fail":
+            raise RunFailed(text, node=node.rank)
+        self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
         """No node waits for this one any more, or sends it anything."""
-        if self._introduction is not None:
-            self._introduction.awaited.discard(rank)
-            self._introduction.rounds.pop(rank, None)
+        self._awaited.discard(rank)
+        self._heard.pop(rank, None)
         if rank not in self.away:
             self.away[rank] = why
-            self._tell_lost(rank, why, incarnation)
-            self._without(rank, keep=keep)
-
-    def _tell_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        self._tell_all(self._present(), Lost(rank, why, incarnation))
-
-    def _without(self, rank: int, *, keep: bool) -> None:
-        self._wiped = True
-        there = rank in self.alive and not self.nodes[rank].leaving
-        self._actions.without(rank, keep=keep, alive=there)
+            self._tell_all(self._present(), Lost(rank, why, incarnation))
+            there = rank in self.alive and not self.nodes[rank].leaving
+            self._actions.without(rank, keep=keep, alive=there)
+        self._introduce_next()
 
     def _present(self) -> list[int]:
         return [rank for rank in sorted(self.alive) if rank not in self.away]
 
     # --- introductions
 
-    def _arrives(self, node: NodeState, *, restarted: bool) -> None:
+    def _arrives(self, node: NodeState) -> None:
         node.arriving = True
-        self._queue.append((node, restarted))
+        self._queue.append(node)
         self._introduce_next()
 
     def _introduce_next(self) -> None:
-        """Finish the current introduction, if all nodes have answered; begin the next one."""
-        if self._introduction is not None:
-            if self._introduction.awaited:
+        """Finish the current introduction, if all nodes have answered, and begin the next one."""
+        while not self._awaited:
+            if self._guest is not None:
+                guest, self._guest = self._guest, None
+                self._introduce(guest, self._heard)
+            if not self._queue:
                 return
-            introduction, self._introduction = self._introduction, None
-            self._introduce(introduction)
-        if not self._queue:
-            return
-        node, restarted = self._queue.popleft()
-        asked = self._present() if restarted else [*self._present(), node.rank]
-        self._tell_all(asked, Find(node.rank, restarted))
-        self._introduction = _Introduction(node, restarted, set(asked), self._now + self._detection_s)
-        self._introduce_next()
+            guest = self._guest = self._queue.popleft()
+            asked = [*self._present(), guest.rank] if guest.met else self._present()
+            self._awaited, self._heard = set(asked), {}
+            self._tell_all(asked, Find(guest.rank, not guest.met))
 
-    def _introduce(self, introduction: _Introduction) -> None:
-        node, rounds, restarted = introduction.node, introduction.rounds, introduction.restarted
+    def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         own = rounds.pop(node.rank, node.round)
-        least = own + 1 if not restarted or (self._waits and node.incarnation) else own
+        least = own + 1 if node.met or (self._waits and node.incarnation) else own
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[node.rank]
         node.arriving = False
@@ -539,10 +447,10 @@ class Lifecycle:
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
-        start_from = node.start_from if restarted else None
-        self._actions.rejoin(node.rank, first, list(together.items()), start_from)
-        kind = "returned" if node.incarnation or not restarted else "joined"
+        self._actions.rejoin(node.rank, first, list(together.items()), None if node.met else node.start_from)
+        kind = "returned" if node.incarnation or node.met else "joined"
         self._actions.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        node.met = True
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._actions.do(Tell(rank, message))

@@ -297,9 +297,7 @@ class Workers:
         worker.send(fork)
 
     def look(self) -> None:
-        """See to what is due at nodes' processes, and give up workers that have been out of reach for too long."""
-        if self._pool is not None:
-            self._pool.look()
+        """Give up strangers and workers that have been silent for too long."""
         if self._door is not None:
             self._door.look()
         for name, worker in list(self._workers.items()):

@@ -6,7 +6,7 @@ which the node is restarted while the others go on.
     node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
     coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
     node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
-    node -> coordinator   not saved NUMBER, WHY     or can't be: the checkpoint is given up
+                          (with an error)           or can't be: the checkpoint is given up
     coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
     coordinator -> node   settled NUMBER            all files are written, or the checkpoint is given up: a node was out of
                                                     reach, or can't write its file
@@ -149,10 +149,8 @@ class NodeCheckpoints:
     def _written(self, number: int, saved: Checkpoint, done: asyncio.Future[None]) -> None:
         if done.cancelled():
             return
-        if (error := done.exception()) is not None:
-            self._tell(protocol.NotSaved(number, str(error)))
-        else:
-            self._tell(protocol.Saved(number, saved.round, saved.time_s))
+        error = done.exception()
+        self._tell(protocol.Saved(number, saved.round, saved.time_s, None if error is None else str(error)))
 
     async def last(self, number: int, timeout_s: float) -> None:
         """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""

@@ -72,23 +72,6 @@ class NodeContext:
     crashes: Sequence[int]  # rounds after which it kills itself
 
 
-class Timer:
-    """A call that is due later, noted among a node's timers until then."""
-
-    def __init__(self, pending: set[Timer], seconds: float, call: Callable[[], None]) -> None:
-        self._pending, self._call = pending, call
-        self._handle = asyncio.get_running_loop().call_later(seconds, self._due)
-        pending.add(self)
-
-    def _due(self) -> None:
-        self.cancel()  # the handle holds what holds it, which only the collector of cyclic garbage would find
-        self._call()
-
-    def cancel(self) -> None:
-        self._pending.discard(self)
-        self._handle.cancel()
-
-
 class Clock:
     """Seconds since the run's start, without those in which the node was evaluated: it stands still then. It goes on at
     ``time_s``, in a run that has taken ``wall_s`` real seconds before."""
@@ -97,7 +80,6 @@ class Clock:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
         self._pauses: list[float] = []  # since when evaluations go on
-        self._timers: set[Timer] = set()
         self.begin(monotonic())
 
     def begin(self, start: float) -> None:
@@ -111,10 +93,6 @@ class Clock:
 
     def wall(self) -> float:
         return monotonic() - self._wall_start
-
-    @property
-    def quiet(self) -> bool:
-        return not (self._timers or self._pauses)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -130,10 +108,6 @@ class Clock:
     async def until(self, time_s: float) -> None:
         while (left := time_s - self.now()) > 0:
             await asyncio.sleep(max(left, SHORTEST_S))
-
-    def timer(self, seconds: float, call: Callable[[], None], *, background: bool) -> Timer:
-        """Call after some seconds; the clock is quiet in spite of calls in the background."""
-        return Timer(set() if background else self._timers, seconds, call)
 
 
 class Stage:
@@ -251,7 +225,6 @@ class NodeHost:
         self._turn = asyncio.Lock()  # first come first served
         # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
         self.busy = Busy(clock.now if self.paced else monotonic)
-        self.under_way = 0  # computations that were asked for, and are not over
         self._computations = self._slow = 0
 
     # --- what it computes
@@ -278,13 +251,9 @@ class NodeHost:
 
     async def compute(self, computation: Computation) -> Any:
         """Carry a computation out; see :class:`~gossamer.node.setup.Host`."""
-        self.under_way += 1
-        try:
-            async with self._turn:
-                with self.busy if self.paced else nullcontext():
-                    return await self._compute(computation)
-        finally:
-            self.under_way -= 1
+        async with self._turn:
+            with self.busy if self.paced else nullcontext():
+                return await self._compute(computation)
 
     async def _compute(self, computation: Computation) -> Any:
         began, job = self._clock.now(), computation.prepare()
@@ -333,8 +302,10 @@ class NodeHost:
     def counters(self) -> Traffic:
         return self.transport.traffic
 
-    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
-        return self._clock.timer(seconds, call, background=background)
+    def timer(
+        self, seconds: float, call: Callable[[], None], *, background: bool = False
+    ) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, call)
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         encoded = encode(payload)

@@ -109,7 +109,7 @@ class NodeProcess:
             context.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
-            contact=lambda rank, why: self._tell(protocol.Unreachable(rank, why)),
+            contact=self._miss,
             refused=lambda text: self._tell(protocol.Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
@@ -120,6 +120,10 @@ class NodeProcess:
             detection_s=experiment.failures.detection_s,
             incarnation=context.incarnation,
         )
+
+    def _miss(self, rank: int, why: str | None) -> None:
+        if why is not None:
+            self._tell(protocol.Unreachable(rank, why))
 
     def _tell(self, message: protocol.FromNode) -> None:
         """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
@@ -281,26 +285,14 @@ class NodeProcess:
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
             sent = self._transport.traffic.bytes_sent
-            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent))
+            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent, self._node.waiting()))
 
     async def _watch(self) -> None:
-        """Tell the coordinator that this node lives, and what it waits for when nothing but a message could wake it."""
-        before = None
+        """Tell the coordinator that this node lives, and what it waits for."""
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
             await asyncio.sleep(every_s)
             self._report()
-            traffic = self._transport.traffic
-            counts = (
-                traffic.messages_sent - self._transport.outbox.lost_on_the_way,
-                traffic.messages_received,
-            )
-            idle = self._clock.quiet and not (self._host.under_way or self._transport.busy)
-            if idle and counts == before:
-                self._tell(protocol.Idle(*counts, self._node.waiting()))
-            elif before is not None:
-                self._tell(protocol.Idle(0, 0, None))
-            before = counts if idle else None
 
     async def _end_at(self, time_s: float) -> None:
         await self._clock.until(time_s)

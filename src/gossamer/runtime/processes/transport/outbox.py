@@ -82,7 +82,6 @@ class Outbox:
 
     def __init__(self, node: Transport) -> None:
         self._node = node
-        self.lost_on_the_way = 0  # messages that were sent, and that the network lost
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
@@ -189,7 +188,6 @@ class Outbox:
             node.traffic.messages_sent += not again
             if lost:
                 node.traffic.messages_lost += 1
-                self.lost_on_the_way += 1
                 sending.release()
             elif shaper is None:
                 sending.accept()

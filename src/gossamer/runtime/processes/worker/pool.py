@@ -64,8 +64,7 @@ class ProcessPool:
         self._certificates = [] if job is None else job.certificates
         self._checkpoints = None if job is None else (job.digest, job.first_checkpoint)
         self._keys: dict[int, bytes] = {}
-        self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
-        self._slots_told = self._slots
+        self._at_once = setup.experiment.engine.train_at_once or cores()
         self._wakeup = wakeup()
         self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
@@ -92,6 +91,7 @@ class ProcessPool:
             case protocol.Signal(rank=rank, number=number):
                 if (child := self._children.get(rank)) is not None:
                     os.kill(child.pid, number)
+                    self._count_slots(rank, stopped=number == signal.SIGSTOP)
 
     # --- starting
 
@@ -170,7 +170,7 @@ class ProcessPool:
                 addresses=self._addresses,
                 token=self._token,
                 memory=self._memory,
-                at_once=self._slots,
+                at_once=self._at_once + len(self._stopped),
                 wakeup=self._wakeup,
                 trims=self._stage.trims(),
                 folder=self._folder,
@@ -199,22 +199,11 @@ class ProcessPool:
         _, status = os.waitpid(child.pid, 0)
         return describe_exit(status)
 
-    def look(self) -> None:
-        """See which processes were stopped or go on."""
-        while (seen := _seen()) is not None:
-            for child in list(self._children.values()):
-                if child.pid == seen.si_pid:
-                    stopped = seen.si_code == os.CLD_STOPPED
-                    self._count_slots(child.rank, stopped=stopped)
-                    self._emit(Said(child.rank, child.incarnation, protocol.Stood(stopped)))
-        if self._slots != self._slots_told:
-            self._slots_told = self._slots
-            self._tell_all(protocol.Slots(self._slots))
-
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
-        (self._stopped.add if stopped else self._stopped.discard)(rank)
-        self._slots = self._at_once + len(self._stopped)
+        if stopped != (rank in self._stopped):
+            self._stopped ^= {rank}
+            self._tell_all(protocol.Slots(self._at_once + len(self._stopped)))
 
     def close(self) -> None:
         for child in self._children.values():
@@ -226,13 +215,3 @@ class ProcessPool:
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
-
-
-def _seen() -> os.waitid_result | None:
-    """A child that was stopped or goes on, and has not been seen before; None where the system does not say (Linux does)."""
-    if not hasattr(os, "waitid"):
-        return None
-    try:
-        return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-    except ChildProcessError:  # none is alive
-        return None

@@ -168,8 +168,6 @@ class Worker:
                 self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
-            if self._pool is not None:
-                self._pool.look()
         self._say(f"the run is over ({self._over})")
 
     def close(self) -> None:
@@ -282,7 +280,7 @@ class Worker:
                 send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
             case protocol.Saved(number=None):
                 send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
-            case protocol.Saved(number=int(number)):
+            case protocol.Saved(number=int(number), error=None):
                 path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
                 send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
