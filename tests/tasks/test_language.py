@@ -139,7 +139,7 @@ def test_a_token_sees_only_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}])
-def test_both_trainers_compute_the_same_and_steps_are_recorded(lora: Any) -> None:
+def test_both_trainers_compute_the_same(lora: Any) -> None:
     setup = prepare(experiment(task={**TINY, "model": {**SMALL, "lora": lora}}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
@@ -152,7 +152,6 @@ def test_both_trainers_compute_the_same_and_steps_are_recorded(lora: Any) -> Non
         torch.testing.assert_close(first.model.parameters, second.model.parameters, rtol=1e-4, atol=1e-5)
         assert first.loss == pytest.approx(second.loss, rel=1e-4)
         assert not torch.equal(first.model.parameters, start.parameters)
-    assert [trainer.forms() for trainer in trainers] == [{"recorded": 1}] * 2
 
 
 def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Path) -> None:
@@ -258,7 +257,6 @@ def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path:
     # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
     assert run.parameter_count == 2 * 2 * (16 + 16 + 16 + 8)
     assert run.buffers is None
-    assert set(run.execution["train"]) == {"recorded"}
     inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
     recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
     found = token_loss(run.module(2)(inputs), targets)

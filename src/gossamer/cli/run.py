@@ -299,9 +299,6 @@ def _profile(done: Run) -> list[tuple[str, str]]:
         (name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    for part, forms in done.execution.items():
-        unit = "sums" if part == "mix" else "shapes of input"
-        lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
     if done.peak_vectors is not None:
         share = done.peak_vectors / done.nodes
         lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} per node)"))

@@ -178,7 +178,9 @@ class Evaluator:
         module = self._make_flat().module
         if not is_dense(module):
             return 1
-        widest = max((layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)), default=1)
+        widest = max(
+            (layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)), default=1
+        )
         return chunk_size(4 * (rows.length + BATCH * widest), rows.device.type)
 
 

@@ -21,7 +21,9 @@ _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
 
 def is_dense(module: nn.Module) -> bool:
     """Whether all layers with parameters are linear or normalize: these are faster for many models at once on a CPU."""
-    with_parameters = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
+    with_parameters = [
+        layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))
+    ]
     return all(isinstance(layer, _DENSE) for layer in with_parameters)
 
 
@@ -36,7 +38,7 @@ def hindrance(module: nn.Module) -> str | None:
 
 
 def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[..., tuple[Tensor, ...]]:
-    """``(parameters [nodes, P], buffers [nodes, B], batch [nodes, samples]) -> (losses [nodes], buffers after it, gradients)``.
+    """``(parameters [nodes, P], buffers [nodes, B], batch [nodes, samples])`` to losses [nodes], buffers after it, gradients.
 
     After the batch may follow its inputs, which then take the place of the data's."""
     inputs, targets = data
@@ -60,7 +62,11 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
             losses, after = vmap(node_loss)(leaves, own, x, targets[batch])
             # No node's loss depends on another's parameters.
             found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        return losses.detach(), flatten_buffers(after, buffers, layout), torch.cat([each.flatten(1) for each in found], dim=1)
+        return (
+            losses.detach(),
+            flatten_buffers(after, buffers, layout),
+            torch.cat([each.reshape(len(each), -1) for each in found], dim=1),
+        )
 
     return gradients
 
@@ -88,7 +94,10 @@ def flatten_buffers(
     """The flat form of buffers that a forward pass has written; ``before`` itself where there are none."""
     if not layout.buffers:
         return before
-    return torch.cat([named[field.name].detach().flatten(1).to(before.dtype) for field in layout.buffers], dim=1)
+    return torch.cat(
+        [named[field.name].detach().reshape(len(before), -1).to(before.dtype) for field in layout.buffers],
+        dim=1,
+    )
 
 
 class ForMany(TorchFunctionMode):

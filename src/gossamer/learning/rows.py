@@ -38,6 +38,7 @@ class Rows:
     """Rows of one length P; on other devices than the CPU, torch's caching allocator is the pool.
 
     Attributes:
+        rows: number of rows that have memory.
         peak: largest number of rows that were taken at once.
         memory: all rows, each padded to ``stride`` values [rows, stride]; on the CPU only."""
 
@@ -51,7 +52,7 @@ class Rows:
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
-        self._rows = self.peak = 0
+        self.rows = self.peak = 0
         if self._pooled:
             self.memory = _reserve(self.stride)
             self._base = self.memory.ctypes.data
@@ -74,10 +75,10 @@ class Rows:
             return torch.from_numpy(view)
 
     def _grow(self) -> int:
-        if self._rows == len(self.memory):
-            raise MemoryError(f"the store is full: {self._rows} vectors of {self.length} values")
-        self._rows += 1
-        return self._rows - 1
+        if self.rows == len(self.memory):
+            raise MemoryError(f"the store is full: {self.rows} vectors of {self.length} values")
+        self.rows += 1
+        return self.rows - 1
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
         """A new, writable vector of any length; a row if it is as long as one."""
@@ -109,13 +110,17 @@ class Rows:
 
     def is_row(self, tensor: Tensor) -> bool:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
-        if tensor.dtype is not torch.float32 or tensor.shape != (self.length,) or tensor.device.type != self.device.type:
+        if (
+            tensor.dtype is not torch.float32
+            or tensor.shape != (self.length,)
+            or tensor.device.type != self.device.type
+        ):
             return False
         if not self._pooled:
             return True
         # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self.stride * 4)
-        return rest == 0 and 0 <= index < self._rows and tensor.is_contiguous()
+        return rest == 0 and 0 <= index < self.rows and tensor.is_contiguous()
 
 
 class _RowReference(weakref.ref[np.ndarray]):

@@ -119,7 +119,7 @@ class Run:
         """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
         again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
         of range, are bad input."""
-        from gossamer.learning import parameters as flat_vectors
+        from gossamer.learning.parameters import FlatModule, bare_module, sharing_constants
         from gossamer.tasks import load_task
 
         if self.parameters is None:
@@ -127,13 +127,9 @@ class Run:
         model = model_of(self._models, rank)
         experiment = Experiment.load(self.path / "experiment.yaml")
         task = load_task(experiment.task, experiment.data_root, experiment.seed)
-        module = flat_vectors.bare_module(flat_vectors.sharing_constants(task, experiment.seed).model).eval()
-        layout = flat_vectors.Layout.of(module)
-        values = flat_vectors.named_parameters(model.parameters, layout.parameters)
-        module.load_state_dict(
-            values | flat_vectors.named_buffers(model.buffers, layout, module), strict=False
-        )
-        return module
+        flat = FlatModule(bare_module(sharing_constants(task, experiment.seed).model).eval())
+        flat.load(model)
+        return flat.module
 
     def plot(
         self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
@@ -256,11 +252,6 @@ class Run:
     def profile(self) -> dict[str, float]:
         """Real seconds of a simulation by part: train, mix, evaluate, record; the rest of ``wall_s`` is events."""
         return self._status.get("profile") or {}
-
-    @property
-    def execution(self) -> dict[str, dict[str, int]]:
-        """How "train" and "evaluate" were computed: shapes of input by form ("recorded", or "eager: " and the reason)."""
-        return self._status.get("execution") or {}
 
     @property
     def peak_vectors(self) -> int | None:

@@ -95,7 +95,6 @@ class StatusFile(TypedDict, total=False):
     error: str | None
     wall_s: Seconds | None
     profile: dict[str, float] | None
-    execution: dict[str, dict[str, int]] | None
     peak_vectors: Count | None
     private_bytes: dict[str, float] | None
     link_shares: dict[str, float] | None

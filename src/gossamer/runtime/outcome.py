@@ -39,9 +39,6 @@ class Outcome:
     private_bytes: Mapping[str, float] | None = None
     # How much of the shared links was used, "mean" and "max" over those that carried anything.
     link_shares: Mapping[str, float] | None = None
-    # Of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through Python ("eager:
-    # ...", see gossamer.learning.capture.Captured.forms); of "mix", how many sums were computed together and one at a time.
-    execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -88,9 +88,8 @@ class ProcessesEngine:
                     case Say(text=text):
                         observer.say(text)
         if ended is None:
-            ended = Ended(
-                "failed", {"message": f"the fork server died: {self._server.how_it_died()}"}, None, {}
-            )
+            failure = {"message": f"the fork server died: {self._server.how_it_died()}"}
+            ended = Ended("failed", failure, None)
         parameters = buffers = None
         if ended.failure is None:
             nodes, prepared = self._experiment.nodes, self._prepared
@@ -105,7 +104,6 @@ class ProcessesEngine:
             None if ended.failure is None else RunFailed(**ended.failure),
             self._prepared.trainer,
             private_bytes=ended.private,
-            execution=ended.execution,
         )
 
     def _end_after(self, kind: type[BaseException] | None, *_: object) -> None:

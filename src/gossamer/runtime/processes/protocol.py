@@ -67,9 +67,6 @@ class Final(Message):
 
     round: int
     private: int | None  # bytes of memory that it shared with no other process
-    forms: dict[
-        str, dict[str, int]
-    ] = {}  # how its steps and evaluations were computed (``Outcome.execution``)
 
 
 class Marked(Message):
@@ -413,7 +410,6 @@ class Ended(Message):
     reason: str
     failure: dict[str, Any] | None  # the arguments of RunFailed
     private: dict[str, float] | None  # bytes, mean and maximum over the nodes
-    execution: dict[str, dict[str, int]]
 
 
 ToLauncher = Refused | Prepared | RunProgress | NewRow | Say | Ended

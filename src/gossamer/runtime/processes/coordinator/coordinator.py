@@ -17,7 +17,6 @@ import signal
 import socket
 import time
 import traceback
-from collections import Counter
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -94,7 +93,6 @@ class Coordinator:
         self._diverged = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
-        self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
 
     def run(self) -> protocol.Ended:
         reason, failure = "failed", None
@@ -107,7 +105,7 @@ class Coordinator:
             self._workers.close(reason)
         own = self._private
         private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
-        return protocol.Ended(reason, failure, private, {part: dict(x) for part, x in self._forms.items()})
+        return protocol.Ended(reason, failure, private)
 
     def _run(self) -> str:
         try:
@@ -197,9 +195,7 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
-            case protocol.Final(private=private, forms=parts):
-                for part, forms in parts.items():
-                    self._forms.setdefault(part, Counter()).update(forms)
+            case protocol.Final(private=private):
                 if private is not None:
                     self._private.append(private)
 
@@ -290,4 +286,4 @@ def _failed(error: OSError) -> protocol.Ended:
         failure = {"message": str(error)}
     else:
         failure["traceback"] = "".join(traceback.format_exception(error))
-    return protocol.Ended("failed", failure, None, {})
+    return protocol.Ended("failed", failure, None)

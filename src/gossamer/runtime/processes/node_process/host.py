@@ -2,9 +2,8 @@
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
-:class:`Stage`, which is created before they are forked. Steps and evaluations are recorded when they are first carried out
-(:mod:`gossamer.learning.capture`), which takes as long as ten of them and doubles a node's heap. So the stage rehearses them
-on the data of one node, and discards the results.
+:class:`Stage`, which is created before they are forked. It rehearses a step and an evaluation on the data of one node, so
+that what they load is loaded once, and discards the results.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gossamer.config import Processes
 from gossamer.cores import cores
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
-from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.learning.malloc import trim
 from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
@@ -140,8 +139,7 @@ class Stage:
         return nodes * self._freed_bytes > available / 2
 
     def warm_up(self) -> None:
-        """Take two steps and evaluate the outcome, so that every node has the recordings. (A failure will come again in a
-        node, which reports it.)"""
+        """Take a step and evaluate the outcome. (A failure will come again in a node, which reports it.)"""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
             return
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
@@ -157,19 +155,17 @@ class Stage:
         if not len(setup.parts[rank]):
             return
         batches = BatchStream(experiment.seed, rank, setup.parts[rank], experiment.batch_size)
-        model = initial = self.initial(rank)
+        model = self.initial(rank)
         trim()
         before = private_bytes()
-        for number in range(2):
-            state = experiment.optimizer.init(model.parameters)
-            job = TrainJob(model, [batches.batch(number)], experiment.optimizer.lr, state, seed=0)
-            [result] = self.trainer.train([job])
-            model = result.model
+        state = experiment.optimizer.init(model.parameters)
+        job = TrainJob(model, [batches.batch(0)], experiment.optimizer.lr, state, seed=0)
+        [result] = self.trainer.train([job])
         after = private_bytes()
         if before is not None and after is not None:
             self._freed_bytes = max(after - before, 0)
         if setup.evaluated:
-            self.evaluator.warm_up(initial, model)
+            self.evaluator.train(result.model, setup.parts[rank][:BATCH])
 
 
 class Busy:
@@ -235,9 +231,6 @@ class NodeHost:
         if not self._slow:
             return None
         return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
-
-    def forms(self) -> dict[str, dict[str, int]]:
-        return {"train": self._trainer.forms() | self._setup.unfused(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
         """The columns of all evaluation sets for a model; off the node's clock."""
