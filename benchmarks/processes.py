@@ -191,7 +191,7 @@ def measure(described: Experiment) -> Row:
     assert every is not None
     watcher = Watcher(nodes * every // 2, (nodes * every, nodes * (rounds - 1)))
     with tempfile.TemporaryDirectory() as folder:
-        at_end = run(described, folder, observer=watcher).private_bytes
+        at_end = run(described, folder, observer=watcher).figures["private_bytes"]
     wall_s = {round: statistics.mean(row["wall_s"] for row in rows) for round, rows in watcher.rows.items()}
     sent = sum(row["bytes_sent"] for row in watcher.rows[rounds])
     degree = min(DEGREE, nodes - 1)

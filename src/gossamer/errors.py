@@ -24,6 +24,10 @@ class BadInput(GossamerError):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def within(self, place: str) -> BadInput:
+        """The same problems, which begin with the place where they are."""
+        return BadInput(*(f"{place}: {problem}" for problem in self.problems))
+
 
 class RunFailed(GossamerError):
     """A run that could not be finished: one line that names the cause; rank, round and traceback of the node that failed, if

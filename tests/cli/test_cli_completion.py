@@ -39,16 +39,14 @@ def offered(cli: Cli, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyp
         ("sweep sweeps/", {"sweeps/quickstart"}),
         ("run quickstart --engine p", {"processes"}),
         ("run quickstart --set stop.r", {"stop.rounds"}),
-        # The parameters are those of the component that the file names, or of the default.
-        ("run quickstart --set topology.d", {"topology.degree"}),
-        ("run small.yaml --set topology.d", set()),
-        ("run small.yaml --set task.f", {"task.features"}),
+        ("run quickstart --set topology.deg", {"topology.degree"}),
         ("run small.yaml --set compute.sec", {"compute.seconds_per_step"}),
-        ("run quickstart --set task.model.h", {"task.model.hidden"}),
+        ("run quickstart --set task.model.hi", {"task.model.hidden"}),
         ("run quickstart --set topology=ri", {"topology=ring"}),
         ("run quickstart --set topology.name=ri", {"topology.name=ring"}),
         ("run quickstart --set engine.trainer=f", {"engine.trainer=fused"}),
         ("run quickstart --set algorithm.overlap=", {"algorithm.overlap=true", "algorithm.overlap=false"}),
+        ("run quickstart --set compute.base.se", {"compute.base.seconds_per_step"}),
         ("run missing.yaml --set evaluation.ev", {"evaluation.every_rounds", "evaluation.every_s"}),
         ("list algo", {"algorithm"}),
         ("list algorithm d-", {"d-psgd"}),
@@ -60,10 +58,9 @@ def test_the_shell_offers(offered, line: str, expected: set[str]) -> None:  # ty
 
 
 def test_every_field_has_its_path(offered) -> None:  # type: ignore[no-untyped-def]
-    paths = offered("run quickstart --set ")
-    assert {"nodes", "task", "topology.every_rounds", "stop.target.value", "engine.trainer", "codec"} <= set(
-        paths
-    )
+    assert {"nodes", "task", "engine", "codec"} <= set(offered("run quickstart --set "))
+    assert {"stop.rounds", "stop.target"} <= set(offered("run quickstart --set stop."))
+    assert offered("run quickstart --set stop.target.") == ["stop.target.metric", "stop.target.value"]
 
 
 def test_scripts_for_shells_are_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

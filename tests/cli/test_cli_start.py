@@ -15,7 +15,6 @@ import yaml
 
 from command_line import Cli
 from gossamer import Experiment, run
-from gossamer.cli import start
 from gossamer.config.registry import names
 
 ROOT = Path(__file__).parents[2]
@@ -75,77 +74,13 @@ def test_the_copy_of_an_algorithm_gives_its_bits(
     monkeypatch.syspath_prepend(tmp_path / "study")
     sys.modules.pop("algorithm", None)
     file = tmp_path / "study" / "experiment.yaml"
-    quick = ["stop.rounds=3", "evaluation.every_rounds=3", "engine.trainer=sequential", "engine.workers=1"]
+    quick = ["stop.rounds=2", "evaluation.every_rounds=2", "engine.trainer=sequential", "engine.workers=1"]
     copied = Experiment.load(file, quick)
     assert type(copied.algorithm).__module__ == "algorithm"
     builtin = copied.override(algorithm={**copied.algorithm.spec(), "name": name})
     assert copied.algorithm.model_dump() == builtin.algorithm.model_dump()
     first, second = (run(each, tmp_path / "runs").metrics.drop("wall_s") for each in (copied, builtin))
     assert first.equals(second)
-
-
-def test_what_a_class_needs_is_extracted_with_it() -> None:
-    source = '''"""Two."""
-
-from __future__ import annotations
-
-import math, os
-from pathlib import Path
-
-# How many.
-MOST = 3
-"""The most."""
-OTHER = os.sep
-
-
-@register("algorithm", "base")
-class Base:
-    a = MOST
-
-
-@register("algorithm", "two")
-@final
-class Two(Base):
-    # A comment.
-    b: Path = half(2)
-
-
-class Three(Two):
-    pass
-
-
-def half(x):
-    return math.ceil(x / 2)
-'''
-    assert (
-        start.extracted(source, "Two")
-        == '''"""Two."""
-
-from __future__ import annotations
-
-import math
-from pathlib import Path
-
-
-# How many.
-MOST = 3
-"""The most."""
-
-
-class Base:
-    a = MOST
-
-
-@final
-class Two(Base):
-    # A comment.
-    b: Path = half(2)
-
-
-def half(x):
-    return math.ceil(x / 2)
-'''
-    )
 
 
 @pytest.mark.slow

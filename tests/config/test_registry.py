@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,11 +12,11 @@ from gossamer.config.registry import (
     KINDS,
     Component,
     FilePath,
-    FromCommandLine,
     FunctionComponent,
     build,
     find,
     names,
+    placed,
     register,
 )
 from gossamer.errors import BadInput
@@ -175,10 +174,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("wrap", [str, FromCommandLine])
-def test_relative_paths(tmp_path: Path, elsewhere: Path, wrap: Callable[[str], str]) -> None:
-    built = build("task", {"name": MINE, "path": wrap("data.txt")}, {"folder": tmp_path / "experiments"})
+@pytest.mark.parametrize("home", ["experiments", "elsewhere"])
+def test_relative_paths(tmp_path: Path, elsewhere: Path, home: str) -> None:
+    said = placed("data.txt", Path() if home == elsewhere.name else None)
+    built = build("task", {"name": MINE, "path": said}, {"folder": tmp_path / "experiments"})
     assert isinstance(built, Mine)
-    home = elsewhere if wrap is FromCommandLine else tmp_path / "experiments"
-    assert built.path == home / "data.txt"
+    assert built.path == tmp_path / home / "data.txt"
     assert build("task", built.spec(), {"folder": Path("/other")}) == built

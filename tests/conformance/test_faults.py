@@ -283,7 +283,7 @@ def test_the_weight_of_who_is_missing_is_shared_out_if_asked_for(tmp_path: Path)
 def test_a_run_of_which_nobody_is_left_fails(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
         RunFailed,
-        match=r"(no node is left|every node died); ?the last one: node \d crashed in round 2|no node is left",
+        match="no node is left",
     ) as caught:
         play(tmp_path, {"name": "crash", "nodes": "all", "at_round": 2}, engine=engine)
     assert len(str(caught.value).splitlines()) == 1

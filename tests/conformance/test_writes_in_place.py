@@ -33,14 +33,20 @@ stop: {rounds: 2}
 """
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize(
-    ("first", "second", "read", "found"),
+    ("engine", "first", "second", "read", "found"),
     [
-        ("node.parameters -= 0.5", "pass", FIRST, FIRST),
-        ("node.parameters.mul_(0.5)", "pass", FIRST, NEXT),
-        ("p = node.parameters", "p.add_(1)", FIRST, NEXT),
-        ("p = node.model.parameters[:2]", "p[0] = 1.0; node.parameters = node.parameters + 1", FIRST, SECOND),
+        ("processes", "node.parameters -= 0.5", "pass", FIRST, FIRST),
+        ("simulate", "node.parameters -= 0.5", "pass", FIRST, FIRST),
+        ("simulate", "node.parameters.mul_(0.5)", "pass", FIRST, NEXT),
+        ("simulate", "p = node.parameters", "p.add_(1)", FIRST, NEXT),
+        (
+            "simulate",
+            "p = node.model.parameters[:2]",
+            "p[0] = 1.0; node.parameters = node.parameters + 1",
+            FIRST,
+            SECOND,
+        ),
     ],
 )
 def test_the_error_names_the_lines(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gossamer import network
-from gossamer.config.registry import FromCommandLine, build
+from gossamer.config.registry import build, placed
 from gossamer.errors import BadInput
 from gossamer.network import Matrix
 
@@ -198,5 +198,5 @@ def test_files_are_named_relative_to_the_experiment_and_the_shipped_one_by_its_n
     assert build("network", spec, {"folder": latency.parent}) == Matrix(
         latency_ms=latency, bandwidth_mbps=bandwidth
     )
-    said = {"name": "matrix", "bandwidth_mbps": FromCommandLine("aws-ten-regions")}
+    said = {"name": "matrix", "bandwidth_mbps": placed("aws-ten-regions", Path())}
     assert build("network", said, {"folder": latency.parent}) == Matrix(bandwidth_mbps="aws-ten-regions")

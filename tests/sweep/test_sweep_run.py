@@ -7,7 +7,7 @@ import logging
 import os
 import pickle
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sweeps import TINY, done, sweep, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
 from gossamer.results.folder import locked
-from gossamer.sweep.execute import Counts, Position, SweepOutcome, jobs_for
+from gossamer.sweep.execute import Counts, SweepOutcome, jobs_for
 from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State, states
 
@@ -88,7 +88,9 @@ def test_every_run_is_done_once_and_recorded(tmp_path: Path) -> None:
     assert len(list(found.folder.glob("*/*/experiment.yaml"))) == 4
     for each, entry in zip(found.planned, written(found), strict=True):
         recorded = load_run(found.folder / entry["folder"])
-        said = Experiment.parse(recorded.experiment_text).override(name=each.experiment.name)
+        said = Experiment.parse((recorded.path / "experiment.yaml").read_text()).override(
+            name=each.experiment.name
+        )
         assert said == each.experiment
         assert (entry["cell"], entry["seed"], entry["status"]) == (
             each.cell.name,
@@ -264,10 +266,10 @@ def test_only_the_chosen_cells_are_run_and_all_are_listed(tmp_path: Path) -> Non
 
 def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
     class Asks:
-        def update(self, counts: Counts, positions: Mapping[str, Position]) -> None:
+        def update(self, counts: Counts) -> None:
             pass
 
-        def ended(self, planned: Planned, state: State, counts: Counts) -> None:
+        def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
             if counts.done == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -330,14 +332,14 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_call_goes_on(tmp_path: Pa
 
 def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp_path: Path) -> None:
     class Asks:
-        def update(self, counts: Counts, positions: Mapping[str, Position]) -> None:
+        def update(self, counts: Counts) -> None:
             if counts.left == 3 and not executor.asked:
                 executor.asked = True
                 os.kill(os.getpid(), signal.SIGTERM)
             elif (found.folder / ".stopped").exists():
                 executor.carry_out()
 
-        def ended(self, planned: Planned, state: State, counts: Counts) -> None:
+        def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
             raise AssertionError("none has begun")
 
     class Parsl(Remote):

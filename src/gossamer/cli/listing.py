@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import textwrap
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -31,24 +31,15 @@ def listing(
     from gossamer.config.registry import KINDS
     from gossamer.config.schema import components, json_schema
 
-    accepted = [*sorted(KINDS), *_EXAMPLES]
-    plurals = {plural: each for each in accepted for plural in (each, f"{each}s", f"{each[:-1]}ies")}
-    if kind is not None and kind not in plurals:
-        raise BadInput(f"kind: got {kind!r}{suggest(kind, accepted)}; accepted: {listed(accepted)}")
     schema = json_schema()
     found = {each: components(schema, each) for each in sorted(KINDS)}
     for each in _EXAMPLES:
         files = examples.names(sweeps=each == "sweep")
-        found[each] = {name: {"description": examples.summary(name), "properties": {}} for name in files}
+        found[each] = {file: {"description": examples.summary(file), "properties": {}} for file in files}
     if kind is not None:
-        kind = plurals[kind]
-        found = {kind: found[kind]}
+        found = {kind: _chosen("kind", kind, found)}
         if name is not None:
-            if name not in found[kind]:
-                raise BadInput(
-                    f"{kind}: unknown name {name!r}{suggest(name, found[kind])}; accepted: {listed(found[kind])}"
-                )
-            found = {kind: {name: found[kind][name]}}
+            found = {kind: {name: _chosen(kind, name, found[kind])}}
     if as_json:
         table = {
             each: {
@@ -59,21 +50,14 @@ def listing(
         }
         typer.echo(json.dumps(table))
     elif kind is None:
-        for each, definitions in found.items():
-            _print_entry(each, 13, ", ".join(definitions) or "(none)")
+        _print({each: ", ".join(definitions) or "(none)" for each, definitions in found.items()})
         typer.echo("\nmore: gossamer list KIND [NAME]; any name can also be module:Class")
     elif name is None:
-        width = max(map(len, found[kind]), default=0) + 2
-        for each, definition in found[kind].items():
-            text = textwrap.shorten(
-                definition["description"],
-                max(_width() - width, 20),
-                placeholder=" …",
-                break_on_hyphens=False,
-            )
-            _print_entry(each, width, text)
+        _print({each: node["description"] for each, node in found[kind].items()}, whole=False)
     else:
-        _print_component(kind, name, found[kind][name])
+        definition = found[kind][name]
+        _console().print(f"{kind} {name}\n{definition['description']}\n")
+        _print({key: _described(definition, key) for key in _parameters(definition)})
 
 
 def schema() -> None:
@@ -83,33 +67,32 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=1))
 
 
-def _print_component(kind: str, name: str, definition: dict[str, Any]) -> None:
-    typer.echo(f"{kind} {name}\n{textwrap.fill(definition['description'], _width())}")
-    parameters = _parameters(definition)
-    width = max(map(len, parameters), default=0) + 2
-    if parameters:
-        typer.echo()
-    for key, node in parameters.items():
-        default = "required" if key in definition["required"] else f"default {_default(definition, key)}"
-        text = f": {node['description']}" if "description" in node else ""
-        _print_entry(key, width, f"{type_text(node)}; {default}{text}")
+def _chosen(field: str, name: str, accepted: Mapping[str, Any]) -> Any:
+    if name not in accepted:
+        raise BadInput(
+            f"{field}: unknown name {name!r}{suggest(name, accepted)}; accepted: {listed(accepted)}"
+        )
+    return accepted[name]
 
 
-def _print_entry(head: str, width: int, text: str) -> None:
-    """A line with a head and a text, which is wrapped beside it."""
-    lines = textwrap.fill(
-        text,
-        _width(),
-        initial_indent=f"{head:{width}}",
-        subsequent_indent=" " * width,
-        break_on_hyphens=False,
-    )
-    typer.echo(lines)
+def _console() -> Any:
+    """Of the terminal's width, up to one that reads well; of 80 columns in a file or a pipe."""
+    from rich.console import Console
+
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    return Console(markup=False, highlight=False, width=width)
 
 
-def _width() -> int:
-    """Of lines: the terminal's, up to a width that reads well; 80 in a file or a pipe."""
-    return min(shutil.get_terminal_size().columns, _WIDEST)
+def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
+    """Print names with a text beside each, which is wrapped or cut off."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=not whole, overflow="fold" if whole else "ellipsis")
+    for row in texts.items():
+        table.add_row(*row)
+    _console().print(table)
 
 
 def _parameters(definition: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +105,14 @@ def _default(definition: dict[str, Any], key: str) -> str:
     return f"({type_text(node)})" if key in definition["required"] else _yaml(node.get("default"))
 
 
+def _described(definition: dict[str, Any], key: str) -> str:
+    """A parameter's type, default and meaning."""
+    node = definition["properties"][key]
+    default = "required" if key in definition["required"] else f"default {_default(definition, key)}"
+    text = f": {node['description']}" if "description" in node else ""
+    return f"{type_text(node)}; {default}{text}"
+
+
 def type_text(node: dict[str, Any]) -> str:
     """What a schema accepts, in words."""
     if "$ref" in node:
@@ -131,15 +122,11 @@ def type_text(node: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(map(type_text, node["anyOf"])))
     if "const" in node or "enum" in node:
         return " or ".join(_yaml(value) for value in node.get("enum", [node.get("const")]))
-    kind = str(node.get("type", "any value"))
+    kind = node.get("format") or node.get("type", "any value")
     if kind == "array":
         return f"list of {type_text(node['items'])}" if node.get("items") else "list"
-    if kind == "object":
-        return "mapping"
-    if node.get("format") == "path":
-        return "path"
     if kind not in ("integer", "number"):
-        return {"string": "text", "boolean": "true or false"}.get(kind, kind)
+        return {"string": "text", "boolean": "true or false", "object": "mapping"}.get(kind, str(kind))
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     said = [f"{sign} {_yaml(node[key])}" for key, sign in bounds.items() if key in node]
     return " ".join([kind, ", ".join(said)]).strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import math
@@ -55,7 +54,8 @@ def new(
     )
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
-        files["algorithm.py"] = extracted(inspect.getsource(sys.modules[cls.__module__]), cls.__name__)
+        source = inspect.getsource(sys.modules[cls.__module__])
+        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # which are taken
         experiment = _naming(cls, experiment)
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:
@@ -89,47 +89,3 @@ def _naming(cls: type[Component], experiment: str) -> str:
     entry = {**cls(**steps).spec(), "name": f"algorithm:{cls.__name__}"}
     text = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=math.inf).strip()
     return re.sub("(?m)^algorithm: .*$", lambda _: f"algorithm: {text}", experiment)
-
-
-def extracted(source: str, name: str) -> str:
-    """The text of a module with its docstring, one of its classes, and all of the module that the class needs. The decorator
-    that gives a class its built-in name is left out."""
-    tree, lines = ast.parse(source), source.splitlines()
-    for each in tree.body:
-        if isinstance(each, ast.ClassDef):
-            each.decorator_list = [
-                it for it in each.decorator_list if not ast.unparse(it).startswith("register(")
-            ]
-    defined = {said: each for each in tree.body for said in _defines(each)}
-    needed, used = {name}, _names(defined[name])
-    while more := (used & defined.keys()) - needed:
-        needed |= more
-        used |= {said for each in more for said in _names(defined[each])}
-    imports, definitions, end = list[str](), list[str](), 0
-    for each, following in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
-        if isinstance(each, ast.Import | ast.ImportFrom):
-            future = isinstance(each, ast.ImportFrom) and each.module == "__future__"
-            each.names = [it for it in each.names if future or (it.asname or it.name) in used]
-            if each.names:
-                imports += ["", ast.unparse(each)] if "" in lines[end : each.lineno] else [ast.unparse(each)]
-                end = each.end_lineno or 0
-        elif needed.intersection(_defines(each)):
-            first = min(it.lineno for it in (each, *getattr(each, "decorator_list", ()))) - 1
-            while lines[first - 1].startswith("#"):
-                first -= 1
-            last = following if isinstance(following, ast.Expr) else each  # the docstring of a constant
-            definitions.append("\n".join(lines[first : last.end_lineno]))
-    head = lines[: tree.body[0].end_lineno] if ast.get_docstring(tree) else []
-    return "\n\n\n".join(["\n".join([*head, *imports]).lstrip(), *definitions]) + "\n"
-
-
-def _defines(statement: ast.stmt) -> list[str]:
-    """The names that a statement of a module defines; none for an import."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [each.id for each in targets if isinstance(each, ast.Name)]
-
-
-def _names(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -22,7 +22,7 @@ from pydantic import (
 
 from gossamer import files
 from gossamer.config import examples
-from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
+from gossamer.config.registry import ComponentField, FilePath, placed
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
 
@@ -415,6 +415,7 @@ def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -
     return raw
 
 
+T = TypeVar("T")
 _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
@@ -430,14 +431,18 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
         if path in values:
             raise BadInput(f"{said}: {path} is set already; accepted: every field once")
         try:
-            values[path] = _from_command_line(files.parse_yaml(text, said)), said
+            values[path] = placed(files.parse_yaml(text, said), Path()), said
         except BadInput:
             raise BadInput(
                 f"{said}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
             ) from None
-    # A component is replaced or named before its parameters are set.
-    for path in sorted(values, key=lambda path: (path.count("."), not path.endswith(".name"))):
-        assign(raw, path, *values[path], model)
+    for path, (value, said) in ordered(values):
+        assign(raw, path, value, said, model)
+
+
+def ordered(assignments: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Assignments by path, so that a component is replaced or named before its parameters are set."""
+    return sorted(assignments.items(), key=lambda each: (each[0].count("."), not each[0].endswith(".name")))
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
@@ -468,13 +473,3 @@ def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[Ba
     if parents and last == "name" and fields.get("name", value) != value:
         fields.clear()  # the parameters of the old component do not apply to the new one
     fields[last] = value
-
-
-def _from_command_line(value: Any) -> Any:
-    if isinstance(value, str):
-        return FromCommandLine(value)
-    if isinstance(value, list):
-        return [_from_command_line(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _from_command_line(item) for key, item in value.items()}
-    return value

@@ -140,11 +140,13 @@ def register(kind: str, name: str) -> Callable[[F], F]:
 def names(kind: str) -> dict[str, type[Component]]:
     """Every name of a kind that needs no module path: built-in names and entry points."""
     importlib.import_module(KINDS[kind][0])
-    found = dict(_builtin[kind])
-    for point in entry_points(group=f"gossamer.{kind}"):
-        if point.name not in found:
-            found[point.name] = _as_component(kind, point.load(), point.name, f"{kind} {point.name!r}")
-    return found
+    points = {point.name: point for point in entry_points(group=f"gossamer.{kind}")}
+    theirs = {
+        name: _as_component(kind, point.load(), name, f"{kind} {name!r}")
+        for name, point in points.items()
+        if name not in _builtin[kind]
+    }
+    return _builtin[kind] | theirs
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
@@ -330,12 +332,9 @@ class ComponentField:
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """A stand-in, which gossamer.config.schema replaces: the components of a kind may hold others of the same kind."""
-        if (
-            "json_schema_input_schema" in schema
-        ):  # another validator before this one, which says what it accepts
+        if "json_schema_input_schema" in schema:  # of a validator before this one, which says what it accepts
             return dict(handler(schema))
-        entry = {"component": self.kind}
+        entry = {"component": self.kind}  # gossamer.config.schema puts a reference in its place
         if self.many:
             return {"type": "array", "items": entry}
         return {"anyOf": [entry, {"type": "null"}]} if self.optional else entry
@@ -355,21 +354,31 @@ class ComponentField:
         return [item.spec() for item in value] if isinstance(value, tuple) else value and value.spec()
 
 
-class FromCommandLine(str):
-    """Text from the command line: a path in it is relative to the working directory."""
-
-
-class FromFolder(str):
-    """Text from another file: a path in it is relative to that file's folder."""
+class Placed(str):
+    """Text from elsewhere than the file: a path in it is relative to its ``folder``."""
 
     folder: Path
+
+
+def placed(value: Any, folder: Path | None) -> Any:
+    """A copy of a file's value whose texts, which may be paths, are marked as relative to a folder, unless they are marked
+    already."""
+    if isinstance(value, list):
+        return [placed(item, folder) for item in value]
+    if isinstance(value, Mapping):
+        return {key: placed(item, folder) for key, item in value.items()}
+    if folder is None or not isinstance(value, str) or isinstance(value, Placed):
+        return value
+    marked = Placed(value)
+    marked.folder = folder
+    return marked
 
 
 def _resolved(value: Any, info: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
-    folder = value.folder if isinstance(value, FromFolder) else Path((info.context or {}).get("folder") or "")
-    return (Path(value) if isinstance(value, FromCommandLine) else folder / Path(value)).resolve()
+    folder = value.folder if isinstance(value, Placed) else Path((info.context or {}).get("folder") or "")
+    return (folder / Path(value)).resolve()
 
 
 FilePath = Annotated[Path, BeforeValidator(_resolved)]

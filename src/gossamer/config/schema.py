@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from typing import Any
 
@@ -21,7 +22,11 @@ def json_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     for kind in sorted(KINDS):
         found = dict(sorted(names(kind).items()))
-        bare = [name for name, cls in found.items() if not _required(cls)]
+        bare = [
+            name
+            for name, cls in found.items()
+            if not any(field.is_required() for field in cls.model_fields.values())
+        ]
         definitions[kind] = {
             "anyOf": [
                 {"enum": bare},
@@ -49,10 +54,6 @@ def components(schema: dict[str, Any], kind: str) -> dict[str, Any]:
     return {key.removeprefix(f"{kind}."): each for key, each in found if key.startswith(f"{kind}.")}
 
 
-def _required(cls: type[Component]) -> bool:
-    return any(field.is_required() for field in cls.model_fields.values())
-
-
 def summary(documented: object) -> str:
     """The first paragraph of a docstring in one line, without reStructuredText markup."""
     paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
@@ -67,8 +68,9 @@ def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
     for name, text in parameters(cls).items():
         if name in found.get("properties", {}):
             found["properties"][name]["description"] = text
-    tidied: dict[str, Any] = _tidied(found)
-    return tidied
+    # A field of components has a stand-in, since those of a kind may hold others of the same kind.
+    text = re.sub(r'"component": "(\w+)"', r'"$ref": "#/$defs/\1"', json.dumps(found))
+    return dict(json.loads(text))
 
 
 def parameters(cls: type[BaseModel]) -> dict[str, str]:
@@ -88,21 +90,8 @@ class _Generator(GenerateJsonSchema):
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
 
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
     def encode_default(self, dft: Any) -> Any:
         return super().encode_default(dft.spec() if isinstance(dft, Component) else dft)
-
-
-def _tidied(schema: Any) -> Any:
-    """Without the titles that pydantic gives to fields, and with references to the kinds of components."""
-    if isinstance(schema, list):
-        return [_tidied(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.keys() == {"component"} or (
-        isinstance(schema.get("component"), str) and "properties" not in schema
-    ):
-        schema = {**schema, "$ref": f"#/$defs/{schema['component']}"}
-        del schema["component"]
-    return {
-        key: _tidied(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)
-    }

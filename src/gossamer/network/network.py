@@ -37,9 +37,8 @@ class Path:
     The latency is normal, truncated at 0, and drawn for each message; messages of one pair of nodes do not overtake each
     other. A message that is lost takes its time on the sender's uplink all the same."""
 
-    links: tuple[
-        int, ...
-    ]  # that it crosses, in order; the sender's uplink first, the receiver's downlink last
+    # Those that it crosses, in order: the sender's uplink first, the receiver's downlink last.
+    links: tuple[int, ...]
     latency_s: float = 0.0  # from the departure of the first bit to its arrival
     jitter_s: float = 0.0  # standard deviation of the latency
     loss: float = 0.0  # probability that a message is lost

@@ -77,15 +77,12 @@ def load(
     except ValidationError as error:
         raise bad_input(error, Reproduction, "reproduction") from None
     if size == "small":
-        judged = [
-            claim if claim.small else claim.model_copy(update={"checks": []}) for claim in described.claims
-        ]
-        described = described.model_copy(update={"claims": judged})
+        for claim in described.claims:
+            if not claim.small:
+                claim.checks.clear()
     if size is not None:
         changes = deepcopy(dict(getattr(described, size)))
         raw["name"] = f"{raw.get('name', file.stem)}-{size}"
-        for field in ("seeds", "cells", "grid"):
-            if field in changes:
-                raw[field] = changes.pop(field)
+        raw |= {field: changes.pop(field) for field in ("seeds", "cells", "grid") if field in changes}
         raw["overrides"] = {**(raw.get("overrides") or {}), **changes}
     return described, Sweep.of(raw, file.resolve().parent, overrides, out)

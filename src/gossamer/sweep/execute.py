@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 from gossamer.progress import Display
 from gossamer.results.folder import RunFolder, locked, write_text, writing
+from gossamer.results.formatting import metric_title, numerals
 from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
-from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
@@ -29,8 +29,6 @@ from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_res
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether the user wants it to stop."""
-_SHOW_S = 1.0
-"""Seconds between two looks at how far runs are, and between two of a run's reports."""
 _turn = threading.Lock()
 """Runs in one process take turns, since they share torch's generator and number of threads."""
 
@@ -58,25 +56,14 @@ class Counts:
         return self.total - self.skipped - self.ended
 
 
-@dataclass(frozen=True)
-class Position:
-    """How far a run is: the rounds that its nodes have completed, on average; and the mean over the nodes of its first metric
-    at the latest evaluation, with its name."""
-
-    rounds: int = 0
-    metric: str | None = None
-    value: float | None = None
-
-
 class SweepObserver(Protocol):
     """Watches a sweep."""
 
-    def update(self, counts: Counts, positions: Mapping[str, Position]) -> None:
-        """Show the progress; called several times a second. ``positions`` has every run that has begun in this call, by the
-        name of its folder."""
+    def update(self, counts: Counts) -> None:
+        """Show the progress; called several times a second."""
 
-    def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-        """Show that a run has ended, or that the executor lost it."""
+    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+        """Show that a run has ended, with its first metric in words, or that the executor lost it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,6 @@ def run_sweep(
     retry_failed: bool = False,
     again: bool = False,
     observer: SweepObserver | None = None,
-    command: Sequence[str] | None = None,
 ) -> SweepOutcome:
     """Do the runs of a sweep that are not done, and collect the results of all.
 
@@ -116,7 +102,6 @@ def run_sweep(
         retry_failed: whether runs that failed or diverged start again.
         again: whether runs that are done start again; their records stay, and the newest that is done counts.
         observer: watches the progress.
-        command: the command line to record; None is this process's.
 
     Raises:
         BadInput: before any work starts, naming the cell. With an executor, data is first read where a run is done:
@@ -143,12 +128,10 @@ def run_sweep(
         todo = left(before)
         if executor is None and jobs is None:
             jobs = jobs_for([each.experiment for each in todo])
-        counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
-        campaign = _Campaign(sweep, before, counts, observer)
+        campaign = _Campaign(sweep, before, Counts(len(chosen), skipped=len(chosen) - len(todo)), observer)
         if todo:
-            command = list(sys.argv if command is None else command)
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
-                campaign.run(todo, workers, command, alone=jobs == 1)
+                campaign.run(todo, workers, alone=jobs == 1)
         write_results(sweep)
     at = campaign.states
     failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status in ENDED_BADLY)
@@ -157,13 +140,13 @@ def run_sweep(
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
     """The number of experiments that this machine's cores carry at once."""
-    widths = []
+    widths = [1]
     for experiment in experiments:
         engine = experiment.engine
         if not isinstance(engine, Simulate) or engine.device != "cpu":
             return 1
         widths.append((engine.workers or 1) * engine.threads)
-    return max(min(cores() // max(widths, default=1), len(experiments)), 1)
+    return max(min(cores() // max(widths), len(experiments)), 1)
 
 
 def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,55 +154,60 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's folder in it),
-            ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped), ``progress`` (a file that says
-            how far the run is) and ``path`` (for modules).
+            ``command`` (to record), ``stop`` (a file that exists once the user has stopped the sweep) and ``path`` (for
+            modules).
 
     Returns:
-        ``status``, ``cause`` (of a failure or a divergence, in one line) and ``folder`` (the attempt's, if it was created).
+        ``status``, ``cause`` (of a failure or a divergence, in one line), ``folder`` (the attempt's, if it was created) and
+        ``value`` (the first metric, in words).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
-    with _turn:
+    with _turn, _heeding(Path(job["stop"])):
         if Path(job["stop"]).exists():
-            return asdict(State())
+            return {**asdict(State()), "value": ""}
         try:
             experiment = Experiment.parse(job["experiment"])
-            watcher = _Reporter(experiment, Path(job["progress"]))
+            watcher = _Quiet(experiment)
             done = run_experiment(
                 experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
             )
-            watcher.report()
         except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
             said = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
             folder = error.folder if isinstance(error, RunFailed) else None
-            return {"status": "failed", "cause": said, "folder": folder and str(folder)}
-    return {"status": done.status, "cause": done.error, "folder": str(done.path)}
+            return {"status": "failed", "cause": said, "folder": folder and str(folder), "value": ""}
+    return {"status": done.status, "cause": done.error, "folder": str(done.path), "value": watcher.value}
 
 
-class _Reporter(Display):
-    """Tells the sweep how far a run is, through a file: an executor's workers share nothing else with it."""
-
-    def __init__(self, experiment: Experiment, file: Path) -> None:
-        super().__init__(experiment)
-        self._file, self._seconds = file, stopwatch()
-        self._rounds_done, self._reported = 0, -_SHOW_S
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        self._rounds_done = rounds // self._nodes
-        if self._seconds() - self._reported >= _SHOW_S:
-            self.report()
-
-    def report(self) -> None:
-        """Write how far the run is."""
-        self._reported = self._seconds()
-        metric, value = self.headline or (None, None)
-        temporary = self._file.with_suffix(".new")
-        with suppress(OSError):  # a full disk ends the display, not the run
-            self._file.parent.mkdir(exist_ok=True)
-            temporary.write_text(json.dumps([self._rounds_done, metric, value]))
-            temporary.replace(self._file)
+class _Quiet(Display):
+    """Says nothing, since there may be hundreds of runs."""
 
     def say(self, text: str) -> None:
-        """Print and log nothing: there may be hundreds of runs."""
+        """Print and log nothing."""
+
+    @property
+    def value(self) -> str:
+        """The first metric at the latest evaluation, in words."""
+        return f"{metric_title(self.headline[0])} {numerals(self.headline[1])[0]}" if self.headline else ""
+
+
+@contextmanager
+def _heeding(stop: Path) -> Iterator[None]:
+    """End a run in this process in order once the file ``stop`` is there, if the run handles signals: in a main thread."""
+    over, usual = threading.Event(), signal.getsignal(signal.SIGTERM)
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            # A run that is setting up does not listen yet; one that is told already does not listen any more.
+            if stop.exists() and signal.getsignal(signal.SIGTERM) is not usual:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    if threading.current_thread() is threading.main_thread():
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _check(todo: Sequence[Planned]) -> None:
@@ -228,7 +216,7 @@ def _check(todo: Sequence[Planned]) -> None:
         try:
             prepare(each.experiment)
         except BadInput as error:
-            raise BadInput(*(f"cell {name}: {problem}" for problem in error.problems)) from None
+            raise error.within(f"cell {name}") from None
 
 
 @contextmanager
@@ -254,16 +242,13 @@ class _Campaign:
         self.states, self.counts, self.stopping = before, counts, False
         self._sweep, self._observer = sweep, observer
         self._pending: dict[Future[Any], Planned] = {}
-        self._progress, self._positions = sweep.folder.resolve() / ".progress", dict[str, Position]()
-        self._clock, self._looked = stopwatch(), -_SHOW_S
 
-    def run(self, todo: Sequence[Planned], executor: Executor, command: list[str], *, alone: bool) -> None:
+    def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
         """Do all runs, or until the user stops the sweep; ``alone`` says that no two run at the same time."""
         out = self._sweep.folder.resolve()
-        stop_file = out / ".stopped"
-        stop_file.unlink(missing_ok=True)
-        shutil.rmtree(self._progress, ignore_errors=True)  # of a sweep that was killed
-        job = {"out": str(out), "command": command, "stop": str(stop_file), "path": [*filter(None, sys.path)]}
+        stop = out / ".stopped"
+        stop.unlink(missing_ok=True)
+        job = {"out": str(out), "command": sys.argv, "stop": str(stop), "path": [*filter(None, sys.path)]}
         self.states |= {each.run: State() for each in todo}
         write_state(self._sweep, self.states)
         try:
@@ -271,36 +256,25 @@ class _Campaign:
                 for each in todo:
                     experiment = each.experiment if alone else _narrow(each.experiment)
                     own = {**job, "run": each.run, "experiment": experiment.to_yaml()}
-                    own["progress"] = str(self._progress / f"{each.run}.json")
                     if self.stopping or not self._submit(each, executor, own):
                         break
                 while self._pending:
-                    if self.stopping and not stop_file.exists():
-                        stop_file.touch()
+                    if self.stopping and not stop.exists():
                         self._take_back()
+                        stop.touch()
                     for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
                         self._collect(future, self._pending.pop(future))
                     self.counts = replace(self.counts, running=sum(f.running() for f in self._pending))
-                    if self._clock() - self._looked >= _SHOW_S:
-                        self._looked = self._clock()
-                        for file in self._progress.glob("*.json"):
-                            self._look(file)
                     if self._observer is not None:
-                        self._observer.update(self.counts, self._positions)
+                        self._observer.update(self.counts)
         finally:
             self.counts = replace(self.counts, running=0)
-            shutil.rmtree(self._progress, ignore_errors=True)
             recorded = states(self._sweep)
             unrecorded = {run: state for run, state in self.states.items() if recorded[run].folder is None}
             write_state(self._sweep, recorded | unrecorded)
 
     def _stop(self) -> None:
         self.stopping = True
-
-    def _look(self, file: Path) -> None:
-        """Read how far a run is."""
-        with suppress(OSError, ValueError, TypeError):  # it is shown, nothing else
-            self._positions[file.stem] = Position(*json.loads(file.read_text()))
 
     def _submit(self, planned: Planned, executor: Executor, job: dict[str, Any]) -> bool:
         try:
@@ -311,9 +285,9 @@ class _Campaign:
         return True
 
     def _take_back(self) -> None:
-        """Take back what has not begun, and ask for the end of the rest, as far as the executor can."""
+        """Take back what has not begun, as far as the executor can; the rest finds the file."""
         for future in list(self._pending):
-            with suppress(NotImplementedError):  # Parsl's; what it has not begun will find the file
+            with suppress(NotImplementedError):  # Parsl's
                 if future.cancel():
                     del self._pending[future]
 
@@ -324,7 +298,7 @@ class _Campaign:
         if error is None:
             said = future.result()
             folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
-            self._ended(planned, State(said["status"], said["cause"], folder))
+            self._ended(planned, State(said["status"], said["cause"], folder), said["value"])
             return
         state = state_of(self._sweep.folder / planned.run)
         if state.status == "interrupted" and state.folder is not None:
@@ -334,7 +308,7 @@ class _Campaign:
             state = State("pending", f"the executor lost it before it began: {cause(error)}")
         self._ended(planned, state)
 
-    def _ended(self, planned: Planned, state: State) -> None:
+    def _ended(self, planned: Planned, state: State, value: str = "") -> None:
         self.states[planned.run] = state
         if state.status in ("done", *ENDED_BADLY):
             counts = self.counts
@@ -342,11 +316,7 @@ class _Campaign:
         with suppress(OSError):  # it is written once more at the end
             write_state(self._sweep, self.states)
         if self._observer is not None and (state.status != "pending" or state.cause is not None):
-            file = self._progress / f"{planned.run}.json"
-            self._look(file)
-            file.unlink(missing_ok=True)
-            self._observer.update(self.counts, self._positions)
-            self._observer.ended(planned, state, self.counts)
+            self._observer.ended(planned, state, self.counts, value)
 
 
 def _narrow(experiment: Experiment) -> Experiment:

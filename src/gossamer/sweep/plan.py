@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,32 +20,18 @@ from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import states
 
 _TRIAL_S = 2.0
-"""Seconds of a trial, once a round has ended."""
-_PATIENCE_S = 10.0
-"""Seconds after which a trial in which no round has ended is given up."""
-_ALL_TRIALS_S = 60.0
-"""Seconds after which no other trial begins."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run of a cell takes: real seconds of a run alone; and bytes of memory, in a simulation those of the vectors
-    (models, messages, optimizer states), with real processes what the nodes share with nobody. ``by`` is what it was measured
-    on, or why there is none."""
-
-    by: str
-    wall_s: float | None = None
-    memory_bytes: float | None = None
+"""Seconds after which a trial ends, once a round has ended."""
 
 
 class _Trial(Display):
     """Ends a run in order, as Ctrl-C does, when it has gone on for long enough to tell how long it would take."""
 
+    wall_s_of_all: float | None = None
+
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
         self._seconds, self._over = stopwatch(), False
         self._first: tuple[float, float] | None = None
-        self.wall: float | None = None
 
     def start(self, description: Any) -> None:
         self._seconds = stopwatch()
@@ -55,73 +39,63 @@ class _Trial(Display):
     def progress(self, rounds: int, time_s: float) -> None:
         share, now = self.share(rounds, time_s), self._seconds()
         if self._first is None and share > 0 and rounds >= self._nodes:
-            self._first = share, now
-        if self._first is not None and share > self._first[0]:
-            self.wall = self._first[1] + (1 - self._first[0]) * (now - self._first[1]) / (
-                share - self._first[0]
-            )
-        if not self._over and now >= (_PATIENCE_S if self.wall is None else _TRIAL_S):
-            self._over = True
-            os.kill(os.getpid(), signal.SIGINT)
+            self._first = share, now  # after what only the first round costs
+        elif self._first is not None and share > self._first[0]:
+            first, began = self._first
+            self.wall_s_of_all = began + (1 - first) * (now - began) / (share - first)
+            if now >= _TRIAL_S and not self._over:
+                self._over = True
+                os.kill(os.getpid(), signal.SIGINT)
 
     def say(self, text: str) -> None:
         """A trial says nothing."""
 
 
-def try_out(experiment: Experiment) -> Estimate:
-    """Begin a run in a temporary folder, without trackers, and estimate from its first seconds."""
+def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
+    """What a run of a cell takes: ``wall_s``, real seconds of a run alone; ``memory_bytes``, in a simulation those of the
+    vectors (models, messages, optimizer states), with real processes what the nodes share with nobody; and ``by``, what was
+    measured: the ``runs`` of the cell that are done, or else a trial."""
+    walls = [each.wall_s for each in runs if each.wall_s is not None]
+    if walls:
+        known = [size for size in map(_memory_bytes, runs) if size is not None]
+        return {
+            "by": f"{len(walls)} done",
+            "wall_s": fmean(walls),
+            "memory_bytes": max(known, default=None),
+        }
     trial = _Trial(experiment)
     try:
         with TemporaryDirectory() as folder:
             done = run(experiment.model_copy(update={"trackers": []}), folder, observer=trial)
-            if done.status != "stopped":
-                return Estimate("a whole run", done.wall_s, memory_bytes(done))
-            if trial.wall is None:
-                return Estimate(f"no two rounds ended within {_PATIENCE_S:.0f} s")
-            return Estimate("a trial", trial.wall, memory_bytes(done))
+            whole = done.status != "stopped"
+            return {
+                "by": "a whole run" if whole else "a trial",
+                "wall_s": done.wall_s if whole else trial.wall_s_of_all,
+                "memory_bytes": _memory_bytes(done),
+            }
     except GossamerError as error:
-        return Estimate(f"failed: {' '.join(str(error).split())}")
+        said = f"failed: {' '.join(str(error).split())}"
+        return {"by": said, "wall_s": None, "memory_bytes": None}
 
 
-def memory_bytes(run: Run) -> float | None:
-    """Bytes of memory that a run has recorded (:class:`Estimate`); None if it has not."""
-    if run.private_bytes is not None:
-        return run.private_bytes["mean"] * run.nodes
-    if run.peak_vectors is None or run.parameter_count is None:
-        return None
-    return 4.0 * run.peak_vectors * run.parameter_count
-
-
-def estimates(sweep: Sweep, chosen: Sequence[Planned]) -> dict[str, Estimate]:
-    """What a run of each chosen cell takes, by the cell's name: the mean of its runs that are done, or else by a trial."""
-    at, found, clock = states(sweep), dict[str, Estimate](), stopwatch()
-    cells: dict[str, list[Planned]] = {}
-    for each in chosen:
-        cells.setdefault(each.cell.name, []).append(each)
-    for name, planned in cells.items():
-        folders: list[Path] = [
-            state.folder
-            for state in (at[each.run] for each in planned)
-            if state.status == "done" and state.folder
-        ]
-        runs = [Run(folder) for folder in folders]
-        walls, sizes = (
-            [each.wall_s for each in runs if each.wall_s is not None],
-            [memory_bytes(each) for each in runs],
-        )
-        if walls:
-            known = [size for size in sizes if size is not None]
-            found[name] = Estimate(f"{len(walls)} done", fmean(walls), max(known) if known else None)
-        elif clock() < _ALL_TRIALS_S:
-            found[name] = try_out(planned[0].experiment)
-        else:
-            found[name] = Estimate("not tried: --only CELL does")
-    return found
+def _memory_bytes(run: Run) -> float | None:
+    if (private := run.figures.get("private_bytes")) is not None:
+        return float(private["mean"] * run.nodes)
+    vectors, length = run.figures.get("peak_vectors"), run.setup.get("parameters")
+    return None if vectors is None or length is None else 4.0 * vectors * length
 
 
 def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:
-    """Every experiment of a plan: cell, seed, run, status, overrides, and its cell's estimate."""
-    at, known = states(sweep), estimates(sweep, chosen)
+    """Every experiment of a plan: cell, seed, run, status, overrides, and its cell's :func:`estimate`."""
+    at = states(sweep)
+    cells: dict[str, list[Planned]] = {}
+    for each in chosen:
+        cells.setdefault(each.cell.name, []).append(each)
+    known = {}
+    for name, planned in cells.items():
+        found = [at[each.run] for each in planned]
+        done = [Run(state.folder) for state in found if state.status == "done" and state.folder]
+        known[name] = estimate(done, planned[0].experiment)
     return [
         {
             "cell": each.cell.name,
@@ -129,7 +103,7 @@ def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:
             "run": each.run,
             "status": at[each.run].status,
             "overrides": dict(each.cell.overrides),
-            **asdict(known[each.cell.name]),
+            **known[each.cell.name],
         }
         for each in chosen
     ]
@@ -149,16 +123,9 @@ def print_plan(sweep: Sweep, chosen: Sequence[Planned]) -> None:
         for row in rows
     ]
     print_table(head, shown, labels=2)
-    cells, seeds = (
-        f"{word}{'s' * (count > 1)}"
-        for word, count in (("cell", len({row["cell"] for row in rows})), ("seed", len(sweep.seeds)))
-    )
-    runs = {row["run"]: row for row in rows}
-    listed = ", ".join(map(str, sweep.seeds))
-    print(
-        f"{len({row['cell'] for row in rows})} {cells}, {seeds} {listed}: {len(rows)} experiments, {len(runs)} runs"
-    )
-    left = [row for row in runs.values() if row["status"] != "done"]
-    walls = [row["wall_s"] for row in left if row["wall_s"] is not None]
+    left = {row["run"]: row["wall_s"] for row in rows if row["status"] != "done"}
+    walls = [wall_s for wall_s in left.values() if wall_s is not None]
     unknown = f", and {len(left) - len(walls)} of unknown time" if len(walls) < len(left) else ""
-    print(f"left: {len(left)} runs, {seconds_text(sum(walls))} one at a time{unknown}")
+    print(
+        f"left: {len(left)} of {len({row['run'] for row in rows})} runs, {seconds_text(sum(walls))}{unknown}"
+    )

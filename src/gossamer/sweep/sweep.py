@@ -17,8 +17,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
 from gossamer.config import Experiment, Section, assign, assign_all, examples
-from gossamer.config.experiment import Seed, read_mapping
-from gossamer.config.registry import FromCommandLine, FromFolder
+from gossamer.config.experiment import Seed, ordered, read_mapping
+from gossamer.config.registry import placed
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
 from gossamer.results.run import part, short_names
@@ -82,59 +82,79 @@ class Cell:
     def apply(self, raw: dict[str, Any], folder: Path | None, given: Iterable[str] = ()) -> None:
         """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative to ``folder``.
         To undo an assignment of the command line, to one of the paths ``given``, is bad input."""
-        said = {path: deepcopy(value_at(raw, path)) for path in given}
+        said = {path: deepcopy(_value_at(raw, path)) for path in given}
         for path, value in self.overrides:
-            assign(raw, path, _placed(value, folder), "override", Experiment)
-        undone = [path for path, value in said.items() if not _kept(value, value_at(raw, path))]
+            assign(raw, path, placed(value, folder), "override", Experiment)
+        undone = [path for path, value in said.items() if not _kept(value, _value_at(raw, path))]
         if undone:
             raise BadInput(
                 f"--set {', '.join(undone)}: overridden by the sweep; accepted: fields that no cell overrides, and"
                 " those to which the grid gives one value"
             )
 
+    def tags(self, short: str) -> dict[str, str]:
+        """What chooses the cell on the command line: ``axis=value`` with the axis, and names."""
+        points = {f"{axis}={value}": axis for axis, value in self.labels.items() if axis != "cell"}
+        return points | dict.fromkeys((self.name, short, str(self.labels.get("cell", self.name))), "cell")
 
-def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
+
+def _cells(file: SweepFile, base_name: str) -> list[Cell]:
     """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
-    a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are refused."""
+    a file without cells and grid."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
-    check_not_own("grid", file.grid or {})
+    _check_not_own("grid", file.grid or {})
     for name, overrides in named.items():
-        check_not_own(f"cells.{name}", overrides or {})
+        _check_not_own(f"cells.{name}", overrides or {})
     axes = [[(key, *each) for each in _axis(key, values)] for key, values in (file.grid or {}).items()]
     found = []
     for (name, overrides), point in product(named.items(), product(*axes)):
         labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
         merged = dict(overrides or {})
         for key, _, value in point:
-            merged |= value if _is_group(key, value) else {key: value}
-        found.append(Cell(", ".join(starmap(part, labels.items())), labels, in_order(merged)))
+            if key.partition(".")[0] in Experiment.model_fields or not isinstance(value, Mapping):
+                merged[key] = value
+            else:  # the key is the name of an axis, whose values are overrides
+                _check_not_own(f"grid.{key}", value)
+                merged |= value
+        found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered(merged)))
     return found
 
 
-def _is_group(key: str, value: Any) -> bool:
-    """Whether a key of the grid is no field but the name of an axis, whose values are overrides."""
-    if key.partition(".")[0] in Experiment.model_fields or not isinstance(value, Mapping):
-        return False
-    check_not_own(f"grid.{key}", value)
-    return True
+def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The values of one key of the grid: label, value. A component's name stands for it, if there is one of that name."""
+    if not values:
+        raise BadInput(f"grid.{key}: no value; accepted: at least one")
+    if isinstance(values, Mapping):
+        return list(values.items())
+    names = [str(value["name"]) for value in values if isinstance(value, Mapping) and "name" in value]
+    found = {}
+    for value in values:
+        named = isinstance(value, Mapping) and names.count(str(value.get("name"))) == 1
+        label = value["name"] if named else _label(value)
+        if str(label) in found:
+            raise BadInput(
+                f"grid.{key}: {label} is listed twice; accepted: every value once, or under its own name"
+            )
+        found[str(label)] = label, value
+    return list(found.values())
 
 
-def set_axes(file: SweepFile, base: Mapping[str, Any], given: Iterable[str]) -> SweepFile:
-    """Let an assignment of the command line, which ``base`` has already, replace the only value of a field in the grid."""
-    grid = dict(file.grid or {})
-    for key in set(given) & grid.keys():
-        if isinstance(values := grid[key], list) and len(values) == 1:
-            grid[key] = [value_at(base, key)]
-    return file.model_copy(update={"grid": grid or None})
+def _label(value: Any) -> Any:
+    """A label that fits into a table: a plain value unchanged, everything else as text."""
+    if isinstance(value, Mapping):
+        return " ".join(
+            str(item) if key == "name" else f"{key}={_label(item)}" for key, item in value.items()
+        )
+    return value if isinstance(value, bool | int | float | str) else "null" if value is None else str(value)
 
 
-def check_not_own(where: str, keys: Iterable[str]) -> None:
+def _check_not_own(where: str, keys: Iterable[str]) -> None:
     """Refuse fields that belong to the sweep."""
     for key in _OWN.keys() & set(keys):
         raise BadInput(f"{where}: got {key!r}; accepted: other fields ({_OWN[key]})")
 
 
-def value_at(raw: Mapping[str, Any], path: str) -> Any:
+def _value_at(raw: Mapping[str, Any], path: str) -> Any:
     """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is not there."""
     found: Any = raw
     for name in path.split("."):
@@ -148,62 +168,10 @@ def value_at(raw: Mapping[str, Any], path: str) -> Any:
 def _kept(before: Any, after: Any) -> bool:
     """Whether a value is still there; more may have been added to it."""
     if isinstance(before, Mapping):
-        return isinstance(after, Mapping) and all(
-            _kept(value, after.get(key)) for key, value in before.items()
-        )
+        return isinstance(after, Mapping) and all(_kept(each, after.get(key)) for key, each in before.items())
     if isinstance(before, str) and isinstance(after, Mapping):
         after = after.get("name")  # a bare name becomes a mapping when it gets parameters
-    # Equal text may be another path: its type tells the folder.
-    return type(before) is type(after) and bool(before == after)
-
-
-def in_order(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Overrides with the replacement of a field and the name of a component before parameters."""
-    return sorted(
-        overrides.items(), key=lambda pair: 0 if "." not in pair[0] else 2 - pair[0].endswith(".name")
-    )
-
-
-def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The values of one key of the grid: label, value. A component's name stands for it, if there is one of that name."""
-    if not values:
-        raise BadInput(f"grid.{key}: no value; accepted: at least one")
-    if isinstance(values, Mapping):
-        return list(values.items())
-    names = [value.get("name") for value in values if isinstance(value, Mapping)]
-    unique = len(set(map(str, names))) == len(names)
-    labels = [
-        value["name"] if unique and isinstance(value, Mapping) and "name" in value else _label(value)
-        for value in values
-    ]
-    for label in labels:
-        if [str(each) for each in labels].count(str(label)) > 1:
-            raise BadInput(
-                f"grid.{key}: {label} is listed twice; accepted: every value once, or under its own name"
-            )
-    return list(zip(labels, values, strict=True))
-
-
-def _label(value: Any) -> Any:
-    """A label that fits into a table: a plain value unchanged, everything else as text."""
-    if isinstance(value, Mapping):
-        return " ".join(
-            str(item) if key == "name" else f"{key}={_label(item)}" for key, item in value.items()
-        )
-    return value if isinstance(value, bool | int | float | str) else "null" if value is None else str(value)
-
-
-def _placed(value: Any, folder: Path | None) -> Any:
-    """A copy whose texts, which may be paths, are marked as relative to the sweep's file, wherever the base is."""
-    if isinstance(value, list):
-        return [_placed(item, folder) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _placed(item, folder) for key, item in value.items()}
-    if folder is None or not isinstance(value, str) or isinstance(value, FromCommandLine):
-        return value
-    placed = FromFolder(value)
-    placed.folder = folder
-    return placed
+    return bool(before == after)
 
 
 @dataclass(frozen=True)
@@ -277,12 +245,16 @@ class Sweep:
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
             if "base" in base and "task" not in base:
                 raise BadInput(f"base: {path}, a sweep; accepted: an experiment file")
-        check_not_own("overrides", file.overrides or {})
-        Cell("overrides", {}, in_order(file.overrides or {})).apply(base, folder)
+        _check_not_own("overrides", file.overrides or {})
+        Cell("overrides", {}, ordered(file.overrides or {})).apply(base, folder)
         paths = [override.partition("=")[0] for override in given]
-        check_not_own("--set", paths)
+        _check_not_own("--set", paths)
         assign_all(base, given, Experiment)
-        cells = cells_of(set_axes(file, base, paths), str(base.get("name", file.name)))
+        grid = file.grid or {}
+        for key in set(paths) & grid.keys():
+            if isinstance(values := grid[key], list) and len(values) == 1:
+                grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
+        cells = _cells(file, str(base.get("name", file.name)))
         planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))
 
@@ -300,26 +272,20 @@ class Sweep:
         """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, an entry of
         ``cells``, which stands for all its cells, or ``axis=value`` of the grid, which keeps those cells of the others that
         have the value. A name that no cell has is bad input."""
-        names, points = {}, {}
-        for each in self.planned:
-            cell, labels = each.cell, each.cell.labels
-            names[cell.name] = {cell.name, each.short, str(labels.get("cell", cell.name))}
-            points[cell.name] = {f"{axis}={value}": axis for axis, value in labels.items() if axis != "cell"}
-        known = set().union(*names.values())
-        axes = {point: axis for each in points.values() for point, axis in each.items()}
-        wanted: dict[str | None, set[str]] = {}  # by axis; None is the name
+        tags = {each.cell.name: each.cell.tags(each.short) for each in self.planned}
+        axes = {text: axis for each in tags.values() for text, axis in each.items()}
+        wanted: dict[str, set[str]] = {}
         for name in only:
-            if name not in known and name not in axes:
-                every = sorted(known | axes.keys())
+            if name not in axes:
                 raise BadInput(
-                    f"--only {name}: no such cell{suggest(name, every)}; accepted: {'; '.join(every)}"
+                    f"--only {name}: no such cell{suggest(name, axes)}; accepted: {'; '.join(sorted(axes))}"
                 )
-            wanted.setdefault(None if name in known else axes[name], set()).add(name)
-
-        def fits(name: str) -> bool:
-            return all(each & (names[name] | points[name].keys()) for each in wanted.values())
-
-        return tuple(each for each in self.planned if fits(each.cell.name))
+            wanted.setdefault(axes[name], set()).add(name)
+        return tuple(
+            each
+            for each in self.planned
+            if all(texts & tags[each.cell.name].keys() for texts in wanted.values())
+        )
 
     def to_yaml(self) -> str:
         """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are
@@ -372,7 +338,7 @@ def _planned(
             cell.apply(raw, folder, given)
             first = Experiment.of({**raw, "name": slug}, home)
         except BadInput as error:
-            raise BadInput(*(f"cell {cell.name}: {problem}" for problem in error.problems)) from None
+            raise error.within(f"cell {cell.name}") from None
         for seed in [first.seed] if seeds is None else seeds:
             experiment = first.model_copy(update={"seed": seed})
             key = _key(experiment, digests)

@@ -15,7 +15,7 @@ from gossamer.results import comparison
 from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline
 from gossamer.results.run import Run
-from gossamer.results.tidy import FinalSummary, confidence, final_summary, judging
+from gossamer.results.tidy import confidence, final_summary, judging
 from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
@@ -101,42 +101,44 @@ def results(sweep: Sweep) -> pl.DataFrame:
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}
-    labels: dict[str, list[Any]] = {key: [] for each in sweep.planned for key in each.cell.labels}
-    rows, metrics = [], dict[str, Any]()
+    schema: dict[str, Any] = {}
+    for key in sweep.planned[0].cell.labels:
+        kinds = {type(each.cell.labels[key]) for each in sweep.planned}
+        schema[key] = pl.Int64 if kinds == {int} else pl.Float64 if kinds <= {int, float} else pl.String
+    text = [key for key, kind in schema.items() if kind == pl.String]
+    metrics = dict.fromkeys((name for final in finals.values() for name in final), pl.Float64)
+    schema |= {**_STATE, **metrics} | _FIGURES | {"run": pl.String}
+    rows = []
     for each in sweep.planned:
-        state, final = at[each.run], finals[each.run]
-        row: dict[str, Any] = {}
-        if final is not None:
-            found = {name: value.mean for name, value in final.metrics.items()}
-            found |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
-            areas = {name: value.area for name, value in final.metrics.items()}
-            found |= {f"area_{name}": area for name, area in areas.items() if area is not None}
-            metrics |= dict.fromkeys(found, pl.Float64)
-            counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
-            row = found | vars(final) | counts
+        state, labels = at[each.run], each.cell.labels
         own = {"seed": each.experiment.seed, "status": state.status, "cause": state.cause}
-        rows.append(row | own | {"run": _within(sweep, state)})
-        for key, values in labels.items():
-            values.append(each.cell.labels[key])
-    schema = {**_STATE, **metrics, **_FIGURES, "run": pl.String}
-    columns = [pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in schema.items()]
-    return pl.DataFrame([*(_labels(name, values) for name, values in labels.items()), *columns])
+        rows.append(
+            {
+                **labels,
+                **{key: str(labels[key]) for key in text},
+                **own,
+                **finals[each.run],
+                "run": _within(sweep, state),
+            }
+        )
+    table = pl.DataFrame(rows, schema=schema, strict=False, infer_schema_length=None)
+    return table.select(pl.exclude(*_FIGURES, "run"), *_FIGURES, "run")
 
 
-def _final(state: State) -> FinalSummary | None:
+def _final(state: State) -> dict[str, Any]:
+    """The final figures of a run by the names of their columns; none of a run that was not begun, or that can't be read."""
     try:
-        return None if state.folder is None else final_summary(Run(state.folder))
+        final = None if state.folder is None else final_summary(Run(state.folder))
     except BadInput as error:  # which leaves the others' results
         log.error("%s", error)
-        return None
-
-
-def _labels(name: str, values: list[Any]) -> pl.Series:
-    """A column of labels; numbers stay numbers, where all are."""
-    kinds = {type(value) for value in values}
-    if kinds <= {int, float}:
-        return pl.Series(name, values, dtype=pl.Int64 if kinds == {int} else pl.Float64, strict=False)
-    return pl.Series(name, [str(value) for value in values], dtype=pl.String)
+        return {}
+    if final is None:
+        return {}
+    found: dict[str, Any] = {name: value.mean for name, value in final.metrics.items()}
+    found |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
+    found |= {f"area_{name}": value.area for name, value in final.metrics.items() if value.area is not None}
+    counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
+    return found | {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:

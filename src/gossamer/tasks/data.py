@@ -14,16 +14,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
 from jaxtyping import Int, Int64, Shaped, UInt8
-from pydantic import BaseModel, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from gossamer.config.registry import FilePath
 from gossamer.errors import BadInput, first_line
 from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
@@ -36,25 +33,6 @@ VERSION = 2  # counts up when decoding changes, so that arrays cached by an olde
 DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt")
 """The files of tables, by their first kind that a folder has."""
 IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
-
-
-class Source(BaseModel):
-    """Files that an experiment names by a path, or by an id of the Hugging Face hub."""
-
-    path: FilePath | None = None
-    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Source:
-        if (self.path is None) == (self.hub_id is None):
-            raise ValueError("one of path and hub_id")
-        return self
-
-    def place(
-        self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
-    ) -> Path:
-        """The path, or the folder of the hub's files that fit the patterns; see :func:`hub_folder`."""
-        return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
 
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
@@ -171,14 +149,9 @@ def hub_dataset(
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
 
 
-def hub_folder(
-    hub_id: str,
-    data_root: Path | None,
-    kind: Literal["dataset", "model"] = "dataset",
-    patterns: Sequence[str] = ("*.parquet",),
-) -> Path:
-    """The folder of a data set or model of the Hugging Face hub: in the data root, or downloaded (the files that fit the
-    patterns). A BadInput refuses a missing folder or network."""
+def hub_folder(hub_id: str, data_root: Path | None, patterns: Sequence[str] = ("*.parquet",)) -> Path:
+    """The folder of a data set of the Hugging Face hub: in the data root, or downloaded (the files that fit the patterns). A
+    BadInput refuses a missing folder or network."""
     if data_root is not None:
         folder = data_root / "hub" / hub_id
         if not folder.is_dir():
@@ -190,10 +163,10 @@ def hub_folder(
     except ImportError:
         raise _no_package("huggingface_hub") from None
     try:
-        folder = Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
-        if kind == "dataset" and not any(next(folder.rglob(each), None) for each in patterns):
+        folder = Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=list(patterns)))
+        if not any(next(folder.rglob(each), None) for each in patterns):
             converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
-            folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
+            folder = Path(snapshot_download(hub_id, repo_type="dataset", revision=converted))
         return folder
     except Exception as error:  # the HTTP client's errors, among others
         problem = f"{hub_id} can't be read from the Hugging Face hub ({first_line(error)})"

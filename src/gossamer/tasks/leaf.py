@@ -11,19 +11,29 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from pydantic import Field, PositiveInt, PrivateAttr
 from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import decode_names, hub_dataset, image_decoder, label_decoder, split_by_owner
+from gossamer.tasks.data import (
+    Decoder,
+    check_text,
+    decode_names,
+    hub_dataset,
+    image_decoder,
+    label_decoder,
+    split_by_owner,
+)
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
@@ -285,3 +295,63 @@ class Reddit(_Words):
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
         return {"shape": tuple(inputs.shape[1:]), "classes": self.words}
+
+
+TEXT_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+# LEAF's 80 characters, by number; any other character is number 80.
+CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in TEXT_CHARACTERS), "other")
+LENGTH = 80  # characters of a text
+ROWS = 1 << 16  # texts that are decoded at once
+
+
+def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
+    """Texts of one length as numbers of :data:`TEXT_CHARACTERS`."""
+    check_text(column, where)
+    wrong = (column.str.len_chars() != length).arg_true()
+    if len(wrong):
+        found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        raise BadInput(f"{found}; accepted: {length}")
+    numbers = np.full(256, len(TEXT_CHARACTERS), np.uint8)
+    numbers[np.frombuffer(TEXT_CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(TEXT_CHARACTERS))
+    decoded = np.empty((len(column), length), np.uint8)
+    for start in range(0, len(column), ROWS):
+        texts = "".join(column[start : start + ROWS])
+        codes = np.frombuffer(texts.encode("utf-32-le"), np.uint32)
+        decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, length)
+    return decoded
+
+
+@register("task", "shakespeare")
+class Shakespeare(LeafTask):
+    """Shakespeare's plays by speaking role: the next character, by an LSTM.
+
+    Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
+    of them, LEAF's 80 characters and one for any other. Without ``path`` the data is read from ``flwrlabs/shakespeare`` on
+    the Hugging Face hub, or from a data root, which may have any number of rows and roles. There is no test set there: the
+    first samples of each role, in the order of the text, are for training, since neighbouring samples overlap.
+
+    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``."""
+
+    hub_id: ClassVar[str] = "flwrlabs/shakespeare"
+    classes: ClassVar[Sequence[str] | None] = CLASSES
+    path: Path | None = None
+    model: ModelField = Field(default="lstm", validate_default=True)
+    # Share of each role's samples that is for training.
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        texts, following = (
+            torch.from_numpy(decode_texts(pl.Series(each, dtype=pl.String), name, length))
+            for each, name, length in ((x, "x", LENGTH), (y, "y", 1))
+        )
+        return texts, following.squeeze(1).to(torch.int64)
+
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        columns: dict[str, Decoder] = {
+            "character_id": decode_names,
+            "x": decode_texts,
+            "y": partial(decode_texts, length=1),
+        }
+        data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
+        roles, texts, following = (torch.from_numpy(data[name]) for name in columns)
+        return divided(texts, following.squeeze(1).to(torch.int64), roles, self.train_fraction)

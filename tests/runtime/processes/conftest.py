@@ -14,7 +14,7 @@ def issued(nodes: int) -> list[Security]:
     """Keys of some nodes that know each other."""
     identities = [issue() for _ in range(nodes)]
     certificates = [identity.certificate for identity in identities]
-    return [Security(identity.pem, certificates, rank) for rank, identity in enumerate(identities)]
+    return [Security(identity.pem, certificates) for identity in identities]
 
 
 @pytest.fixture(scope="session")

@@ -59,13 +59,3 @@ def test_it_dies_with_who_started_it() -> None:
         [server] = psutil.Process(launcher.pid).children()
         launcher.send_signal(signal.SIGKILL)
     server.wait(DEADLINE_S)
-
-
-@pytest.mark.usefixtures("no_process_is_left")
-def test_it_serves_one_run() -> None:
-    with ForkServer() as server:
-        server.begin("nodes: 2")
-        with pytest.raises(ValueError, match="accepted: a new one"):
-            server.begin("nodes: 2")
-    with pytest.raises(ValueError, match="accepted: a new one"):
-        server.begin("nodes: 2")

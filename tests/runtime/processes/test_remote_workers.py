@@ -291,7 +291,7 @@ def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
 
 def test_a_worker_gives_up_a_coordinator_that_sends_nonsense(tmp_path: Path) -> None:
     """And does not connect again and again to hear the same."""
-    worker = Worker("127.0.0.1:9", TOKEN, 1, tmp_path, None, None, print)
+    worker = Worker("127.0.0.1:9", TOKEN, 1, tmp_path, None, None)
     ours, theirs = socket.socketpair()
     worker._session.attach(ours, 0)
     with theirs:

@@ -84,7 +84,7 @@ def test_a_run_says_what_its_nodes_had_to_themselves(
         main()
     assert ended.value.code == 0
     [folder] = (tmp_path / "many").iterdir()
-    private = gossamer.load_run(folder).private_bytes
+    private = gossamer.load_run(folder).figures["private_bytes"]
     assert private is not None
     assert MIB < private["mean"] <= private["max"] < 100 * MIB
     mean, most = (private[name] / MIB for name in ("mean", "max"))
@@ -93,7 +93,9 @@ def test_a_run_says_what_its_nodes_had_to_themselves(
 
 
 def test_simulated_nodes_have_no_memory_of_their_own(tmp_path: Path) -> None:
-    assert play(tmp_path, engine={"name": "simulate", "trainer": "sequential"}).private_bytes is None
+    assert (
+        play(tmp_path, engine={"name": "simulate", "trainer": "sequential"}).figures["private_bytes"] is None
+    )
 
 
 @linux

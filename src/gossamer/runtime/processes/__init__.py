@@ -11,6 +11,7 @@
     protocol       typed messages between launcher, coordinator, workers and nodes
     channel        carries them; between machines in a session that outlives its connections
     security       who may speak to a node, and who may join a run
-    memory, system shared memory, CPU slots, open files, and the ends of processes
+    shared_models  the models of all nodes, in a file that processes share
+    system         CPU slots, open files, and the ends of processes
     executors      Ray and others, which start workers
 """

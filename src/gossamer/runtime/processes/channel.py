@@ -2,10 +2,6 @@
 
 The length is checked before any part of a message is kept or decoded. A message is refused if it does not have the fields and
 types of its class. Nothing is unpickled.
-
-Between machines, a :class:`Session` outlives its connections. Messages are numbered by their order; each end keeps what it
-has sent until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or arrives
-twice.
 """
 
 from __future__ import annotations
@@ -25,10 +21,8 @@ import msgspec
 from gossamer.errors import BadInput
 from gossamer.runtime.processes.protocol import Acknowledge, Message
 
-LARGEST = 1 << 30
-"""Bytes of a message between processes of one machine, which start one another."""
-LARGEST_FILE = (1 << 32) - 1
-"""Bytes of a message of a session: a file, or a model. It takes memory as it arrives."""
+LARGEST = (1 << 32) - 1
+"""Bytes of a message, which may have a file. It takes memory as it arrives."""
 LARGEST_STRANGER = 4096
 """Bytes of a message from an end that has not proved that it knows the token."""
 _LENGTH = struct.Struct("<I")
@@ -70,11 +64,12 @@ class Unpacker(Generic[M]):
         messages: list[M] = []
         start = 0
         while len(self._buffer) >= start + _LENGTH.size:
-            end = start + _LENGTH.size + self.length(self._buffer[start : start + _LENGTH.size])
+            body = start + _LENGTH.size
+            end = body + self.length(self._buffer[start:body])
             if len(self._buffer) < end:
                 break
-            with memoryview(self._buffer) as view, view[start + _LENGTH.size : end] as body:
-                messages.append(self.decoded(body))
+            with memoryview(self._buffer) as view, view[body:end] as part:
+                messages.append(self.decoded(part))
             start = end
         del self._buffer[:start]
         return messages
@@ -99,15 +94,13 @@ class Channel(Generic[M]):
     def __init__(self, end: socket.socket, kinds: Any, largest: int = LARGEST) -> None:
         self._socket = end
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
+        self.fileno, self.close = end.fileno, end.close
 
     def send(self, message: Message) -> bool:
         """Write a message; False if the other end is gone."""
         try:
             self._socket.sendall(pack(message))
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             return False
         return True
 
@@ -129,23 +122,13 @@ class Channel(Generic[M]):
             data += piece
         return bytes(data)
 
-    def close(self) -> None:
-        self._socket.close()
-
 
 class SelectorChannel(Generic[M]):
     """One end, for a process that waits on a selector and must not block: messages wait here until the other end reads.
 
-    Args:
-        end: a connected socket, perhaps with TLS.
-        kinds: the union of the messages that may come.
-        selector: where it is registered while it is open; the data of a key is a function to call with the events.
-        handle: called with the messages that have come together; raises :class:`ChannelError` for one that is invalid.
-        gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
-        largest: bytes of a message at most.
-
-    Attributes:
-        waiting: bytes that the system has not taken.
+    It is registered with ``selector`` while it is open; the data of a key is a function to call with the events. ``handle``
+    is called with each message, and raises :class:`ChannelError` for one that is invalid. ``gone`` is called when the other
+    end is gone (None), or has sent an invalid message (what is wrong with it).
     """
 
     def __init__(
@@ -153,7 +136,7 @@ class SelectorChannel(Generic[M]):
         end: socket.socket,
         kinds: Any,
         selector: selectors.BaseSelector,
-        handle: Callable[[list[M]], object],
+        handle: Callable[[M], object],
         gone: Callable[[str | None], object],
         *,
         largest: int = LARGEST,
@@ -162,7 +145,7 @@ class SelectorChannel(Generic[M]):
         self._socket, self._selector = end, selector
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
         self._handle, self._gone = handle, gone
-        self.waiting = bytearray()
+        self.waiting = bytearray()  # what the system has not taken
         self._events = selectors.EVENT_READ
         self._open = True
         selector.register(end, self._events, self._serve)
@@ -201,8 +184,9 @@ class SelectorChannel(Generic[M]):
             data = b""
         why = None
         try:
-            if messages := self._unpacker.feed(data):
-                self._handle(messages)
+            for message in self._unpacker.feed(data):
+                if self._open:
+                    self._handle(message)
         except ChannelError as error:
             why = str(error)
         if not data or why is not None:
@@ -220,11 +204,10 @@ class SelectorChannel(Generic[M]):
 
 
 class Session(Generic[M]):
-    """One end of a conversation between machines.
+    """One end of a conversation between machines, which outlives its connections (``channel``; None while there is none).
 
-    Attributes:
-        channel: the connection; None while there is none.
-        received: messages that have come.
+    Messages are numbered by their order; each end keeps what it has sent until the other end has acknowledged it, and sends
+    it again on the next connection. So nothing is lost or arrives twice. ``received`` is how many have come.
     """
 
     def __init__(
@@ -241,16 +224,10 @@ class Session(Generic[M]):
         self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
-        """Go on with a new connection.
-
-        Raises:
-            ChannelError: for a number that can't be.
-        """
+        """Go on with a new connection, whose other end has ``received`` so many messages."""
         self._acknowledge(received)
         self.close()
-        self.channel = SelectorChannel(
-            end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST_FILE
-        )
+        self.channel = SelectorChannel(end, self._kinds, self._selector, self._take, self._lose)
         self.channel.write(b"".join([*map(pack, first), *self._kept]))
         self.channel.read()  # which may have been decrypted with what came before
 
@@ -273,15 +250,13 @@ class Session(Generic[M]):
             self._kept.popleft()
             self._acknowledged += 1
 
-    def _take(self, messages: list[M | Acknowledge]) -> None:
-        before = self.received
-        for message in messages:
-            if isinstance(message, Acknowledge):
-                self._acknowledge(message.count)
-            else:
-                self.received += 1
-                self._handle(message)
-        if self.received > before and self.channel is not None:
+    def _take(self, message: M | Acknowledge) -> None:
+        if isinstance(message, Acknowledge):
+            self._acknowledge(message.count)
+            return
+        self.received += 1
+        self._handle(message)
+        if self.channel is not None:
             self.channel.send(Acknowledge(self.received))
 
     def _lose(self, why: str | None) -> None:
@@ -307,11 +282,7 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address stands in brackets. ``option`` is what has the text, for messages.
-
-    Raises:
-        BadInput: for anything else.
-    """
+    """Host and port of "host:port"; an IPv6 address stands in brackets. BadInput, naming ``option``, for anything else."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):

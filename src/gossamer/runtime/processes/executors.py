@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import subprocess
 import sys
@@ -17,17 +16,12 @@ from typing import Any
 
 from gossamer.errors import BadInput, cause
 
-log = logging.getLogger("gossamer")
-
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """Run a worker until its run is over; gives its exit code. This is what an executor is given.
-
-    The worker is a separate process, since it forks: an executor may call this in any thread.
-    """
+    """What an executor calls: run a worker, as a process of its own, until its run is over; gives its exit code."""
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
     environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}
@@ -35,11 +29,8 @@ def worker_main(address: str, token: str, slots: int) -> int:
 
 
 def executor_of(name: str) -> Executor:
-    """The executor of a name: "ray", or "module:factory" for what the factory returns.
-
-    Raises:
-        BadInput: for another name, and for a factory that fails.
-    """
+    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for another name, and for a
+    factory that fails."""
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
@@ -59,10 +50,7 @@ def executor_of(name: str) -> Executor:
 
 class RayExecutor(Executor):
     """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
-
-    Raises:
-        BadInput: if Ray is not installed.
-    """
+    BadInput if Ray is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -76,32 +64,15 @@ class RayExecutor(Executor):
             self._ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        task = self._ray.remote(num_cpus=1, max_retries=0)(fn)
-        return _RayTask(self._ray, task.remote(*args, **kwargs))
+        task = self._ray.remote(num_cpus=1, max_retries=0)(fn).remote(*args, **kwargs)
+        future: Future[Any] = task.future()
+        # Cancelling interrupts a task that runs, as Ctrl-C would; it still ends with a result or an error.
+        future.cancel = lambda: bool(self._ray.cancel(task))  # type: ignore[method-assign]
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave Ray, if it was started here."""
         if self._own:
             self._ray.shutdown()
-
-
-class _RayTask(Future[Any]):
-    """A task of Ray. Cancelling one that runs interrupts it, as Ctrl-C would; it still ends with a result or an error."""
-
-    def __init__(self, ray: Any, task: Any) -> None:
-        super().__init__()
-        self._cancel = partial(ray.cancel, task)
-        task.future().add_done_callback(self._ended)
-
-    def cancel(self) -> bool:
-        self._cancel()
-        return False
-
-    def _ended(self, done: Future[Any]) -> None:
-        if (error := done.exception()) is None:
-            self.set_result(done.result())
-        else:
-            self.set_exception(error)
 
 
 @contextmanager
@@ -109,21 +80,14 @@ def started_workers(
     name: str, count: int, address: str, token: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
     """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`.
-
-    ``ended`` is called, from any thread, with what happened to a worker that ends before this context does.
-    """
+    ``ended`` is called, from any thread, with what happened to a worker that ends."""
     executor = executor_of(name)
     futures = []
-    over = False
 
     def tell(number: int, done: Future[int]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        how = f"exit code {done.result()}" if error is None else cause(error)
-        if error is not None or done.result():
-            log.warning("worker %d of %s ended: %s", number, name, how)
-        if not over:
+        if not done.cancelled():
+            error = done.exception()
+            how = f"exit code {done.result()}" if error is None else cause(error)
             ended(f"worker {number} of {name} ended before the run started: {how}")
 
     try:
@@ -133,7 +97,6 @@ def started_workers(
             futures.append(future)
         yield
     finally:
-        over = True
         wait(futures, _END_S)
         for future in futures:
             with suppress(NotImplementedError):  # Parsl's

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.protocol import Prepare, Run, ToLauncher
+from gossamer.runtime.processes.protocol import Run, ToLauncher
 from gossamer.runtime.processes.system import describe_exit, shared_file
 
 KILL_S = 10.0
@@ -46,7 +46,7 @@ class ForkServer:
         self.memory = shared_file()
         ours, theirs = socket.socketpair()
         self.channel: Channel[ToLauncher] = Channel(ours, ToLauncher)
-        self._idle, self._begun, self._closed = True, False, False
+        self._runs = self._closed = False
         arguments = (theirs.fileno(), self.memory, os.getpid())
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gossamer.runtime.processes.coordinator", *map(str, arguments)],
@@ -57,26 +57,13 @@ class ForkServer:
         )
         theirs.close()
 
-    def begin(self, experiment: str, listen: Listen | None = None) -> None:
-        """Have it prepare an experiment (YAML); it answers on the channel. With ``listen``, nodes run on workers that join.
-
-        Raises:
-            ValueError: if it was used before, or is closed.
-        """
-        if self._begun or self._closed:
-            raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
-        self._begun = True
-        where = () if listen is None else (listen.address, listen.token, listen.min_workers)
-        self.channel.send(Prepare(experiment, *where))
-
     def fork(self, folder: str, checkpoint: int | None = None) -> None:
         """Have it run what it has prepared, recording into a folder, from the checkpoint of a number if it is given."""
-        self._idle = False
+        self._runs = True
         self.channel.send(Run(folder, checkpoint))
 
     def how_it_died(self) -> str:
-        code = self._process.wait(KILL_S)
-        return describe_exit(code << 8 if code >= 0 else -code)
+        return describe_exit(self._process.wait(KILL_S))
 
     def close(self) -> None:
         """End it, and with it every node; a second time does nothing."""
@@ -84,7 +71,7 @@ class ForkServer:
             return
         self._closed = True
         self.channel.close()
-        if self._idle:
+        if not self._runs:
             self._process.kill()  # perhaps during its imports, or a step; it has no nodes
         try:
             self._process.wait(KILL_S)

@@ -13,7 +13,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome, ending_signals
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
-from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
+from gossamer.runtime.processes.protocol import Ended, Prepare, Prepared, Refused, Shown, Stop
 from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.recording import Observer
@@ -32,11 +32,11 @@ class ProcessesEngine:
     def __init__(
         self, experiment: Experiment, server: ForkServer | None = None, listen: Listen | None = None
     ) -> None:
+        assert isinstance(experiment.engine, Processes)
         self._experiment, self._listen = experiment, listen
         self._server = server or ForkServer()
         try:
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
-            assert isinstance(experiment.engine, Processes)
             if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes += [
                     "compute: steps take as long as they take here;"
@@ -49,7 +49,8 @@ class ProcessesEngine:
             raise
 
     def _prepare(self) -> Prepared:
-        self._server.begin(self._experiment.to_yaml(), self._listen)
+        where = () if (at := self._listen) is None else (at.address, at.token, at.min_workers)
+        self._server.channel.send(Prepare(self._experiment.to_yaml(), *where))
         answer = self._server.channel.receive()
         if answer is None:
             raise RunFailed(f"the fork server died while it loaded the data: {self._server.how_it_died()}")
@@ -65,31 +66,25 @@ class ProcessesEngine:
         for text in self._notes:
             observer.say(text)
         ended: Ended | None = None
-        channel, listen, address = self._server.channel, self._listen, self._prepared.address
+        channel = self._server.channel
         with ending_signals(lambda: channel.send(Stop())), ExitStack() as stack:
             self._server.fork(str(folder.path), None if cut is None else cut.number)
-            if listen is not None and listen.executor is not None and address is not None:
-                name, token, count = listen.executor, listen.token, listen.min_workers
-                slots = -(-self._experiment.nodes // count)
-                stack.enter_context(
-                    started_workers(name, count, address, token, slots, lambda why: channel.send(Stop(why)))
-                )
-                stack.push(self._end_after)
+            self._start_workers(stack)
             while ended is None and (message := channel.receive()) is not None:
                 match message:
                     case Ended():
                         ended = message
-                    case RunProgress(rounds=rounds, time_s=now_s):
+                    case Shown((rounds, now_s)):
                         observer.progress(rounds, now_s)
                         time_s = max(time_s, now_s)
-                    case NewRow(row=row):
+                    case Shown(dict(row)):
                         observer.row(row)
                         time_s, wall_s = max(time_s, row["time_s"]), max(wall_s, row["wall_s"])
-                    case Say(text=text):
+                    case Shown(str(text)):
                         observer.say(text)
         if ended is None:
-            failure = {"message": f"the fork server died: {self._server.how_it_died()}"}
-            ended = Ended("failed", failure, None)
+            died = {"message": f"the fork server died: {self._server.how_it_died()}"}
+            ended = Ended("failed", died, None)
         parameters = buffers = None
         if ended.failure is None:
             nodes, prepared = self._experiment.nodes, self._prepared
@@ -106,10 +101,19 @@ class ProcessesEngine:
             private_bytes=ended.private,
         )
 
-    def _end_after(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the run after an exception here, since an executor waits for its workers, which end with the run."""
-        if kind is not None:
-            self._server.close()
+    def _start_workers(self, stack: ExitStack) -> None:
+        """Have an executor start the workers, if one is to. It waits for them, and they end with the run: so after an
+        exception here, the run is ended first."""
+        listen, address, channel = self._listen, self._prepared.address, self._server.channel
+        if listen is None or listen.executor is None or address is None:
+            return
+        count, slots = listen.min_workers, -(-self._experiment.nodes // listen.min_workers)
+        stack.enter_context(
+            started_workers(
+                listen.executor, count, address, listen.token, slots, lambda why: channel.send(Stop(why))
+            )
+        )
+        stack.push(lambda kind, *_: None if kind is None else self._server.close())
 
     def __enter__(self) -> ProcessesEngine:
         return self

@@ -31,9 +31,6 @@ class Message(msgspec.Struct, tag=True, array_like=True):
     """Anything that one process of a run says to another."""
 
 
-# --- node -> coordinator
-
-
 class Ready(Message):
     """The node accepts connections and waits for :class:`Go`, or a worker has prepared its :class:`Job`."""
 
@@ -128,9 +125,7 @@ class Failed(Message):
 
 
 FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
-
-
-# --- coordinator -> node
+"""What a node says to the coordinator."""
 
 
 class Arrival(Message):
@@ -166,29 +161,6 @@ class Lost(Message):
     incarnation: int | None = None
 
 
-class Snapshot(Message):
-    """Other nodes have taken a snapshot; for a node whose rounds are over."""
-
-    number: int
-
-
-class Expect(Message):
-    """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
-
-    number: int
-    sent: dict[int, int]
-
-
-class Settled(Message):
-    """This checkpoint, and all before it, are complete or given up."""
-
-    number: int
-
-
-class Leave(Message):
-    """Leave the run in order."""
-
-
 class Find(Message):
     """A node starts, or returns: say which round you are in."""
 
@@ -203,42 +175,45 @@ class Meet(Message):
     first: int | None = None
 
 
+class Expect(Message):
+    """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
+
+    number: int
+    sent: dict[int, int]
+
+
+class Note(Message):
+    """Something short: leave the run in order; so many nodes of the machine may compute at once (slots); the oldest snapshot
+    of the node's model was read, and its slot is free (consumed); others have taken their snapshot for this checkpoint (to a
+    node whose rounds are over); this checkpoint, and all before it, are complete or given up (settled)."""
+
+    what: Literal["leave", "slots", "consumed", "snapshot", "settled"]
+    number: int = 0
+
+
 class Addresses(Message):
     """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
 
     nodes: list[tuple[int, str, int]]
 
 
-class Slots(Message):
-    """This many nodes of the machine may compute at once."""
-
-    count: int
-
-
-class Consumed(Message):
-    """The oldest snapshot of the node's model was read: its slot is free."""
-
-
-ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Settled | Lost | Find | Meet | Addresses
-
-
-# --- coordinator -> worker
+ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
+"""What the coordinator says to a node."""
 
 
 class Listen(Message):
-    """Open a port for each of these ranks; answered by :class:`Addresses`. ``keys`` are their private keys and certificates
-    (PEM), where nodes talk over TLS."""
+    """Open a port for each of these ranks; answered by :class:`Addresses`."""
 
     ranks: list[int]
-    keys: list[bytes] = []
+    keys: list[bytes] = []  # their private keys and certificates (PEM), where nodes talk over TLS
 
 
 class Fork(Message):
-    """Start the process of a node: how often it was started before, and the rounds after which it kills itself."""
+    """Start the process of a node."""
 
     rank: int
-    incarnation: int
-    crashes: Sequence[int]
+    incarnation: int  # how often it was started before
+    crashes: Sequence[int]  # the rounds after which it kills itself
 
 
 class Tell(Message):
@@ -268,13 +243,10 @@ class Job(Message):
 
 
 class File(Message):
-    """A file or a model, which travels before the messages about it."""
+    """A file for the worker's folder, which travels before the messages about it."""
 
-    kind: Literal["experiment", "manifest", "checkpoint", "restart", "model", "timeline"]
-    rank: int
-    number: int  # of the checkpoint, or the slot of a model
+    path: str
     data: bytes
-    name: str = ""  # of a file of the experiment
 
 
 class Acknowledge(Message):
@@ -284,10 +256,9 @@ class Acknowledge(Message):
 
 
 ToPool = Listen | Addresses | Fork | Tell | Signal
+"""What the coordinator has the processes of nodes do."""
 ToWorker = ToPool | Job | File | Acknowledge | Finish
-
-
-# --- worker -> coordinator
+"""What the coordinator says to a worker that has joined."""
 
 
 class Exited(Message):
@@ -300,11 +271,14 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process."""
+    """A message of a node, or about its process. From another machine, the files and the model that it is about come with
+    it."""
 
     rank: int
     incarnation: int
     message: FromProcess
+    files: dict[str, bytes] = {}  # by their path in the run's folder
+    model: tuple[int, bytes] | None = None  # for a slot of the shared models
 
 
 class Refused(Message):
@@ -314,14 +288,12 @@ class Refused(Message):
 
 
 FromPool = Addresses | Said
-FromWorker = FromPool | Ready | Refused | File | Acknowledge
-
-
-# --- joining: the worker dials, and both prove that they know the token (``security``)
+FromWorker = FromPool | Ready | Refused | Acknowledge
+"""What a worker says to the coordinator."""
 
 
 class Join(Message):
-    """A worker's first message on a connection."""
+    """A worker's first message on a connection. Both ends prove that they know the token (``security``)."""
 
     version: str  # of gossamer
     session: str  # a name for its session, new or old
@@ -332,25 +304,22 @@ class Join(Message):
 
 
 class Welcome(Message):
-    """The worker has joined, or is back: the coordinator's proof, how many of the worker's messages have arrived, and the
-    coordinator's monotonic clock."""
+    """The worker has joined, or is back."""
 
-    proof: bytes
-    received: int
-    clock: float
+    proof: bytes  # the coordinator's
+    received: int  # messages of this session that have arrived
+    clock: float  # the coordinator's monotonic clock
 
 
 ToJoining = Welcome | Refused
-
-
-# --- launcher -> coordinator
+"""What the coordinator says to a worker that joins."""
 
 
 class Prepare(Message):
-    """Load and check an experiment (YAML). With ``listen`` ("host:port"), nodes run on workers that join there with
-    ``token``; the run starts when there are at least ``min_workers``, and slots for all nodes."""
+    """Load and check an experiment. With ``listen`` ("host:port"), nodes run on workers that join there with ``token``; the
+    run starts when there are at least ``min_workers``, and slots for all nodes."""
 
-    experiment: str
+    experiment: str  # YAML
     listen: str | None = None
     token: str = ""
     min_workers: int = 1
@@ -370,9 +339,7 @@ class Stop(Message):
 
 
 ToCoordinator = Prepare | Run | Stop
-
-
-# --- coordinator -> launcher
+"""What the launcher says to the coordinator."""
 
 
 class Prepared(Message):
@@ -385,23 +352,11 @@ class Prepared(Message):
     address: str | None  # at which workers join, if they do
 
 
-class RunProgress(Message):
-    """Rounds that all nodes together have completed, by this second of the nodes' clock."""
+class Shown(Message):
+    """For the user: rounds that all nodes together have completed by this second of their clock, a row that was recorded, or
+    a line of text."""
 
-    rounds: int
-    time_s: float
-
-
-class NewRow(Message):
-    """A row was recorded."""
-
-    row: dict[str, Any]
-
-
-class Say(Message):
-    """Something to show to the user."""
-
-    text: str
+    what: tuple[int, float] | dict[str, Any] | str
 
 
 class Ended(Message):
@@ -412,4 +367,5 @@ class Ended(Message):
     private: dict[str, float] | None  # bytes, mean and maximum over the nodes
 
 
-ToLauncher = Refused | Prepared | RunProgress | NewRow | Say | Ended
+ToLauncher = Refused | Prepared | Shown | Ended
+"""What the coordinator says to the launcher."""

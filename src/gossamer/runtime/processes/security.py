@@ -1,21 +1,15 @@
 """Who may speak to a node, and who may join a run.
 
-**Workers and the coordinator** both know the token of the run, and neither sends it. The worker dials; TLS 1.3 with a key
-that the coordinator made for this run, which the worker does not know yet. Then both prove the token by an HMAC (SHA-256)
-over the certificate that each of them sees, and a nonce of the worker::
+**Workers and the coordinator** both know the token of the run, and neither sends it. The worker dials by TLS 1.3, which
+shows it a key that the coordinator made for this run. Then both prove the token by an HMAC (SHA-256) over the certificate
+that each of them sees, and a nonce of the worker (``Join``, ``Welcome``). A man in the middle would have to show another
+certificate, for which the proofs do not hold. Who poses as the coordinator gets one proof, against which guesses of the token
+can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
 
-    worker -> coordinator    Join       nonce, HMAC(token, "worker", certificate, nonce), and what it offers
-    coordinator -> worker    Welcome    HMAC(token, "coordinator", certificate, nonce)
-
-A man in the middle would have to show another certificate, for which the proofs do not hold. (TLS proves in every handshake
-that the coordinator has the key of its certificate.) Whoever poses as the coordinator gets one proof of a worker, against
-which guesses of the token can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
-
-**Nodes** use mutual TLS 1.3 with a key for each rank. The coordinator issues an Ed25519 key and a self-signed certificate for
-each rank; workers get the keys of their nodes, and the certificates of all. There is no authority: TLS trusts exactly these
-certificates, and after the handshake the certificate must be that of the rank that the peer claims. So a rank can only speak
-as itself. No session is ever resumed: every connection proves its key. Dates in certificates mean nothing here; keys end with
-their run.
+**Nodes** use mutual TLS 1.3 with an Ed25519 key and a self-signed certificate for each rank, which the coordinator issues;
+workers get the keys of their nodes, and the certificates of all. TLS trusts exactly these certificates, and after the
+handshake the certificate must be that of the rank that the peer claims. No session is ever resumed: every connection proves
+its key. Dates in certificates mean nothing here; keys end with their run.
 """
 
 from __future__ import annotations
@@ -27,8 +21,7 @@ import secrets
 import ssl
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossamer.errors import BadInput
 
@@ -45,11 +38,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """The same, if it is long enough.
-
-    Raises:
-        BadInput: if not.
-    """
+    """The same, if it is long enough; else BadInput."""
     if len(token) < LEAST_CHARACTERS:
         raise BadInput(
             f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, which nobody can guess"
@@ -63,12 +52,11 @@ def proof(token: str, side: str, certificate: bytes, nonce: bytes) -> bytes:
     return hmac.new(token.encode(), said, hashlib.sha256).digest()
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A key and its certificate: ``pem`` has both, as OpenSSL reads them; ``certificate`` is DER."""
+class Identity(NamedTuple):
+    """A key and its certificate."""
 
-    pem: bytes
-    certificate: bytes
+    pem: bytes  # both, as OpenSSL reads them
+    certificate: bytes  # DER
 
 
 def issue() -> Identity:
@@ -94,15 +82,12 @@ def issue() -> Identity:
 
 
 class Security:
-    """The key of the node ``rank`` (:attr:`Identity.pem`), and the certificates (DER) of every rank."""
+    """The key of a node (:attr:`Identity.pem`), and the certificates (DER) of every rank."""
 
-    def __init__(self, pem: bytes, certificates: Sequence[bytes], rank: int) -> None:
+    def __init__(self, pem: bytes, certificates: Sequence[bytes]) -> None:
         self._pem, self._certificates = pem, certificates
         self.server = context(ssl.PROTOCOL_TLS_SERVER, pem, certificates)
         self.client = context(ssl.PROTOCOL_TLS_CLIENT, pem, certificates)
-        text = pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode("ascii")
-        if not self.belongs_to(ssl.PEM_cert_to_DER_cert(text), rank):
-            raise ValueError(f"the key is not that of rank {rank}")
 
     def belongs_to(self, certificate: bytes | None, rank: int) -> bool:
         return (
@@ -134,13 +119,8 @@ class Security:
 
 
 def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:
-    """TLS 1.3 without resumption.
-
-    Args:
-        protocol: of a server or a client.
-        pem: the own key and certificate; None for a client that shows none.
-        trusted: the certificates (DER) that the other end may show; empty asks for none, and trusts any server: the
-            caller must check the certificate.
+    """TLS 1.3 without resumption, with the own key and certificate (None for a client that shows none), trusting the
+    certificates (DER) ``trusted``. None of these asks for none, and trusts any server: the caller must check it.
     """
     made = ssl.SSLContext(protocol)
     made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3

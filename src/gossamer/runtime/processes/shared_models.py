@@ -18,15 +18,10 @@ FINAL = SNAPSHOTS
 
 
 class SharedModels:
-    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. A slot that was not written takes no memory.
+    """The models of all nodes, of P parameters and B buffers each, in some slots: [slots, nodes, P + B] float32, in a file
+    from :func:`~gossamer.runtime.processes.system.shared_file`. A slot that was not written takes no memory.
 
     It is not mapped: a mapping takes page tables in each process, and a thousand nodes write a few rows each.
-
-    Args:
-        descriptor: a file from :func:`~gossamer.runtime.processes.system.shared_file`.
-        nodes: number of nodes.
-        parameters: P.
-        buffers: B.
     """
 
     def __init__(self, descriptor: int, nodes: int, parameters: int, buffers: int) -> None:
@@ -53,12 +48,8 @@ class SharedModels:
         return b"".join(map(raw, self.read(slot, rank)))
 
     def write_bytes(self, slot: int, rank: int, data: bytes) -> None:
-        """Put a model that has travelled into a slot.
-
-        Raises:
-            ValueError: for one of another length, or no slot.
-        """
-        if len(data) != 4 * self._width or not 0 <= slot <= SNAPSHOTS or not 0 <= rank < self._nodes:
+        """Put a model that has travelled into a slot; ValueError for one of another length, or no slot."""
+        if len(data) != 4 * self._width or not 0 <= slot <= SNAPSHOTS:
             raise ValueError(f"a model of {len(data)} bytes of node {rank} for slot {slot}")
         left, start = memoryview(data), self._start(slot, rank)
         while left:

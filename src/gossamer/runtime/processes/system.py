@@ -6,7 +6,6 @@ It imports nothing large: the process that starts the others has imported nothin
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import resource
@@ -16,7 +15,8 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 from gossamer.errors import BadInput
 
@@ -36,15 +36,9 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def describe_exit(status: int) -> str:
-    """A wait status in words: "killed by SIGKILL", "exit code 1"."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+def describe_exit(code: int) -> str:
+    """An exit code, or the negative number of a signal, in words: "killed by SIGKILL", "exit code 1"."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def shared_file() -> int:
@@ -60,20 +54,13 @@ def shared_file() -> int:
 
 def close_all_but(keep: set[int]) -> None:
     """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
-    low = 3
-    for descriptor in sorted(keep):
-        if descriptor >= low:
-            os.closerange(low, descriptor)
-            low = descriptor + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+    for before, after in pairwise([2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(before + 1, after)
 
 
 def raise_descriptor_limit(nodes: int) -> None:
-    """Let this process and its children open as many files as the system allows.
-
-    Raises:
-        BadInput: if that is fewer than a connection each way between a node and all others.
-    """
+    """Let this process and its children open as many files as the system allows; BadInput if that is fewer than a connection
+    each way between a node and all others."""
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -97,9 +84,9 @@ def wakeup() -> tuple[int, int]:
 class CpuSlots:
     """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
 
-    A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
-    process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
-    waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
+    A slot is a record lock on one byte of a file, which the system frees when its holder dies. A stopped process keeps its
+    slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies or is stopped just
+    then, the others look for themselves after :data:`WAIT_S`.
     """
 
     def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
@@ -115,11 +102,8 @@ class CpuSlots:
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
-            try:
+            with suppress(OSError):  # a full buffer wakes the waiting processes anyway
                 os.write(self._ends[1], b"!")
-            except OSError as error:  # a full buffer wakes the waiting processes anyway
-                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
-                    raise
 
     def _lock_one(self) -> int | None:
         for slot in range(self.count):
@@ -131,7 +115,5 @@ class CpuSlots:
         return None
 
     def _wait(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # the time is up
             os.read(self._ends[0], 1)
-        except BlockingIOError:
-            return  # the time is up

@@ -26,8 +26,7 @@ from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
 from gossamer.runtime.simulate.replay import Replay
 
 _PENDING: Any = object()
-Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]
-"""Runs jobs of one kind as a batch; gives results in order."""
+Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]  # runs jobs of one kind as a batch
 
 
 @dataclass(eq=False, slots=True)
@@ -40,15 +39,9 @@ class _Queued:
 
 
 class Compute:
-    """Runs the computations of all nodes, each node's one at a time, first come, first served.
-
-    Args:
-        seconds: gives the duration of a computation that starts now.
-        execute: runs the jobs of a batch.
-        settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
-        replay: says which nodes' computations are skipped, in a run that is resumed. A batch with any other is computed as
-            a whole, because its size may decide about bits."""
+    """Runs the computations of all nodes, each node's one at a time, first come, first served. ``seconds`` gives the duration
+    of one that starts now; ``settle`` writes all vectors that are not written yet; ``watch`` is called with rank, kind, start
+    and end (seconds) of one that has ended or was cancelled."""
 
     def __init__(
         self,
@@ -151,21 +144,23 @@ class Compute:
             except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
                 entry.result = error
         execute = self._execute
+        # A batch with any computation that is not skipped is computed as a whole: its size may decide about bits.
         if self._replay is not None and all(self._replay.skips(entry.computation.rank) for entry in prepared):
             execute = partial(self._replay.stand_ins, self._execute)
-        for entry, result in zip(prepared, self._attempt(execute, kind, jobs), strict=True):
+        for entry, result in zip(prepared, _attempt(execute, kind, jobs), strict=True):
             entry.result = result
 
-    def _attempt(self, execute: Execute, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
-        """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
-        if not jobs:
-            return []
-        try:
-            return execute(kind, jobs)
-        except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the node reports it
-            if len(jobs) == 1:
-                return [error]
-        return [result for job in jobs for result in self._attempt(execute, kind, [job])]
+
+def _attempt(execute: Execute, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
+    """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
+    if not jobs:
+        return []
+    try:
+        return execute(kind, jobs)
+    except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the node reports it
+        if len(jobs) == 1:
+            return [error]
+    return [result for job in jobs for result in _attempt(execute, kind, [job])]
 
 
 class Executor:

@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 
-from gossamer.errors import BadInput
-from gossamer.runtime.processes.channel import LARGEST_FILE, SelectorChannel, Session
+from gossamer.errors import BadInput, RunFailed
+from gossamer.runtime.processes.channel import SelectorChannel, Session
 from gossamer.runtime.processes.coordinator import door as module
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.protocol import Addresses, FromWorker, Join, Ready, ToWorker, Welcome
 from gossamer.runtime.processes.worker import worker
-from gossamer.runtime.processes.worker.worker import NotAdmitted, join
+from gossamer.runtime.processes.worker.worker import join
 
 TOKEN = "a token for the tests"
 
@@ -41,9 +41,8 @@ class Scene:
                 release(),
                 FromWorker,
                 self.selector,
-                self.heard.extend,
+                self.heard.append,
                 lambda why: None,
-                largest=LARGEST_FILE,
             )
             channel.send(Welcome(self.door.proof("coordinator", said.nonce), said.received, 7.0))
         return self.refusal
@@ -59,7 +58,7 @@ class Scene:
         def work() -> None:
             try:
                 found.append(join(self.door.address, token, "me", 3, 5))
-            except (NotAdmitted, OSError) as error:
+            except (RunFailed, OSError) as error:
                 found.append(error)
 
         thread = threading.Thread(target=work)
@@ -135,9 +134,7 @@ def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytes
     ends[1].sendall(bytes(range(256)) * 50)  # which is no TLS
     while scene.strangers() > 1:
         scene.serve()
-    monkeypatch.setattr(module, "JOIN_S", 0.0)
-    for stranger in scene.door._strangers:
-        stranger.deadline = 0.0
+    scene.door._strangers = dict.fromkeys(scene.door._strangers, 0.0)
     scene.door.look()
     assert not scene.strangers()
     assert scene.joined == []

@@ -19,7 +19,6 @@ from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import consensus_distance
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.processes.coordinator import coordinator
 
 NODES = 4
 EASY = 0.2
@@ -140,13 +139,6 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
     assert caught.value.folder is not None
     run = load_run(caught.value.folder)
     assert (run.status, run.error) == ("failed", str(caught.value))
-
-
-def test_a_coordinator_that_fails_says_so_in_one_line() -> None:
-    end = coordinator._failed(OSError(24, "Too many open files"))
-    assert end.reason == "failed"
-    assert end.failure is not None
-    assert end.failure["message"] == "the coordinator failed: OSError: [Errno 24] Too many open files"
 
 
 def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from gossamer.runtime.processes.protocol import (
     Fork,
     FromProcess,
     Go,
-    Leave,
     Lost,
     Meet,
+    Note,
     Progress,
     Ready,
     Signal,
@@ -45,7 +45,6 @@ class Record(NamedTuple):
 class Without(NamedTuple):
     rank: int
     keep: bool
-    alive: bool
 
 
 class Rejoin(NamedTuple):
@@ -87,8 +86,8 @@ class Scene:
         self.lifecycle = Lifecycle(setup, self, lambda rank: self.room)
         self.lifecycle.start(self.now)
 
-    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
-        self.do(Without(rank, keep, alive))
+    def without(self, rank: int, *, keep: bool) -> None:
+        self.do(Without(rank, keep))
 
     def rejoin(self, *asked: Any) -> None:
         self.do(Rejoin(*asked))
@@ -208,11 +207,14 @@ def test_a_node_that_dies_is_lost_to_the_others() -> None:
     assert [each for each in commands if type(each) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
-    assert Without(1, keep=False, alive=False) in commands
+    assert Without(1, keep=False) in commands
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))
-    assert scene.failure() == "every node died; the last one: node 2 died in round 0: exit code 1"
+    scene.pass_time(0.5)
+    assert scene.failure() == f"no node is left: {text}; " + "; ".join(
+        f"node {rank} died in round 0: exit code 1" for rank in (0, 2)
+    )
 
 
 def test_a_run_that_needs_all_nodes_ends_with_the_first_that_dies() -> None:
@@ -264,7 +266,7 @@ def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
 def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
     """(make chaos, seed 1144 among real processes)"""
     scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
-    assert scene.pass_time(1.0) == [Tell(rank, Leave()) for rank in (0, 1)]
+    assert scene.pass_time(1.0) == [Tell(rank, Note("leave")) for rank in (0, 1)]
     for rank in (0, 1):
         assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
     assert scene.pass_time(0.5) == []

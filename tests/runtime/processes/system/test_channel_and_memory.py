@@ -57,7 +57,7 @@ def test_messages_survive_any_division_of_the_stream(sent: list[Message], data: 
         b"\x92\xa2At\x01",  # a field is missing
         b"\x93\xa2At\x01\xa1x",  # a string for a number
         b"\x91\xa5Hello",  # no such message
-        b"\x92\xa5Leave\x01",  # one of the other direction
+        b"\x93\xa4Note\xa5leave\x01",  # one of the other direction
         b"\x80",  # no array
         b"\xc1",  # no msgpack
     ],
@@ -96,7 +96,7 @@ class Watched:
         self.selector = selectors.DefaultSelector()
         ours, self.theirs = socket.socketpair()
         self.channel: SelectorChannel[FromNode] = SelectorChannel(
-            ours, FromNode, self.selector, self.heard.extend, self.gone.append, largest=2000
+            ours, FromNode, self.selector, self.heard.append, self.gone.append, largest=2000
         )
 
     def serve(self) -> None:

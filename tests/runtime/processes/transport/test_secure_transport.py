@@ -120,7 +120,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
     keys = [tmp_path / f"{rank}.pem" for rank in range(3)]
     for path, identity in zip(keys, identities, strict=True):
         path.write_bytes(identity.pem)
-    security = Security(identities[0].pem, certificates, 0)
+    security = Security(identities[0].pem, certificates)
     said = hello(1, TOKEN, 2**32 - 1, 1) + BEAT
     loop = asyncio.get_running_loop()
     for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
@@ -258,14 +258,8 @@ def test_dates_mean_nothing() -> None:
         )
         keys.append(private + certificate.public_bytes(serialization.Encoding.PEM))
         certificates.append(certificate.public_bytes(serialization.Encoding.DER))
-    ends = [Security(pem, certificates, rank) for rank, pem in enumerate(keys)]
+    ends = [Security(pem, certificates) for pem in keys]
     assert handshake(ends[0].client, ends[1].server) == certificates[1]
-
-
-def test_a_key_of_another_rank_is_refused() -> None:
-    identities = [issue() for _ in range(2)]
-    with pytest.raises(ValueError, match="not that of rank 1"):
-        Security(identities[0].pem, [each.certificate for each in identities], 1)
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
@@ -286,8 +280,7 @@ async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path) -> None:
     """The certificates of the run are what is trusted, not what their keys sign."""
     identities = [issue() for _ in range(2)]
     transport_scene.securities[:] = [
-        Security(each.pem, [one.certificate for one in identities], rank)
-        for rank, each in enumerate(identities)
+        Security(each.pem, [one.certificate for one in identities]) for each in identities
     ]
     key_text = identities[1].pem
     signer = serialization.load_pem_private_key(key_text, None)
@@ -330,7 +323,7 @@ async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: s
         with pytest.raises(BadInput, match=f"address {named}.*: not loopback; accepted: with keys"):
             build(security=None)
         identities = [issue() for _ in range(2)]
-        security = Security(identities[0].pem, [each.certificate for each in identities], 0)
+        security = Security(identities[0].pem, [each.certificate for each in identities])
         await build(security=security).transport.close()
 
 
@@ -346,7 +339,7 @@ def test_the_handshake_needs_the_very_key(securities: list[Security], strangers:
 def test_a_signature_is_of_one_rank_and_one_text() -> None:
     identities = [issue() for _ in range(2)]
     certificates = [each.certificate for each in identities]
-    one, other = (Security(each.pem, certificates, rank) for rank, each in enumerate(identities))
+    one, other = (Security(each.pem, certificates) for each in identities)
     signature = one.sign(b"key")
     assert other.verify(0, b"key", signature)
     wrong = [(1, b"key", signature), (0, b"another", signature), (-2, b"key", signature), (0, b"key", b"")]

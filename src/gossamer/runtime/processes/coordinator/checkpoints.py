@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
@@ -14,15 +15,15 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 
 
+@dataclass
 class _Open:
     """A checkpoint that is not complete."""
 
-    def __init__(self) -> None:
-        self.sent: dict[
-            int, dict[int, int]
-        ] = {}  # messages before each node's snapshot, by sender and receiver
-        self.asked = False  # the nodes know which messages to wait for
-        self.saved: dict[int, protocol.Saved] = {}
+    sent: dict[int, dict[int, int]] = field(
+        default_factory=dict
+    )  # messages until snapshots, by sender and receiver
+    asked: bool = False  # the nodes know which messages to wait for
+    saved: dict[int, protocol.Saved] = field(default_factory=dict)
 
 
 class CheckpointCoordinator:
@@ -72,35 +73,28 @@ class CheckpointCoordinator:
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
                     if rank not in checkpoint.sent:
-                        self._tell(rank, protocol.Snapshot(number))
+                        self._tell(rank, protocol.Note("snapshot", number))
 
     def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
         if number <= self._settled:
-            self._tell(rank, protocol.Settled(self._settled))
+            self._tell(rank, protocol.Note("settled", self._settled))
             return
         if number not in self._open:
             self._open[number] = _Open()
             for done in sorted(self._done & self._alive):
-                self._tell(done, protocol.Snapshot(number))
+                self._tell(done, protocol.Note("snapshot", number))
         self._open[number].sent[rank] = sent
         self._look(number)
 
-    # --- nodes that leave and return
-
-    def lost(self, rank: int) -> None:
-        self._alive.discard(rank)
-        for number in list(self._open):
-            self._look(number)
-
     def away(self, rank: int) -> None:
-        """A node runs, but is out of reach for the others."""
-        self._give_up(max(self._open, default=0), f"node {rank} was out of reach")
+        """A node is dead, or out of reach for the others."""
         self._alive.discard(rank)
+        self._give_up(max(self._open, default=0), f"node {rank} is away")
 
     def back(self, rank: int) -> None:
-        self._give_up(max(self._open, default=0), f"node {rank} came back")
         self._alive.add(rank)
-        self._tell(rank, protocol.Settled(self._settled))
+        self._give_up(max(self._open, default=0), f"node {rank} came back")
+        self._tell(rank, protocol.Note("settled", self._settled))
 
     def _give_up(self, number: int, why: str) -> None:
         """Give up a checkpoint, and those before it that are not complete."""
@@ -110,21 +104,18 @@ class CheckpointCoordinator:
             if each <= number:
                 self._say(f"checkpoint {each} is given up: {why}; the next one is made when it is due")
                 self._folder.drop(each)
-        self._settle(number, self._alive)
+        self._settle(number)
 
-    def _settle(self, number: int, ranks: Iterable[int]) -> None:
+    def _settle(self, number: int) -> None:
         self._settled = number
         self._open = {other: each for other, each in self._open.items() if other > number}
-        for rank in sorted(ranks):
-            self._tell(rank, protocol.Settled(number))
-
-    # --- completing
+        for rank in sorted(self._alive):
+            self._tell(rank, protocol.Note("settled", number))
 
     def _look(self, number: int) -> None:
+        """Go on with a checkpoint for which something has come."""
         checkpoint, alive = self._open[number], self._alive
-        if not alive:
-            return  # it would have no node
-        if not checkpoint.asked and alive <= checkpoint.sent.keys():
+        if not checkpoint.asked and alive and alive <= checkpoint.sent.keys():
             checkpoint.asked = True
             for rank in sorted(alive):
                 sent = {
@@ -132,15 +123,13 @@ class CheckpointCoordinator:
                 }
                 self._tell(rank, protocol.Expect(number, sent))
         if checkpoint.asked and alive <= checkpoint.saved.keys():
-            self._finish(number, {rank: checkpoint.saved[rank] for rank in sorted(alive)})
-
-    def _finish(self, number: int, saved: dict[int, protocol.Saved]) -> None:
-        rounds = {rank: each.round for rank, each in saved.items()}
-        times_s = {rank: each.time_s for rank, each in saved.items()}
-        wall_s = self._wall_before_s + time.monotonic() - self._start
-        try:
-            self._folder.complete(number, rounds, times_s, wall_s, self._trainer)
-        except OSError as error:  # (disk full, ...) no reason to end a run
-            self._say(f"checkpoint {number} could not be written: {error}")
-        self._complete = number
-        self._settle(number, saved)
+            saved = {rank: checkpoint.saved[rank] for rank in sorted(alive)}
+            rounds = {rank: each.round for rank, each in saved.items()}
+            times_s = {rank: each.time_s for rank, each in saved.items()}
+            wall_s = self._wall_before_s + time.monotonic() - self._start
+            try:
+                self._folder.complete(number, rounds, times_s, wall_s, self._trainer)
+            except OSError as error:  # (disk full, ...) no reason to end a run
+                self._say(f"checkpoint {number} could not be written: {error}")
+            self._complete = number
+            self._settle(number)

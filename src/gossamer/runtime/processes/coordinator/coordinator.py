@@ -1,9 +1,9 @@
 """Runs the nodes of an experiment as processes, and never leaves one behind.
 
-The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle` decides: it passes on
-what nodes and workers say, and carries out commands. It alone writes the record and puts checkpoints together. Nodes are
-started and ended by workers (:mod:`gossamer.runtime.processes.coordinator.workers`): they end their nodes when the run ends,
-and the system ends the nodes of a worker that dies.
+The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle` decides, passes on what
+nodes and workers say, and alone writes the record and puts checkpoints together. Workers
+(:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them when the run ends; the system ends the nodes
+of a worker that dies.
 
 It is a separate process, because it forks: it imports everything and loads the data once, with one torch thread and no event
 loop, and every node of a run on one machine is a fork of it.
@@ -38,13 +38,13 @@ from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
-from gossamer.runtime.processes.coordinator.workers import Workers
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnPool
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.processes.shared_models import FINAL, SharedModels
 from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.recording import Moment, RunRecord
+from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.setup import Setup, prepare
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -72,17 +72,19 @@ class Coordinator:
             memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
         selector = self._selector = selectors.DefaultSelector()
-        refused = partial(self.record, None, "refused")
-        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self.show, refused)
+        selector.register(launcher, selectors.EVENT_READ, self._hear_launcher)
+        self._workers: OwnPool | JoinedWorkers
         if door is None:
-            self._workers.fork_here(partial(ProcessPool, setup, folder, memory, stage, cut, selector))
+            pool = ProcessPool(setup, folder, memory, stage, cut, selector, self._hear_pool)
+            self._workers = OwnPool(pool, setup.experiment.nodes)
         else:
-            self._workers.let_join(door, least_workers)
+            refused, models = partial(self.record, None, "refused"), self._models
+            self._workers = JoinedWorkers(
+                setup, folder, models, cut, selector, door, least_workers, self._take, self.show, refused
+            )
         self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
         metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
-        self._rows = RunRecord(
-            setup, metrics, graphs, stage.evaluator.columns, lambda row: launcher.send(protocol.NewRow(row))
-        )
+        self._rows = RunRecord(setup, metrics, graphs, stage.evaluator.columns, self.show)
         self._clock = HeardClock(time.monotonic)
         self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
@@ -102,6 +104,7 @@ class Coordinator:
             failure = {"node": error.node, "round": error.round, "traceback": error.traceback}
             failure["message"] = str(error)
         finally:
+            self._selector.unregister(self._launcher)
             self._workers.close(reason)
         own = self._private
         private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
@@ -125,12 +128,9 @@ class Coordinator:
         for rank in range(self._setup.experiment.nodes):
             if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
                 self._models.write(FINAL, rank, unknown)
-        if (away := self._events.summary()) is not None:
-            self.show(away)
         return reason
 
     def _begin(self) -> None:
-        self._selector.register(self._launcher, selectors.EVENT_READ, self._hear_launcher)
         self._workers.assemble(self._wait)
         self._lifecycle.start(time.monotonic())
         if self._cut is not None:
@@ -157,7 +157,7 @@ class Coordinator:
             self._said = now
             self._workers.look()
             rounds = sum(node.round for node in self._lifecycle.nodes.values())
-            self._launcher.send(protocol.RunProgress(rounds, self._clock.now()))
+            self.show((rounds, self._clock.now()))
 
     def _hear_launcher(self, events: int) -> None:
         match self._launcher.receive():
@@ -167,6 +167,10 @@ class Coordinator:
                 self._lifecycle.end("stopped")
             case protocol.Stop(why=str(why)) if self._start is None:
                 raise RunFailed(why)
+
+    def _hear_pool(self, event: protocol.FromPool) -> None:
+        if isinstance(event, protocol.Said):
+            self._take(event)
 
     def _take(self, said: protocol.Said) -> None:
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
@@ -187,7 +191,10 @@ class Coordinator:
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
                 if view is not None:
                     self._rows.view(rank, moment, row["round"], view)
-                self._record(rank, moment, row, slot)
+                self._rows.graph(row["round"])
+                self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
+                if slot is not None:
+                    self._tell(rank, protocol.Note("consumed"))
             case protocol.Event(kind=kind, text=text):
                 self.record(rank, kind, text, show=kind == "unsaved")
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
@@ -199,12 +206,6 @@ class Coordinator:
                 if private is not None:
                     self._private.append(private)
 
-    def _record(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
-        self._rows.graph(row["round"])
-        self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
-        if slot is not None:
-            self._tell(rank, protocol.Consumed())
-
     def _wall(self) -> float:
         """Real seconds of the run so far."""
         now_s = 0.0 if self._start is None else time.monotonic() - self._start
@@ -215,13 +216,16 @@ class Coordinator:
     def do(self, command: Fork | Signal | Tell) -> None:
         self._workers.do(command)
 
-    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
-        (self._checkpoints.away if alive else self._checkpoints.lost)(rank)
+    def without(self, rank: int, *, keep: bool) -> None:
+        """Wait for nothing more of a node. What it gave for incomplete evaluation points counts only if ``keep``."""
+        self._checkpoints.away(rank)
         self._rows.without(rank, keep=keep)
 
     def rejoin(
         self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
     ) -> None:
+        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A new process
+        begins with the model ``start_from``; None is one that was only taken for dead."""
         now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if start_from is None:
@@ -237,8 +241,8 @@ class Coordinator:
         if show:
             self.show(text or event)
 
-    def show(self, text: str) -> None:
-        self._launcher.send(protocol.Say(text))
+    def show(self, what: tuple[int, float] | dict[str, Any] | str) -> None:
+        self._launcher.send(protocol.Shown(what))
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._workers.do(Tell(rank, message))
@@ -275,15 +279,10 @@ def serve(channel: int, memory: int) -> None:
     cut = None if answer.checkpoint is None else read_cut(folder.checkpoints, answer.checkpoint)
     try:
         end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
-    except OSError as error:
-        end = _failed(error)
+    except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
+        end = protocol.Ended("failed", {"message": str(error)}, None)
+    except OSError as error:  # no descriptor or process is left, ...
+        trace = "".join(traceback.format_exception(error))
+        failure = {"message": f"the coordinator failed: {cause(error)}", "traceback": trace}
+        end = protocol.Ended("failed", failure, None)
     launcher.send(end)
-
-
-def _failed(error: OSError) -> protocol.Ended:
-    failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
-    if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
-        failure = {"message": str(error)}
-    else:
-        failure["traceback"] = "".join(traceback.format_exception(error))
-    return protocol.Ended("failed", failure, None)

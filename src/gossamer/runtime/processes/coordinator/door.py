@@ -8,7 +8,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gossamer import __version__
 from gossamer.errors import BadInput
@@ -19,27 +18,15 @@ from gossamer.runtime.processes.security import check_token, context, issue, pro
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
 MOST_STRANGERS = 64
-"""Connections that may be open without having proved it; the oldest makes room."""
+"""Connections that may be open without having proved it; the oldest makes room. Also the most refusals that are told."""
 
 Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
 """Takes a worker that knows the token, its host, and what gives its connection; returns why it is refused, if it is."""
 
 
-@dataclass(eq=False)
-class _Stranger:
-    """A connection that has not proved that it knows the token."""
-
-    host: str
-    deadline: float
-    channel: SelectorChannel[Join]
-
-
 class Door:
-    """Where workers join: listens at "host:port" for workers that know the token.
-
-    Raises:
-        BadInput: for a token that is too short, and an address that can't be used.
-    """
+    """Where workers join: listens at "host:port" for workers that know the token. BadInput for a token that is too short, and
+    for an address that can't be used."""
 
     def __init__(self, address: str, token: str) -> None:
         self.token = check_token(token)
@@ -52,11 +39,10 @@ class Door:
                 f"--listen {address}: {error.strerror or error}; accepted: an address of this machine that is free"
             ) from None
         self._listener.setblocking(False)
-        identity = issue()
-        self._certificate = identity.certificate
-        self._context = context(ssl.PROTOCOL_TLS_SERVER, identity.pem, ())
+        key, self._certificate = issue()
+        self._context = context(ssl.PROTOCOL_TLS_SERVER, key, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
-        self._strangers: dict[_Stranger, None] = {}
+        self._strangers: dict[SelectorChannel[Join], float] = {}  # until when each may stay one
         self._told: set[str] = set()  # hosts of workers with another token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
@@ -76,19 +62,17 @@ class Door:
             return  # it has gone already
         if len(self._strangers) >= MOST_STRANGERS:
             self._refuse(next(iter(self._strangers)))
-        channel = SelectorChannel[Join](
+        stranger = SelectorChannel[Join](
             end,
             Join,
             self._selector,
-            lambda messages: self._hear(stranger, *messages),
+            lambda said: self._hear(stranger, host, said),
             lambda why: self._refuse(stranger),
             largest=LARGEST_STRANGER,
         )
-        stranger = _Stranger(host, time.monotonic() + JOIN_S, channel)
-        self._strangers[stranger] = None
+        self._strangers[stranger] = time.monotonic() + JOIN_S
 
-    def _hear(self, stranger: _Stranger, said: Join, *more: Join) -> None:
-        host = stranger.host
+    def _hear(self, stranger: SelectorChannel[Join], host: str, said: Join) -> None:
         if not hmac.compare_digest(said.proof, self.proof("worker", said.nonce)):
             if host not in self._told and len(self._told) < MOST_STRANGERS:
                 self._told.add(host)
@@ -96,19 +80,19 @@ class Door:
             self._refuse(stranger, "it has another token")
         elif said.version != __version__:
             self._refuse(stranger, f"it runs gossamer {said.version}, and the coordinator {__version__}")
-        elif why := self._admit(said, host, stranger.channel.release):
+        elif why := self._admit(said, host, stranger.release):
             self._refuse(stranger, why)
         else:
             del self._strangers[stranger]
 
-    def _refuse(self, stranger: _Stranger, why: str | None = None) -> None:
+    def _refuse(self, stranger: SelectorChannel[Join], why: str | None = None) -> None:
         self._strangers.pop(stranger, None)
         if why is not None:
-            stranger.channel.send(Refused([why]))
-        stranger.channel.close()
+            stranger.send(Refused([why]))
+        stranger.close()
 
     def look(self) -> None:
-        for stranger in [each for each in self._strangers if time.monotonic() > each.deadline]:
+        for stranger in [each for each, until in self._strangers.items() if time.monotonic() > until]:
             self._refuse(stranger)
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""The decisions in a run of real processes: events go in, and what follows from them is done by :class:`Actions`.
+"""The decisions in a run of real processes: events go in, and the coordinator does what follows from them.
 
-:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say
-(``protocol.FromProcess``), each with the time at which it was heard. It decides which faults happen and when, which nodes are
-taken for dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can go on,
-and when and why it ends.
+:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say, each with the time at
+which it was heard. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in which
+round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
 
 A node that starts late, or returns, is introduced: the others are told, and answer with their rounds (``At``). Then the node
 is told where to begin, and it and each of the others from which round on they wait for each other. Nodes are introduced one
@@ -12,11 +11,12 @@ at a time.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
@@ -25,8 +25,11 @@ from gossamer.node.rejoin import meeting
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
-from gossamer.runtime.recording import end_is_due, returned_early
+from gossamer.runtime.recording import EARLY, end_is_due, ended_early
 from gossamer.runtime.setup import Setup
+
+if TYPE_CHECKING:
+    from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
@@ -36,29 +39,6 @@ SAY_S = 30.0
 
 class Over(Exception):
     """The run is to end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
-
-
-class Actions(Protocol):
-    """Carries out what was decided."""
-
-    def do(self, command: Fork | Signal | Tell) -> None:
-        """Have a worker do something."""
-
-    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
-        """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return
-        by itself if ``alive``."""
-
-    def rejoin(
-        self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
-    ) -> None:
-        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A new process
-        begins with the model ``start_from``; None is one that was only taken for dead."""
-
-    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
-        """Record an event, and show it."""
-
-    def show(self, text: str) -> None:
-        """Show the user something."""
 
 
 @dataclass(eq=False)
@@ -82,7 +62,7 @@ class NodeState:
 
 
 class Lifecycle:
-    """The decisions of one run. All times are seconds of one clock.
+    """The decisions of one run, in seconds of one clock.
 
     ``has_room`` says whether there is a slot for the process of a node now. ``rounds`` is what nodes had completed at the
     checkpoint from which the run goes on (others were lost). :meth:`take` and :meth:`look` raise :class:`Over` when the run
@@ -92,27 +72,27 @@ class Lifecycle:
     def __init__(
         self,
         setup: Setup,
-        actions: Actions,
+        coordinator: Coordinator,
         has_room: Callable[[int], bool],
         rounds: Mapping[int, int] | None = None,
     ) -> None:
-        experiment = setup.experiment
+        experiment = self._experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
-        self._actions = actions
-        self._stop_s, self._most_bytes = experiment.stop.time_s, experiment.stop.most_bytes(experiment.nodes)
-        self._sent = dict.fromkeys(range(experiment.nodes), 0)
+        self._coordinator = coordinator
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
+        self._sent: dict[int, int] = {}
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
-        self._lost_peer = experiment.gather.lost_peer
-        self._detection_s = experiment.failures.detection_s
+        self._needs_all = experiment.gather.lost_peer == "fail"
         self._agenda = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
-        self._now = self._heard_at = self._moved_at = self._start_deadline = 0.0
+        self._start_deadline = math.inf
+        self._now = self._heard_at = self._moved_at = 0.0
         self._early: list[FaultEvent] = []
         self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is taken for dead
@@ -129,16 +109,15 @@ class Lifecycle:
         """Start the nodes that are there from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
-        for fault in self._agenda.due(0.0):
+        self._early = list(self._agenda.due(0.0))
+        for fault in self._early:
             if fault.what == "join" and fault.node is not None:
                 self.away[fault.node] = f"node {fault.node} is not there yet"
-            else:
-                self._early.append(fault)
-        for rank in range(self._setup.experiment.nodes):
+        for rank in range(self._experiment.nodes):
             if rank not in self._rounds:
                 self.away[rank] = f"node {rank} was lost before the run was resumed"
             if rank in self.away:
-                self._actions.without(rank, keep=False, alive=False)
+                self._coordinator.without(rank, keep=False)
             else:
                 self._start_node(rank)
                 self.nodes[rank].round = self._rounds[rank]
@@ -151,7 +130,7 @@ class Lifecycle:
         self._now = self._began = self._moved_at = now
         for rank, why in sorted(self.away.items()):
             self._tell_all(self._present(), Lost(rank, why))
-            self._actions.record(rank, "absent", why)
+            self._coordinator.record(rank, "absent", why)
         for node in self.nodes.values():
             node.met = True
         self._tell_all(sorted(self.alive), protocol.Go(now))
@@ -217,7 +196,7 @@ class Lifecycle:
                 self._sent[node.rank] = sent
                 if sum(self._sent.values()) >= self._most_bytes:
                     self.end("bytes")
-                if self._stop_s is not None and time_s >= self._stop_s:
+                if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
             case protocol.Row(row=row):
                 self._completed(node, row["round"])
@@ -229,7 +208,7 @@ class Lifecycle:
                 node.final, node.round = True, round
                 if node.leaving and not self._ending:
                     why = f"node {node.rank} left after round {node.round}"
-                    self._actions.record(node.rank, "left", why)
+                    self._coordinator.record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
             case protocol.At(rank=about, round=round):
                 if self._guest is not None and self._guest.rank == about and node.rank in self._awaited:
@@ -267,8 +246,8 @@ class Lifecycle:
         self._tell_all(
             sorted(self.alive), Finish(reason, checkpoint, end_is_due(self._setup, reason, rounds))
         )
-        if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
-            self._actions.record(None, "ended-early", early)
+        if reason == "rounds" and ended_early(self._setup, rounds):
+            self._coordinator.record(None, "ended-early", EARLY)
 
     def over(self, now: float) -> bool:
         """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
@@ -279,8 +258,8 @@ class Lifecycle:
         """Kill the nodes that do not end with the others; the others' outcome stands."""
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
-                self._actions.do(Signal(rank, signal.SIGKILL))
-                self._actions.show(f"node {rank} did not end with the others, and was killed")
+                self._coordinator.do(Signal(rank, signal.SIGKILL))
+                self._coordinator.show(f"node {rank} did not end with the others, and was killed")
                 self._exited(self.nodes[rank], "killed by SIGKILL")
 
     def awaited(self) -> list[int]:
@@ -297,7 +276,9 @@ class Lifecycle:
             nodes = [self.nodes[rank] for rank in self._present()]
             if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
                 returned = {node.rank: node.round for node in nodes if node.done}
-                self._actions.show(f"no round has ended for {SAY_S:g} s: {describe_waits(waits, returned)}")
+                self._coordinator.show(
+                    f"no round has ended for {SAY_S:g} s: {describe_waits(waits, returned)}"
+                )
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
@@ -310,12 +291,12 @@ class Lifecycle:
     # --- faults
 
     def _expects(self) -> bool:
-        return bool(self._restarting) or any(map(self._agenda.returns, range(self._setup.experiment.nodes)))
+        return bool(self._restarting) or any(map(self._agenda.returns, range(self._experiment.nodes)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
-            self._actions.record(None, fault.what, fault.detail)
+            self._coordinator.record(None, fault.what, fault.detail)
             return
         node = self.nodes.get(rank)
         if fault.what == "return":
@@ -324,28 +305,28 @@ class Lifecycle:
             return
         elif fault.what == "crash":
             node.planned = True
-            self._actions.do(Signal(rank, signal.SIGKILL))
+            self._coordinator.do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
-            self._tell(rank, protocol.Leave())
+            self._tell(rank, protocol.Note("leave"))
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
             node.frozen = True
-            self._frozen[rank] = self._now + self._detection_s
-            self._actions.do(Signal(rank, signal.SIGSTOP))
-            self._actions.record(rank, "frozen", f"node {rank} stands still")
+            self._frozen[rank] = self._now + self._experiment.failures.detection_s
+            self._coordinator.do(Signal(rank, signal.SIGSTOP))
+            self._coordinator.record(rank, "frozen", f"node {rank} stands still")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
-            self._actions.record(rank, fault.what, fault.detail)
+            self._coordinator.record(rank, fault.what, fault.detail)
 
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
             self._frozen.pop(node.rank, None)
-            self._actions.do(Signal(node.rank, signal.SIGCONT))
-            self._actions.record(node.rank, "thawed", f"node {node.rank} goes on")
+            self._coordinator.do(Signal(node.rank, signal.SIGCONT))
+            self._coordinator.record(node.rank, "thawed", f"node {node.rank} goes on")
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
@@ -360,7 +341,7 @@ class Lifecycle:
             node.incarnation = before.incarnation + 1
             node.round, node.restarts = before.round, before.restarts
         self.alive.add(rank)
-        self._actions.do(
+        self._coordinator.do(
             Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])
         )
 
@@ -371,19 +352,17 @@ class Lifecycle:
         if node.final and (self._ending or node.leaving):
             return
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
-        self._actions.record(node.rank, "lost", text, show=False)
+        self._coordinator.record(node.rank, "lost", text, show=False)
         if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
-        if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
+        if self._began is None or (self._needs_all and not (node.planned or again)):
             raise RunFailed(text, node=node.rank, round=node.round)
-        self._actions.show(text)
+        self._coordinator.show(text)
         self._gone(node, text, keep=False)
         if again and not node.planned:
             node.restarts += 1
             self._bring_back(node.rank, "checkpoint")
-        if not self.alive and not self._expects():
-            raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
         self._frozen.pop(node.rank, None)
@@ -398,8 +377,8 @@ class Lifecycle:
         if rank not in self.alive or node.rank in self.away:
             return
         if rank not in self.away:
-            self._actions.record(node.rank, "unreachable", text)
-        if self._lost_peer == "fail":
+            self._coordinator.record(node.rank, "unreachable", text)
+        if self._needs_all:
             raise RunFailed(text, node=node.rank)
         self._lose(rank, text, keep=True)
 
@@ -410,8 +389,7 @@ class Lifecycle:
         if rank not in self.away:
             self.away[rank] = why
             self._tell_all(self._present(), Lost(rank, why, incarnation))
-            there = rank in self.alive and not self.nodes[rank].leaving
-            self._actions.without(rank, keep=keep, alive=there)
+            self._coordinator.without(rank, keep=keep)
         self._introduce_next()
 
     def _present(self) -> list[int]:
@@ -447,13 +425,15 @@ class Lifecycle:
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
-        self._actions.rejoin(node.rank, first, list(together.items()), None if node.met else node.start_from)
+        self._coordinator.rejoin(
+            node.rank, first, list(together.items()), None if node.met else node.start_from
+        )
         kind = "returned" if node.incarnation or node.met else "joined"
-        self._actions.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        self._coordinator.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
         node.met = True
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
-        self._actions.do(Tell(rank, message))
+        self._coordinator.do(Tell(rank, message))
 
     def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in ranks:

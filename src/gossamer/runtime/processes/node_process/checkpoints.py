@@ -63,7 +63,6 @@ class NodeCheckpoints:
         self._expected: dict[int, dict[int, int]] = {}
         self._settled = 0  # all checkpoints up to this one are
         self._news = asyncio.Event()
-        self._lost: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
@@ -105,14 +104,14 @@ class NodeCheckpoints:
     def over(self) -> None:
         self._cuts.over()
 
-    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Settled) -> None:
+    def hear(self, message: protocol.Note | protocol.Expect) -> None:
         match message:
-            case protocol.Snapshot(number=number):
+            case protocol.Note("snapshot", number):
                 self.snapshot(number)
             case protocol.Expect(number=number, sent=sent) if number in self._numbers:
                 self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
                 self._look(number)
-            case protocol.Settled(number=number):
+            case protocol.Note("settled", number):
                 self._settled = number
                 for each in [each for each in self._numbers if each <= number]:
                     self._numbers.discard(each)
@@ -126,18 +125,8 @@ class NodeCheckpoints:
             self._cuts.cut(number)
             self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
-    def lost(self, rank: int) -> None:
-        """A peer is dead: nothing more comes from it."""
-        self._lost.add(rank)
-        for number in list(self._expected):
-            self._look(number)
-
-    def found(self, rank: int) -> None:
-        """A peer that was taken for dead is there: its messages count again."""
-        self._lost.discard(rank)
-
     def _look(self, number: int) -> None:
-        sent = {rank: n for rank, n in self._expected[number].items() if rank not in self._lost}
+        sent = self._expected[number]
         if all(self._arrived.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
             saved = self._cuts.finish(number, sent)

@@ -94,8 +94,8 @@ class NodeProcess:
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
-            self._usage.restore(saved.engine["usage"])
             self._host.busy.restore(saved.engine["computing_s"])
+            self._usage = Usage(saved.time_s, Spent(saved.engine["computing_s"], 0.0, 0.0))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -317,15 +317,13 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
-                if checkpoints is not None:
-                    checkpoints.lost(rank)
-            case protocol.Snapshot() | protocol.Expect() | protocol.Settled():
+            case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
                 for rank, host, port in nodes:
                     self._transport.addresses[rank] = host, port
-            case protocol.Leave():
+            case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
@@ -337,9 +335,9 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.rejoin(first)
-            case protocol.Slots(count=count):
+            case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
-            case protocol.Consumed():
+            case protocol.Note("consumed"):
                 self._consumed += 1
                 self._freed.set()
 
@@ -348,8 +346,6 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
-        if self._checkpoints is not None:
-            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
@@ -362,7 +358,7 @@ class NodeProcess:
         self._tell(protocol.Event("begins", text))
         heard = asdict(self._transport.traffic)  # what came since it listens
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
-        self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
+        self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
         self._node.catch_up()
@@ -375,12 +371,9 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        # The links have carried this much since the process began, which a resumed run does not see.
-        carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
             "computing_s": self._host.busy.seconds(),
-            "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},
             "secrets": 0,
         }

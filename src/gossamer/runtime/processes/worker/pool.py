@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import secrets
@@ -31,8 +30,6 @@ from gossamer.runtime.setup import Setup
 
 @dataclass(eq=False)
 class _Child:
-    rank: int
-    incarnation: int
     pid: int
     channel: SelectorChannel[FromNode]
 
@@ -72,10 +69,6 @@ class ProcessPool:
         self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
         self._frozen = False
 
-    @property
-    def alive(self) -> Collection[int]:
-        return self._children.keys()
-
     def do(self, command: protocol.ToPool) -> None:
         match command:
             case protocol.Listen(ranks=ranks, keys=keys):
@@ -85,22 +78,19 @@ class ProcessPool:
                 self._learn(nodes)
             case Fork(rank=rank, incarnation=incarnation):
                 self._try(rank, incarnation, lambda: self._fork(command))
-            case protocol.Tell(rank=rank, message=message):
-                if (child := self._children.get(rank)) is not None:
-                    child.channel.send(message)  # a node that was stopped reads it when it goes on
-            case protocol.Signal(rank=rank, number=number):
-                if (child := self._children.get(rank)) is not None:
-                    os.kill(child.pid, number)
-                    self._count_slots(rank, stopped=number == signal.SIGSTOP)
+            case protocol.Tell(rank=rank, message=message) if rank in self._children:
+                self._children[rank].channel.send(message)  # one that was stopped reads it when it goes on
+            case protocol.Signal(rank=rank, number=number) if rank in self._children:
+                os.kill(self._children[rank].pid, number)
+                self._count_slots(rank, stopped=number == signal.SIGSTOP)
 
     # --- starting
 
     def _try(self, rank: int, incarnation: int, start: Callable[[], None]) -> None:
         try:
             start()
-        except OSError as error:  # there is no port, or no process
-            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
-            how = f"it can't be started: {error.strerror}{limit}"
+        except OSError as error:  # there is no port, or no process (see ulimit -u)
+            how = f"it can't be started: {error.strerror}"
             self._emit(Said(rank, incarnation, protocol.Exited(how)))
 
     def _listen(self, ranks: Collection[int]) -> None:
@@ -144,16 +134,14 @@ class ProcessPool:
         self._adopt(rank, fork.incarnation, pid, ours)
 
     def _adopt(self, rank: int, incarnation: int, pid: int, end: socket.socket) -> None:
-        def hear(messages: Iterable[protocol.FromProcess]) -> None:
-            for message in messages:
-                self._emit(Said(rank, incarnation, message))
+        def hear(message: protocol.FromProcess) -> None:
+            self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
             how = self._bury(rank)
-            hear([protocol.Exited(how if why is None else f"it sent {why}")])
+            hear(protocol.Exited(how if why is None else f"it sent {why}"))
 
-        channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
-        self._children[rank] = _Child(rank, incarnation, pid, channel)
+        self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
 
     def _become_node(self, fork: Fork, listener: socket.socket, channel: socket.socket, parent: int) -> None:
         """In the child: be a node, and leave without the parent's clean-up."""
@@ -174,7 +162,7 @@ class ProcessPool:
                 wakeup=self._wakeup,
                 trims=self._stage.trims(),
                 folder=self._folder,
-                security=None if key is None else Security(key, self._certificates, fork.rank),
+                security=None if key is None else Security(key, self._certificates),
                 cut=self._cut,
                 checkpoints=self._checkpoints,
                 incarnation=fork.incarnation,
@@ -190,20 +178,20 @@ class ProcessPool:
             finally:
                 os._exit(code)
 
-    # --- watching
+    # --- ending
 
     def _bury(self, rank: int) -> str:
         """A node's process is gone; gives how it ended."""
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
-        return describe_exit(status)
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
-            self._tell_all(protocol.Slots(self._at_once + len(self._stopped)))
+            self._tell_all(protocol.Note("slots", self._at_once + len(self._stopped)))
 
     def close(self) -> None:
         for child in self._children.values():

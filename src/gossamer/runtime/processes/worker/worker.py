@@ -16,7 +16,6 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from msgspec import structs
 from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
-from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder, write_json
@@ -56,17 +55,9 @@ SILENT_S = 30.0
 """Seconds without an answer after which a connection is given up."""
 
 
-class NotAdmitted(GossamerError):
-    """The coordinator does not take this worker."""
-
-
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove the token; gives the connection and the answer.
-
-    Raises:
-        OSError: if it can't be reached.
-        NotAdmitted: if it does not know the token, or does not take this worker.
-    """
+    """Connect to a coordinator and prove the token; gives the connection and the answer. OSError if it can't be reached;
+    RunFailed if it does not know the token, or does not take this worker."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
@@ -79,16 +70,15 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
             case None:
                 raise ConnectionError("the coordinator closed the connection")
             case Refused(problems=problems):
-                raise NotAdmitted(f"{address} does not take this worker: {'; '.join(problems)}")
+                raise RunFailed(f"{address} does not take this worker: {'; '.join(problems)}")
             case Welcome() as welcome:
                 if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
-                    raise NotAdmitted(f"{address} does not know the token")
+                    raise RunFailed(f"{address} does not know the token")
                 return tls, welcome
-    except ChannelError as error:
+    except BaseException as error:
         end.close()
-        raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
-    except BaseException:
-        end.close()
+        if isinstance(error, ChannelError):
+            raise RunFailed(f"{address} does not speak this version's protocol: {error}") from None
         raise
 
 
@@ -100,18 +90,11 @@ def run_worker(
     address: str | None = None,
     data_root: str | None = None,
     wait_s: float = 60.0,
-    say: Callable[[str], None] = log.info,
 ) -> None:
-    """Be a worker until the run is over.
+    """Be a worker of the coordinator at "host:port" until the run is over.
 
-    Args:
-        coordinator: "host:port" of the coordinator to join.
-        token: of the run.
-        slots: how many nodes to take at most.
-        address: of this machine, at which nodes listen; None: the one from which the coordinator is reached.
-        data_root: where this machine has the data, if not where the experiment says.
-        wait_s: seconds for which a coordinator that is not there yet is tried.
-        say: tells the user something.
+    Nodes, at most ``slots``, listen at ``address`` (None: the one from which the coordinator is reached). ``data_root`` is
+    where the data is, if not where the experiment says. A coordinator that is not there yet is tried for ``wait_s`` seconds.
 
     Raises:
         RunFailed: if the coordinator does not take this worker, can't be reached, or is lost.
@@ -120,11 +103,9 @@ def run_worker(
     keep_freed_memory()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
-        worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
+        worker = Worker(coordinator, token, slots, Path(folder), address, data_root)
         try:
             worker.run(wait_s)
-        except NotAdmitted as error:
-            raise RunFailed(str(error)) from None
         finally:
             worker.close()
             signal.signal(signal.SIGTERM, before)
@@ -141,9 +122,8 @@ class Worker:
         folder: Path,
         address: str | None,
         data_root: str | None,
-        say: Callable[[str], None],
     ) -> None:
-        self._coordinator, self._token, self._slots, self._say = coordinator, token, slots, say
+        self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
@@ -152,23 +132,21 @@ class Worker:
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
-        self._folder: RunFolder
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        # While there is no connection: when to try again, until when, and how the run fails then.
-        self._retry_at = self._deadline = 0.0
-        self._failure = ""
+        self._retry_at = self._deadline = (
+            0.0  # while there is no connection: when to try again, and until when
+        )
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
         self._deadline = time.monotonic() + wait_s
-        self._failure = f"no coordinator at {self._coordinator}"
         while self._over is None:
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
-        self._say(f"the run is over ({self._over})")
+        log.info("the run is over (%s)", self._over)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -177,21 +155,22 @@ class Worker:
         self._selector.close()
         os.close(self._memory)
 
-    # --- the coordinator
-
     def _join(self) -> None:
         """Try to reach the coordinator."""
         received = self._session.received
         try:
             end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
         except OSError as error:
+            if time.monotonic() > self._deadline and received:
+                lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
+                raise RunFailed(f"{lost}: this worker's nodes have ended") from error
             if time.monotonic() > self._deadline:
-                raise RunFailed(self._failure) from error
+                raise RunFailed(f"no coordinator at {self._coordinator}") from error
             if self._retry_at == 0.0:
-                self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
+                log.info("waiting for a coordinator at %s (%s)", self._coordinator, error)
             self._retry_at = time.monotonic() + RETRY_S
             return
-        self._say(f"has joined {self._coordinator}")
+        log.info("has joined %s", self._coordinator)
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
@@ -201,42 +180,24 @@ class Worker:
         if error is not None:  # it would come again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
-        lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
-        self._failure = f"{lost}: this worker's nodes have ended"
-        self._say("the coordinator is out of reach; nodes go on")
-
-    # --- what it is told
+        log.info("the coordinator is out of reach; nodes go on")
 
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
-            case File():
-                self._keep(message)
+            case File(path=path, data=data):
+                (self._path / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._path / path).write_bytes(data)
             case Job():
                 self._prepare(message)
             case Finish(reason=reason):
                 self._over = reason
-            case Tell(rank=rank, message=protocol.Go() as go):
-                self._do(Tell(rank, structs.replace(go, start=go.start + self._offset)))
-            case protocol.Listen() | protocol.Addresses() | protocol.Fork() | Tell() | protocol.Signal():
-                self._do(message)
-
-    def _do(self, command: protocol.ToPool) -> None:
-        if self._pool is not None:
-            self._pool.do(command)
-
-    def _keep(self, file: File) -> None:
-        name = f"node-{file.rank}.safetensors"
-        match file.kind:
-            case "experiment":
-                path = self._path / "files" / Path(file.name).name
-            case "manifest":
-                path = self._path / "checkpoints" / str(file.number) / "manifest.json"
-            case "checkpoint":
-                path = self._path / "checkpoints" / str(file.number) / name
-            case _:
-                path = self._path / "restart" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.data)
+            case protocol.Acknowledge():
+                pass
+            case _ if self._pool is not None:
+                if isinstance(message, Tell) and isinstance(message.message, protocol.Go):
+                    start = message.message.start + self._offset
+                    message = Tell(message.rank, structs.replace(message.message, start=start))
+                self._pool.do(message)
 
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
@@ -253,11 +214,9 @@ class Worker:
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return
-        stage = Stage(setup)
+        stage, folder, layout = Stage(setup), RunFolder.open(self._path), setup.layout
         stage.warm_up()
-        folder = self._folder = RunFolder.open(self._path)
-        nodes, layout = setup.experiment.nodes, setup.layout
-        self._models = SharedModels(self._memory, nodes, layout.size, layout.buffer_size)
+        self._models = SharedModels(self._memory, setup.experiment.nodes, layout.size, layout.buffer_size)
         assert self._address is not None
         cut, selector = newest(folder.checkpoints), self._selector
         self._pool = ProcessPool(
@@ -265,28 +224,28 @@ class Worker:
         )
         self._session.send(protocol.Ready())
 
-    # --- what nodes say
-
     def _relay(self, event: protocol.FromPool) -> None:
-        """Pass on what happens, after the files and models that belong to it."""
-        if isinstance(event, Said):
-            self._send_files(event.rank, event.message)
-        self._session.send(event)
+        """Pass on what happens, with the files and the model that belong to it."""
+        self._session.send(self._complete(event) if isinstance(event, Said) else event)
 
-    def _send_files(self, rank: int, message: protocol.FromProcess) -> None:
-        send, folder = self._session.send, self._folder
-        match message:
+    def _complete(self, said: Said) -> Said:
+        rank, file, model = said.rank, f"node-{said.rank}.safetensors", None
+        timeline = {f"segments/timeline-{rank}-{said.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
+        paths: dict[str, str] = {}  # there, and here
+        match said.message:
             case protocol.Row(slot=int(slot)):
-                send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
-            case protocol.Saved(number=None):
-                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
-            case protocol.Saved(number=int(number), error=None):
-                path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
-                send(File("checkpoint", rank, number, path.read_bytes()))
-                path.unlink()
+                model = slot, self._models.read_bytes(slot, rank)
             case protocol.Final():
-                send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
-        timeline = folder.segments / f"timeline-{rank}.jsonl"
-        if isinstance(message, protocol.Final | protocol.Exited) and timeline.exists():
-            send(File("timeline", rank, 0, timeline.read_bytes()))
-            timeline.unlink()
+                model, paths = (FINAL, self._models.read_bytes(FINAL, rank)), timeline
+            case protocol.Exited():
+                paths = timeline
+            case protocol.Saved(number=None):
+                paths = {f"restart/{file}": f"restart/{file}"}
+            case protocol.Saved(number=int(number), error=None):
+                paths = {f"checkpoints/{number}/{file}": f"checkpoints/{number}/{file}"}
+        files = {}
+        for there, here in paths.items():
+            if (path := self._path / here).exists():
+                files[there] = path.read_bytes()
+                path.unlink()
+        return structs.replace(said, files=files, model=model)
