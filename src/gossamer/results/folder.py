@@ -38,14 +38,7 @@ if TYPE_CHECKING:
 Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
-_RECORD = (
-    "experiment.yaml",
-    "environment.json",
-    "setup.json",
-    "*.parquet",
-    "*.safetensors",
-    "segments/*.jsonl",
-)
+_RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetensors", "segments/*.jsonl")
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
@@ -94,7 +87,9 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an existing run; anything else is bad input."""
         if not (path / "experiment.yaml").is_file():
-            raise BadInput(f"{path}: not a run (it has no experiment.yaml); accepted: <out>/<name>/<id>")
+            raise BadInput(
+                f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
+            )
         return cls(path)
 
     @property
