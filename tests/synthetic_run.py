@@ -8,6 +8,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import polars as pl
 import torch
 import yaml
 
@@ -15,6 +16,7 @@ from gossamer.randomness import generator
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
+from gossamer.results.tidy import curves
 
 PARAMETERS = 50
 CLASSES = 10
@@ -184,3 +186,8 @@ def timed(
     compact(folder)
     folder.write_status("done")
     return Run(folder.path)
+
+
+def summary(run: Run, metric: str, *, network: bool = False) -> pl.DataFrame:
+    """The curve of one metric."""
+    return curves(run, [metric], network=network)

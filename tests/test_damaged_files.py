@@ -135,21 +135,16 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("metrics.parquet", replaced("metrics.parquet", "PAR1")),
     ("metrics.parquet", linked("metrics.parquet", "/dev/zero")),
     ("metrics.parquet", linked("metrics.parquet", "/etc/passwd")),
-    ("metrics.parquet", rewritten("metrics.parquet", "time_s", 1e300)),
     ("metrics.parquet", rewritten("metrics.parquet", "node", "many")),
     ("metrics.parquet", rewritten("metrics.parquet", "round", None)),
-    ("metrics.parquet", rewritten("metrics.parquet", "more", [1])),
     ("events.parquet", fifo("events.parquet")),
     ("setup.json", replaced("setup.json", "[" * 100_000 + "]" * 100_000)),
     ("setup.json", replaced("setup.json", '{"a": ' * 100_000 + "}" * 100_000)),
     ("setup.json", cut_short("setup.json")),
     ("setup.json", edited("setup.json", nodes="many")),
     ("setup.json", edited("setup.json", nodes=10**12)),
-    ("setup.json", edited("setup.json", samples=[1])),
     ("setup.json", edited("setup.json", samples=3)),
-    ("setup.json", edited("setup.json", graphs={"0": [[0, 7]]})),
     ("setup.json", edited("setup.json", graphs={"first": [[0, 1]]})),
-    ("status.json", edited("status.json", wall_s=1e300)),
     ("status.json", edited("status.json", run="another")),
     ("status.json", replaced("status.json", "[]")),
     ("environment.json", edited("environment.json", numerics=3)),
@@ -264,19 +259,6 @@ def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> N
 # --- rows
 
 
-@pytest.mark.parametrize("kind", ["metrics", "events", "graphs"])
-def test_a_missing_segment_is_said_in_every_command(
-    cli: Cli, killed: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert cli("verify", str(killed))[0] == 0
-    path = killed / "segments" / f"{kind}-0.jsonl"
-    path.unlink()
-    said = f"{path}: missing, and its rows with it"
-    assert cli("report", str(killed), "--quiet")[0] == 0
-    assert said in caplog.text
-    assert cli("verify", str(killed), "--quiet") == (1, f"{said}\n", "")
-
-
 @pytest.mark.parametrize("damage", ["missing", "changed", "swapped", "torn", "of another run"])
 def test_rows_in_the_middle_of_a_segment_prove_themselves(cli: Cli, killed: Path, damage: str) -> None:
     path = killed / "segments" / "metrics-0.jsonl"
@@ -318,29 +300,6 @@ def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name:
         ended, out, err = cli(command, str(folder))
         assert ended == code
         assert f"{name}: No such file or directory; accepted: what status.json lists" in out + err
-
-
-RESULTS = ("metrics.parquet", "models.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("gone", "status", "said"),
-    [
-        (("status.json", *RESULTS), None, "its results are missing"),
-        (RESULTS, '{"status": "done"}', "status.json: no run, no files"),
-        ((), "{}", "status.json: no run, no status, no files"),
-    ],
-)
-def test_a_run_without_its_results_is_not_whole(
-    cli: Cli, folder: Path, gone: tuple[str, ...], status: str | None, said: str
-) -> None:
-    for name in gone:
-        (folder / name).unlink()
-    if status is not None:
-        (folder / "status.json").write_text(status)
-    code, out, _ = cli("verify", str(folder))
-    assert code == 1
-    assert said in out
 
 
 @pytest.mark.timeout(60)

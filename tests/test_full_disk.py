@@ -160,16 +160,6 @@ def test_a_status_needs_no_space_that_is_not_reserved(disk: Disk) -> None:
     assert len(run.error) == 2000
 
 
-def test_a_tracker_without_space_says_one_line(disk: Disk, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    folder = disk("size=4k")
-    tracker = f"trackers=[{{name: tensorboard, folder: {folder}}}]"
-    ended = begin(tmp_path, tmp_path / "runs", "simulate", tracker)
-    assert ended.code == 0, ended.said
-    assert "Traceback" not in ended.said
-    assert "tracker 'tensorboard' failed and is dropped: OSError: [Errno 28] No space" in ended.said
-
-
 def test_a_sweep_on_a_full_disk_ends_in_one_line(disk: Disk, tmp_path: Path) -> None:
     out = disk("size=48k")
     file = tmp_path / "sweep.yaml"

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 from gossamer import BadInput, Experiment, Run, run
 from gossamer.config.registry import find
-from gossamer.progress import Silent, _NotebookBar
+from gossamer.progress import Bar, Silent
 from gossamer.runtime.recording import NETWORK
 
 MINE = """
@@ -66,23 +66,16 @@ def test_a_run_that_fails_leaves_the_outer_loop_as_it_was(tmp_path: Path) -> Non
     asyncio.run(inside())
 
 
-def executed(folder: Path, *cells: str) -> tuple[list[Any], list[str]]:
-    """The outputs of each cell in a fresh kernel, and the HTML of every update of a display."""
-    updates: list[str] = []
-
-    class Client(NotebookClient):
-        def process_message(self, msg: Any, *where: Any) -> Any:
-            if msg["msg_type"] == "update_display_data":
-                updates.append(msg["content"]["data"]["text/html"])
-            return super().process_message(msg, *where)
-
+def executed(folder: Path, *cells: str) -> list[Any]:
+    """The outputs of each cell in a fresh kernel."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    Client(book, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": folder}}).execute()
-    return [cell.outputs for cell in book.cells], updates
+    where = {"metadata": {"path": folder}}
+    NotebookClient(book, kernel_name="python3", allow_errors=True, resources=where).execute()
+    return [cell.outputs for cell in book.cells]
 
 
 def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
-    outputs, updates = executed(
+    outputs = executed(
         tmp_path,
         MINE,
         f"from gossamer import Experiment, run\nmine = Experiment(algorithm=Mine, **{FIELDS})",
@@ -93,10 +86,9 @@ def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
         "import asyncio\nawait asyncio.sleep(0)\n_ = run(mine)",
     )
     assert outputs[:2] == [[], []]
-    display, result = outputs[2]
-    assert display.data["text/html"] == ""  # when the run is over, its result takes the place of the bar
+    *lines, result = outputs[2]
     assert "<td style" in result.data["text/html"]
-    assert any('<progress value="1.000">' in html and "round 4/4" in html for html in updates)
+    assert any("round 4/4" in line.text for line in lines)
     assert "image/png" in outputs[3][0].data
     assert outputs[4][0].text.split()[-1] == "False"
     assert outputs[5][-1].ename == "BadInput"
@@ -104,26 +96,21 @@ def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
         "algorithm '__main__:Mine' is defined in a notebook or at a prompt, which other processes can't import;"
         " accepted: a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
     )
-    assert [each.output_type for each in outputs[6]] == ["display_data"]
+    assert {each.output_type for each in outputs[6]} == {"stream"}
 
 
-def test_a_bar_keeps_what_was_said_and_quotes_it() -> None:
-    shown: list[str] = []
-    experiment = Experiment(name="a", algorithm="d-psgd", **FIELDS)  # type: ignore[arg-type]
-    bar = _NotebookBar(experiment, shown.append)
+def test_a_bar_says_how_far_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar(Experiment(name="a", algorithm="d-psgd", **FIELDS))  # type: ignore[arg-type]
     bar.start({"nodes": 3, "parameters": 3})
-    assert "3 nodes, 3 parameters each" in shown[-1]
-    bar.say("<b> & more")
+    assert capsys.readouterr().err.endswith("\r3 nodes, 3 parameters each")
     row = {"round": 2, "moment": "round", "time_s": 1.0, "wall_s": 1.0, "consensus_distance": 0.0}
     bar.row({**row, "node": 0, "bytes_sent": 500, "test_loss": 0.25})
     bar.row({**row, "node": NETWORK})
     bar.progress(6, 1.0)
-    assert shown[-1] == (
-        '&lt;b&gt; &amp; more<br>a <progress value="0.500"></progress>'
-        " round 2/4 · virtual time 1.0 s · test loss 0.2500 · 500 B sent · 1 s left"
-    )
-    bar.end()
-    assert shown[-1] == "&lt;b&gt; &amp; more"
+    line = f"{'█' * 10}{'░' * 10}  round 2/4  virtual time 1 s  1 s left  test loss 0.2500"
+    assert capsys.readouterr().err.endswith(f"\r{line}")
+    bar.say("and more")
+    assert capsys.readouterr().err.endswith(f"\rand more\n\r{' ' * 79}\r{line}")
 
 
 SCRIPT = f"""{MINE}

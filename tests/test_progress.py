@@ -50,52 +50,18 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
     }
 
 
-def test_an_instant_of_the_grid_that_is_also_the_end_has_one_line() -> None:
-    said, lines = tally({"time_s": 2}), []
-    for moment in ("tick 4", "end"):
-        said.add(row(0, 5, moment, test_accuracy=0.5))
-        lines.append(said.add(row(NETWORK, 5, moment, consensus_distance=0.25)))
-    assert [line is None for line in lines] == [False, True]
-
-
 @pytest.mark.parametrize(("moment", "rounds"), [("round", [5, 5]), ("tick 3", [7, 5]), ("end", [7, 5])])
-def test_a_line_summarizes_all_nodes_at_one_evaluation_point(moment: str, rounds: list[int]) -> None:
-    said = tally({"rounds": 10})
-    assert said.add(row(0, rounds[0], moment, test_accuracy=0.5)) is None
-    assert said.add(row(1, 5, "tick 4", test_accuracy=0.0)) is None  # belongs to a later line
-    assert said.add(row(1, rounds[1], moment, test_accuracy=0.7, train_loss=1.0)) is None
-    line = said.add(row(NETWORK, 5, moment, consensus_distance=0.25))
-    assert line is not None
-    assert line.startswith(
+def test_a_line_summarizes_all_nodes_at_one_evaluation_point(
+    moment: str, rounds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Lines(described({"rounds": 10}))
+    lines.row(row(0, rounds[0], moment, test_accuracy=0.5))
+    lines.row(row(1, 5, "tick 4", test_accuracy=0.0))  # belongs to a later line
+    lines.row(row(1, rounds[1], moment, test_accuracy=0.7, train_loss=1.0))
+    assert capsys.readouterr().err == ""
+    lines.row(row(NETWORK, 5, moment, consensus_distance=0.25))
+    sent = "5 MB" if moment == "round" else "6 MB"
+    assert capsys.readouterr().err == (
         "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
-    )
-
-
-def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = [0.0]
-    lines = Lines(described({"rounds": 1000}), seconds=lambda: seconds[-1])
-
-    def printed(at: float, rounds: int, time_s: float) -> list[str]:
-        capsys.readouterr()
-        seconds.append(at)
-        lines.progress(rounds, time_s)
-        return capsys.readouterr().err.splitlines()
-
-    seconds.append(100.0)  # for loading the data
-    lines.start({"nodes": 4, "parameters": 10})
-    assert printed(109.9, 0, 0.0) == []
-    said = "no round completed yet  virtual time 0.25 s  running for 10 s"
-    assert printed(110.0, 0, 0.25) == [said]
-    assert printed(129.9, 0, 0.25) == []  # twice as long after each
-    said = "7 of 4,000 rounds of all nodes  virtual time 0.5 s  running for 30 s"
-    assert printed(130.0, 7, 0.5) == [said]
-    seconds.append(140.0)
-    lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
-    assert printed(179.9, 21, 2.5) == []  # that was a line
-    assert len(printed(180.0, 21, 2.5)) == 1
-
-
-def test_a_run_that_ends_by_time_has_no_last_round() -> None:
-    assert tally({"time_s": 8}).so_far(1234, 2.0, 61.6) == (
-        "1,234 rounds of all nodes  virtual time 2 s  running for 62 s"
+        f"  consensus distance 0.25  {sent} sent\n"
     )

@@ -18,13 +18,11 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
         json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
         for s in (1, 2)
     ]
-    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures", "--csv", "csv")
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--figures", "figures")
     assert code == 0
-    assert out.split()[-3:] == ["both.html", "figures", "csv"]
+    assert out.split()[-2:] == ["both.html", "figures"]
     assert (tmp_path / "both.html").stat().st_size < 200_000
     assert list((tmp_path / "figures").glob("*.pdf"))
-    assert (tmp_path / "figures/captions.md").exists()
-    assert list((tmp_path / "csv").glob("*.csv"))
 
 
 def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
@@ -57,7 +55,7 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
     _, there, never = [line for line in lines if line[0] == "d-psgd"]
     assert there == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
-    assert never[:3] == ["d-psgd", "0/2", "> 0.04 s"]
+    assert never[:3] == ["d-psgd", "0/2", "–"]
     assert out.splitlines()[-2:] == ["all.html", "all-comparison.csv"]
     assert 'id="comparison"' in (tmp_path / "all.html").read_text()
     said = json.loads(cli(*asked, "--json")[1])
@@ -70,8 +68,6 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
         ("local", "time_s to test_loss=0", 0),
     ]
     assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == said["table"]
-    by_seed = json.loads(cli(*asked[:4], "--group-by", "seed", "--json")[1])["table"]
-    assert [(row["group"], row["runs"]) for row in by_seed][:2] == [("seed 1", 2), ("seed 2", 2)]
 
 
 def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> None:
@@ -104,11 +100,7 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
             "--time-to test_los: no run has recorded it (did you mean 'test_loss'?)",
         ),
         (("--area", "test_los"), "--area test_los: no run has recorded it (did you mean 'test_loss'?)"),
-        (("--timeline", "t.svg"), "no timeline was recorded"),
-        (("--window", "1:2"), "no timeline was recorded"),
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
-        (("--animate", "test_los"), "have not recorded it (did you mean 'test_loss'?)"),
-        (("--group-by", "sead"), "--group-by sead: no run has it (did you mean 'seed'?)"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
@@ -119,19 +111,6 @@ def test_what_cannot_be_reported_is_one_line(
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert said in err
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_part_of_the_timeline_is_chosen(cli: Cli, tmp_path: Path) -> None:
-    timeline = ("--set", "evaluation.timeline={to_s: 1}")
-    assert cli("run", "small.yaml", "--quiet", "--no-report", *timeline)[0] == 0
-    assert cli("report", "runs", "--window", "0.01:0.02", "--nodes", "1", "--timeline", "t.svg")[0] == 0
-    whole = cli("report", "runs", "--timeline", "whole.svg", "--out", "whole.html")
-    assert whole[0] == 0
-    assert (tmp_path / "t.svg").stat().st_size < (tmp_path / "whole.svg").stat().st_size
-    for option, value in (("--window", "2:3"), ("--nodes", "99")):
-        code, out, err = cli("report", "runs", option, value)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert f"{option} {value}: accepted: " in err
 
 
 SWEEP = """
@@ -177,11 +156,3 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
         for measure in ("ood_accuracy", "area ood_accuracy")
         for group, pairs in (("uniform", 0), ("degree", 2))
     ]
-
-
-def test_an_animation_is_written_next_to_the_page(cli: Cli, tmp_path: Path) -> None:
-    assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
-    asked = ("report", "runs", "--animate", "test_loss", "--out", "page.html")
-    assert cli(*asked)[:2] == (0, "page.html\npage-test-loss.gif\n")
-    assert (tmp_path / "page-test-loss.gif").read_bytes().startswith(b"GIF89a")
-    assert json.loads(cli(*asked, "--json")[1])["animation"] == "page-test-loss.gif"

@@ -74,7 +74,7 @@ def test_the_copy_of_an_algorithm_gives_its_bits(
     monkeypatch.syspath_prepend(tmp_path / "study")
     sys.modules.pop("algorithm", None)
     file = tmp_path / "study" / "experiment.yaml"
-    quick = ["stop.rounds=3", "evaluation.every_rounds=3", "engine.trainer=sequential", "engine.workers=1"]
+    quick = ["stop.rounds=2", "evaluation.every_rounds=2", "engine.trainer=sequential", "engine.workers=1"]
     copied = Experiment.load(file, quick)
     assert type(copied.algorithm).__module__ == "algorithm"
     builtin = copied.override(algorithm={**copied.algorithm.spec(), "name": name})

@@ -13,6 +13,7 @@ from gossamer import Experiment, Run
 from gossamer.api import Silent
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.tidy import final_summary
+from gossamer.runtime.recording import EARLY
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -70,7 +71,7 @@ def test_the_models_of_the_end_are_judged_and_that_it_came_early_is_said(
     for engine in ENGINES:
         listening = Listening()
         run = play(tmp_path, engine, listening, {"rounds": ROUNDS}, counted=counted)
-        text = f"all nodes returned after {3 * counted} of 10 rounds (stop.rounds; node.rounds() counts them)"
+        text = EARLY
         assert early(run) == [text]
         assert listening.said.count(text) == 1
         ends = check_end(run)
@@ -90,7 +91,7 @@ def test_nodes_that_have_completed_their_rounds_are_on_record_with_the_one_that_
 ) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=1)
     assert check_end(run)["round"].to_list() == [3, *[ROUNDS] * 3]
-    assert early(run) == ["node 0 returned after 3 of 10 rounds (stop.rounds; node.rounds() counts them)"]
+    assert early(run) == [EARLY]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

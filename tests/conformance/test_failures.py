@@ -97,7 +97,7 @@ def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: 
 
 def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "return"}
-    with pytest.raises(RunFailed, match=f"node {VICTIM} has returned after {AT} rounds$"):
+    with pytest.raises(RunFailed, match=f"node {VICTIM} returned after {AT} rounds$"):
         play(tmp_path, algorithm=algorithm, engine={"name": "simulate"})
 
 

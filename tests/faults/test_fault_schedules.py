@@ -156,7 +156,7 @@ def test_absences_that_the_experiment_does_not_tolerate_are_refused(
 
 def test_losses_without_a_timeout_are_refused() -> None:
     said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
-    assert said == "gather.timeout_s: null, and faults lose messages; accepted: seconds"
+    assert said == "gather.timeout_s: null, and messages are lost; accepted: seconds"
     assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
         "faults: messages are lost, for sgp"
     )

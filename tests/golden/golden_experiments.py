@@ -19,17 +19,14 @@ UNUSED: dict[str, set[str]] = {
     "poison": {"text-trigger"},
     "model": {
         *(
-            "causal-lm",
             "celeba-cnn",
-            "cnn6",
-            "convnet",
             "gpt2",
             "leaf-cnn",
             "lenet5",
             "lstm",
             "matrix-factorization",
         ),
-        *("mobilenet", "next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn", "vit"),
+        *("next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn"),
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }

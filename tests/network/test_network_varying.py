@@ -153,7 +153,6 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
             {"base": {"name": "star", "uplink_mbps": [1, 2]}},
             r"network\.base\.uplink_mbps: 2 values for 3 nodes",
         ),
-        ({"base": "uniform"}, r"network\.base: nodes without limits; accepted: bandwidths"),
         ({"rate_changes": []}, r"network\.rate_changes: got \[\]"),
         ({"rate_changes": changes((1, 1, (3,)))}, r"network\.rate_changes\.0\.ranks: node 3 of 3 nodes"),
         ({"rate_changes": changes((1, 0, None))}, r"network\.rate_changes\.0\.factor: got 0"),

@@ -11,7 +11,6 @@ import torch
 
 from gossamer import Node, Run
 from gossamer.errors import BadInput
-from gossamer.runtime.recording import Spent, Usage
 from scenario import MBPS, experiment, play
 
 BYTE_S = 1e-6
@@ -89,20 +88,6 @@ def test_a_downlink_is_used_by_what_came_in_until_then(tmp_path: Path, sharing: 
     shares = [each["downlink_share"] for each in rows]
     assert shares == [None, pytest.approx(first, abs=1e-6), 0.0, pytest.approx(2.0 / 2, abs=1e-6)]
     assert [row(run, 1, r)["uplink_share"] for r in (1, 2, 3)] == [0.0, 0.0, 0.0]
-
-
-def test_links_may_count_anew_where_a_run_goes_on() -> None:
-    """The links of a real process count since it began, its computations since the run did."""
-    usage = Usage()
-    usage.shares(10.0, Spent(4.0, 6.0, 2.0))
-    saved = usage.saved(since=Spent(0.0, 7.0, 2.5))  # at 11 s, say
-    again = Usage()
-    again.restore(saved)
-    assert again.shares(14.0, Spent(5.0, 1.0, 0.5)) == {
-        "idle_share": pytest.approx(3 / 4),
-        "uplink_share": pytest.approx(2 / 4),
-        "downlink_share": pytest.approx(1 / 4),
-    }
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])

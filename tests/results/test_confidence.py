@@ -79,7 +79,7 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     draws = rng.normal(3.0, 2.0, size=(2000, 4))
     held = 0
     for draw in draws:
-        found = confidence(draw)
+        found = confidence(draw.tolist())
         assert found is not None
         assert found.half_width is not None
         held += abs(found.mean - 3.0) <= found.half_width

@@ -61,11 +61,13 @@ def test_models_are_written_without_padding_as_float32(tmp_path: Path) -> None:
     folder = create(tmp_path)
     padded = torch.arange(32, dtype=torch.float64).reshape(2, 16)
     folder.write_models(padded[:, :5], torch.tensor([[1], [2]]))
-    read = load_file(folder.models)
+    read = load_file(folder.path / "models.safetensors")
     assert read["parameters"].dtype == torch.float32
     assert read["parameters"].tolist() == [[0, 1, 2, 3, 4], [16, 17, 18, 19, 20]]
     assert read["buffers"].tolist() == [[1], [2]]
-    assert folder.models.stat().st_mode == (folder.path / "experiment.yaml").stat().st_mode
+    assert (folder.path / "models.safetensors").stat().st_mode == (
+        folder.path / "experiment.yaml"
+    ).stat().st_mode
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

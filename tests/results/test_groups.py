@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import Group, group_curve, groups, several
-from gossamer.results.run import Run, labels
+from gossamer.results.groups import Group, group_curve, groups, labels, several
+from gossamer.results.run import Run
 from synthetic_run import timed
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]
@@ -62,7 +61,9 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
     ]
     networks = [{"name": "uniform", "bandwidth_mbps": rate, "latency_s": rate / 10} for rate in (1, 2)]
     both = [run(tmp_path, seed, network=network) for seed in (1, 2) for network in networks]
-    assert [group.label for group in groups(both)] == ["bandwidth_mbps 1", "bandwidth_mbps 2"]
+    assert [group.label for group in groups(both)] == [
+        f"bandwidth_mbps {rate}, latency_s {rate / 10}" for rate in (1, 2)
+    ]
     assert [group.label for group in groups(both[::2])] == ["timed"]
     older = run(tmp_path, 1)  # of a time when there was no such field
     assert [group.label for group in groups([older, run(tmp_path, 1, batch_size=8)])] == [
@@ -73,22 +74,6 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
         "–",
         "digits",
     ]
-
-
-def test_a_field_can_say_what_belongs_together(tmp_path: Path) -> None:
-    runs = [
-        run(tmp_path, 1, algorithm=algorithm, batch_size=size)
-        for algorithm in (divshare(), divshare(fragments=1), {"name": "d-psgd"})
-        for size in (8, 16)
-    ]
-    by_name = groups(runs, ["algorithm.name"])
-    assert [(group.label, len(group.runs)) for group in by_name] == [("divshare", 4), ("d-psgd", 2)]
-    by_both = groups(runs, ["algorithm.name", "batch_size"])
-    assert [group.label for group in by_both][:2] == ["divshare, batch_size 8", "divshare, batch_size 16"]
-    by_part = groups(runs, ["algorithm"])
-    assert [len(group.runs) for group in by_part] == [2, 2, 2]
-    with pytest.raises(BadInput, match=r"--group-by algoritm.name: .*did you mean 'algorithm.name'"):
-        groups(runs, ["algoritm.name"])
 
 
 def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
@@ -104,11 +89,6 @@ def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
         "batch_size 8",
         "batch_size 16",
         "batch_size 32",
-    ]
-    by_field = groups(runs, ["batch_size"])
-    assert [(group.label, group.labels) for group in by_field] == [
-        ("batch_size 8", {}),
-        ("batch_size 16", {}),
     ]
 
 
@@ -170,9 +150,6 @@ def test_of_repeated_runs_of_a_seed_the_newest_that_is_done_is_a_sample(tmp_path
     table = group_curve(group, "test_accuracy")
     assert table.select("mean", "count").rows() == [(pytest.approx(0.5), 3)]
     assert table["half"].to_list() == pytest.approx([0.2 * 4.302653 / math.sqrt(3)])
-    # Runs of one seed that differ in what --group-by left out are no repetitions.
-    [together] = groups([first, recorded(1, 0.1, batch_size=8)], ["seed"])
-    assert len(together.samples) == 2
 
 
 def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:

@@ -14,9 +14,9 @@ import torch
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.run import Run, labels, load_run, load_runs, model_of
-from gossamer.results.tidy import summary
-from synthetic_run import PARAMETERS, synthetic
+from gossamer.results.groups import labels
+from gossamer.results.run import Run, load_run, load_runs, model_of
+from synthetic_run import PARAMETERS, summary, synthetic
 
 
 def test_a_run_is_read_back(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert run.metrics.height == 14
     assert run.parameters is not None
     assert run.parameters.shape == (6, PARAMETERS)
-    assert run.parameter_count == PARAMETERS
+    assert run.setup["parameters"] == PARAMETERS
     assert run.virtual
 
 
@@ -44,7 +44,7 @@ def test_a_killed_run_is_read_from_its_segments(tmp_path: Path) -> None:
     assert killed.metrics.equals(done.metrics)
     assert killed.events.equals(done.events)
     assert killed.parameters is None
-    assert killed.parameter_count == PARAMETERS  # as set up
+    assert killed.setup["parameters"] == PARAMETERS  # as set up
     assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # the last row's
 
 
@@ -65,7 +65,9 @@ def test_a_folder_stands_for_its_only_run(tmp_path: Path) -> None:
     first = synthetic(tmp_path, name="b", nodes=1, rounds=(0,))
     assert load_run(tmp_path / "b") == load_run(str(tmp_path)) == first
     second = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
-    with pytest.raises(BadInput, match=rf": 2 runs; accepted: one of them: b/{first.id}, a/{second.id}$"):
+    with pytest.raises(
+        BadInput, match=rf": 2 runs; accepted: one of them, such as b/{first.id}, a/{second.id}$"
+    ):
         load_run(tmp_path)
     assert load_run(tmp_path / "b") == first
 
@@ -127,7 +129,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere: no such folder"):
         load_run(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"empty: not a run: neither it nor a folder"):
+    with pytest.raises(BadInput, match=r"empty: not a run: no experiment.yaml in it"):
         load_run(tmp_path / "empty")
 
 
@@ -167,10 +169,9 @@ def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
         made("y", 1, "jwins"),
     )
     assert labels([a1]) == ["x"]  # type: ignore[list-item]
-    assert labels([a1, other]) == ["x", "y"]  # type: ignore[list-item]
+    assert labels([a1, other]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
     assert labels([a1, b1]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
-    assert labels([a1, a2]) == ["seed 1", "seed 2"]  # type: ignore[list-item]
-    assert labels([a1, b1, other]) == ["x (d-psgd)", "x (jwins)", "y"]  # type: ignore[list-item]
+    assert labels([a1, a2]) == ["x, seed 1", "x, seed 2"]  # type: ignore[list-item]
     assert labels([a1, a2, b1, b2])[3] == "jwins, seed 2"  # type: ignore[list-item]
 
 

@@ -10,5 +10,5 @@ def test_nodes_that_wait_for_the_same_are_named_together() -> None:
     named = ", ".join(map(str, range(16)))
     assert describe_waits(waits, {21: 3}) == (
         f"nodes {named} and 4 more for tag 'never' from anyone; node 20 for tag 'm' from ranks [1];"
-        " node 21 has returned after 3 rounds"
+        " node 21 returned after 3 rounds"
     )

@@ -111,13 +111,13 @@ def test_a_file_of_named_tensors(tmp_path: Path) -> None:
         ({"from": "text"}, "text: .*; accepted: safetensors"),
         (
             {"from": "less"},
-            r"less lacks last.weight; accepted: the names of task.model, last.bias, last.weight, ",
+            r"less has .*; accepted: the names of task.model, last.bias, last.weight, ",
         ),
-        ({"from": "more"}, "more has other; accepted"),
+        ({"from": "more"}, "more has .*other; accepted"),
         ({"from": "wide"}, r"'last.weight' has the shape \[1, 4\]; accepted: \[1, 3\], as in task.model"),
         (
             {"from": "whole", "rank": 1},
-            r"initial.rank: 1, with .*whole; accepted: null, since it has one model",
+            r"initial.rank: 1, with one model in .*whole; accepted: null",
         ),
         (
             {"from": "whole", "crc32": "00000000"},

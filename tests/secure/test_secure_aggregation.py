@@ -704,7 +704,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a codec": ({"codec": "float16"}, "codec float16 is not"),
     "own coordinates": ({"codec": {"name": "random-k", "fraction": 0.1}}, "codec random-k is not"),
     "a chain": ({"codec": [COMMON, "float16"]}, "codec chain is not"),
-    "one sender": ({"topology": {"name": "star"}}, "node 1 has one sender"),
+    "one sender": ({"topology": {"name": "star"}}, "a node has one sender"),
     "no bits left": ({"secure_aggregation": {"fraction_bits": 30}}, "fraction_bits of at most 28"),
     "a weight of zero": (
         {
@@ -771,7 +771,7 @@ class Plain(Mixing):
 
 @pytest.mark.parametrize("payload", ["vector", "list"])
 def test_nothing_but_models_is_sent(tmp_path: Path, payload: str) -> None:
-    with pytest.raises(RunFailed, match=r"node \d sends a (Tensor|list); accepted: a Model, alone"):
+    with pytest.raises(RunFailed, match=r"node \d sends a (Tensor|list); accepted: a Model"):
         gossamer.run(described(algorithm=Plain(payload=payload)), tmp_path)
 
 

@@ -105,7 +105,6 @@ def test_cifar100_has_the_fine_labels_of_its_files(tmp_path, monkeypatch):
 
     task = Few().load(tmp_path, 1)
     assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100
-    assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
     assert task.train[1].tolist() == [99, 0, 3, 50, 7, 11]
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 * 2 - 1
     torch.testing.assert_close(task.train[0], expected.float())

@@ -225,7 +225,12 @@ def test_what_is_left_out_is_logged(caplog):
             "nodes: 3 for 2 owners, with partition natural; accepted: at most 2",
         ),
         (Sizes(fractions=(0.5, 0.5)), regression(), 3, "partition.fractions: 2 for 3 nodes"),
-        (Sizes(fractions=(0.99, 0.01)), regression(), 2, "partition 'sizes': node 1 gets no sample"),
+        (
+            Sizes(fractions=(0.99, 0.01)),
+            regression(),
+            2,
+            "partition 'sizes': 2 parts for 2 nodes, the smallest of 0 samples",
+        ),
     ],
 )
 def test_impossible_requests_are_refused_at_once(partition, task, nodes, message):
@@ -257,11 +262,11 @@ def test_parameters_that_do_not_fit_are_refused(name, parameters, message):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([[0, 1], [1, 2]], "sample 1 is given out 2 times; accepted: once"),
-        ([[0, 1], [2, 10]], "samples from 0 to 10; accepted: 0 to 9"),
-        ([[-1, 1], [2]], "samples from -1 to 2; accepted: 0 to 9"),
-        ([[0, 1]], "1 parts for 2 nodes; accepted: one a node"),
-        ([[0, 1], []], "node 1 gets no sample"),
+        ([[0, 1], [1, 2]], "samples that do not exist, or that two nodes have"),
+        ([[0, 1], [2, 10]], "accepted: 0 to 9, each once"),
+        ([[-1, 1], [2]], "accepted: 0 to 9, each once"),
+        ([[0, 1]], "1 parts for 2 nodes, the smallest of 2 samples; accepted: one a node"),
+        ([[0, 1], []], "2 parts for 2 nodes, the smallest of 0 samples"),
     ],
 )
 def test_a_users_partition_is_checked(parts, message):

@@ -19,8 +19,9 @@ from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, GradientJob, SequentialTrainer
 from gossamer.tasks import Shakespeare, Task
+from gossamer.tasks.leaf import CLASSES, LENGTH
+from gossamer.tasks.leaf import TEXT_CHARACTERS as CHARACTERS
 from gossamer.tasks.models import CharacterLSTM
-from gossamer.tasks.shakespeare import CHARACTERS, CLASSES, LENGTH
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no real data sets")

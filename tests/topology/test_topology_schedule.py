@@ -246,7 +246,7 @@ def test_errors_in_a_layer_name_the_layer() -> None:
     assert str(raised.value) == "topology.layers.far.degree: 9 for 6 nodes; accepted: a number from 0 to 5"
     loose = {"name": "layers", "layers": {"near": "ring", "far": {"name": "erdos-renyi", "p": 0.0}}}
     with pytest.raises(
-        BadInput, match=r"^topology.layers.far: 6 .* or topology.layers.far.allow_disconnected: true"
+        BadInput, match=r"^topology.layers.far: .* or topology.layers.far.allow_disconnected: true"
     ):
         schedule(loose, 6).check()
     loose["layers"]["far"]["allow_disconnected"] = True  # type: ignore[index]
@@ -261,7 +261,7 @@ def test_user_defined_topologies() -> None:
     drifting = TopologySchedule(Drifting(), 5, 0)
     assert [drifting.graph(round).degree(round % 5) for round in range(10)] == [4] * 10
     assert drifting.neighbors(0, 3) == (3,)
-    with pytest.raises(BadInput, match="drew 2 nodes; accepted: 3"):
+    with pytest.raises(BadInput, match="gives a graph of 2 nodes; accepted: 3"):
         TopologySchedule(Small(), 3, 0).check()
 
 
@@ -275,11 +275,6 @@ def test_a_function_gives_a_topology() -> None:
     assert schedule({"name": f"{__name__}:make_ring", "extra": 2}, 4).neighbors(0, 0) == (2,)
     with pytest.raises(BadInput, match=r"topology: .*:not_a_topology gives int; accepted: Topology"):
         schedule(f"{__name__}:not_a_topology", 4)
-
-
-def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(BadInput, match="nodes: 0; accepted: at least 1"):
-        TopologySchedule(Ring(), 0, 0)
 
 
 def test_graphs_are_drawn_on_demand() -> None:

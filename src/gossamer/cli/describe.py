@@ -19,7 +19,6 @@ def topology(
     file: File,
     overrides: Overrides = None,
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
-    png: Annotated[Path | None, option("Draw the graph into this PNG file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours, influence of nodes."""
@@ -42,11 +41,6 @@ def topology(
             " accepted: 0, the views that they start with"
         )
     measures = describe(schedule, round_)
-    if png is not None:
-        from gossamer.results.plots import draw_graph
-
-        graph = schedule.graph(round_)
-        draw_graph(graph.nodes, list(graph.edges()), png, directed=graph.directed, seed=experiment.seed)
     if as_json:
         print_json(measures)
         return
@@ -71,8 +65,6 @@ def topology(
         typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
     elif not schedule.static_weights:
         typer.echo(f"{'note':24} the weights change during the run: the figures describe round {round_} only")
-    if png is not None:
-        typer.echo(f"{'picture':24} {png}")
 
 
 def report(
@@ -80,19 +72,18 @@ def report(
     out: Annotated[
         Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    figures: Annotated[Path | None, option("A folder for figures of the metrics, with captions.")] = None,
+    figures: Annotated[Path | None, option("A folder for figures of the metrics.")] = None,
     format_: Annotated[
         str | None,
-        option("Of figures: pdf (default), svg, png; an animation: gif (default), png.", "--format"),
+        option("Of figures: pdf (default), svg, png.", "--format"),
     ] = None,
     width: Annotated[
-        str | None, option("Of figures, e.g. 84mm; default: 3.3in, a column of a paper.")
+        float | None, option("Of figures, in inches; default: 3.3, a column of a paper.", min=1, max=40)
     ] = None,
     axis: Annotated[
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
     ] = None,
-    csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
     baseline: Annotated[
         str | None, option("Compare in pairs of equal seeds with this cell or group.", metavar="NAME")
     ] = None,
@@ -104,15 +95,8 @@ def report(
         list[str] | None,
         option("Compare the time and bytes to these levels.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
-    budget: Annotated[
-        list[str] | None,
-        option("Compare the metrics at this budget, also time_s=SECONDS.", metavar="bytes=N[,N...]"),
-    ] = None,
     area: Annotated[
         str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
-    ] = None,
-    relative_to: Annotated[
-        str | None, option("With --area, the percent difference to this metric's.", metavar="METRIC")
     ] = None,
     per: Annotated[
         list[str] | None,
@@ -122,68 +106,42 @@ def report(
         str | None,
         option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
     ] = None,
-    group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
-    animate: Annotated[
-        str | None,
-        option("Show the graph, coloured by this metric, over the rounds; a GIF.", metavar="METRIC"),
-    ] = None,
-    timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
-    window: Annotated[
-        str | None, option("Show these seconds of the timeline, e.g. 10:14.", metavar="FROM:TO")
-    ] = None,
-    nodes: Annotated[
-        str | None, option("Show the timeline of these nodes, e.g. 0,3,8-12.", metavar="RANKS")
-    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Write a report page of one or several runs, and compare them: one HTML file that needs no network."""
     log_errors_only(quiet)
     from gossamer.results import comparison, spread
-    from gossamer.results.animation import Animation
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
-    from gossamer.results.plots import choose, parse_width, write_figures, write_timeline
+    from gossamer.results.plots import write_figures
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
 
-    for name, value in (("--format", None if animate else format_), ("--width", width), ("--axis", axis)):
+    for name, value in (("--format", format_), ("--width", width), ("--axis", axis)):
         if value and figures is None:
             raise BadInput(f"{name}: accepted together with --figures")
-    if animate and figures is None and format_ not in (None, "gif", "png"):
-        raise BadInput(f"--format: {format_} of an animation; accepted: gif, png")
-    if area is None and relative_to:
-        raise BadInput("--relative-to: accepted together with --area")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
-    groups = group_runs(loaded, group_by or ())
+    groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
+    measures = comparison.measures(loaded, named, time_to or (), area)
     default = default_baseline(groups)
     against = default if baseline is None else find_baseline(baseline, groups)
     compared = None
-    if len(groups) > 1 or metrics or time_to or budget or area:
+    if len(groups) > 1 or metrics or time_to or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    animation = None if animate is None else Animation(loaded, animate)
-    within = choose(loaded, window, nodes)
-    # A page of several runs, or of a part of one, must not replace the page of a run.
-    folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
-    if timeline is not None:
-        write_timeline(loaded, timeline, within)
-    place = out or folder / "report.html"
+    # A page of several runs must not replace the page of a run.
+    folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(
-            loaded, groups, figures, format=format_ or "pdf", width=parse_width(width or "3.3in"), **drawn
-        )
-    page = write_report(loaded, place, csv=csv, groups=groups, compared=compared, within=within)
+        write_figures(loaded, groups, figures, format=format_ or "pdf", width=width or 3.3, **drawn)
+    page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
-    moving = None if animation is None else animation.write(page, "png" if format_ == "png" else "gif")
-    written = {"report": page, "figures": figures, "csv": csv, "comparison": table, "animation": moving}
-    written["timeline"] = timeline
+    written = {"report": page, "figures": figures, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         if compared is not None:

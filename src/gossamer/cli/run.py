@@ -257,7 +257,7 @@ def _watch(
     page = _write_page(done) if report else None
     if as_json:
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
-        print_json({**said, "profile": done.profile} if profile else said)
+        print_json({**said, "profile": done.figures.get("profile")} if profile else said)
     elif not quiet:
         lines = done.summary | ({} if page is None else {"report": str(page)})
         _print(list(lines.items()))
@@ -287,19 +287,15 @@ def _write_page(done: Run) -> Path | None:
 
 def _profile(done: Run) -> list[tuple[str, str]]:
     """Where the time of a run went, and the peak of memory."""
-    wall_s, parts = done.wall_s or 0.0, dict(done.profile)
+    wall_s, parts = done.wall_s or 0.0, dict(done.figures.get("profile") or {})
     if parts:
         parts["events"] = wall_s - sum(parts.values())
     lines = [
         (name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    for part, forms in done.execution.items():
-        unit = "sums" if part == "mix" else "shapes of input"
-        lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
-    if done.peak_vectors is not None:
-        share = done.peak_vectors / done.nodes
-        lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} per node)"))
+    if (vectors := done.figures.get("peak_vectors")) is not None:
+        lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
     return [*lines, ("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")]

@@ -149,18 +149,14 @@ class FaultEvent:
 
 
 class FaultSchedule:
-    """The faults of an experiment, for a number of nodes.
+    """The faults of an experiment, for a number of nodes. A BadInput refuses faults that do not fit this number.
 
     Attributes:
         affected: the nodes that may be away at some time.
         at_rounds: by node, its crashes after a number of completed rounds.
         freezes: whether any node ever freezes.
         asks_neighbors: whether a node may start with the model of a neighbour.
-        settled_s: the end of all faults but the endless ones; ``math.inf`` if no fault is endless.
-
-    Raises:
-        BadInput: for faults that do not fit the number of nodes; names the field.
-    """
+        settled_s: the end of all faults but the endless ones; ``math.inf`` if no fault is endless."""
 
     def __init__(self, faults: Sequence[Fault], nodes: int, seed: int) -> None:
         self._faults, self._nodes, self._seed = faults, nodes, seed
@@ -171,14 +167,12 @@ class FaultSchedule:
             self.at_rounds.setdefault(crash.node, []).append(crash)
         self._slowdowns = [window for plan in plans for window in plan.slowdowns]
         self._link_faults = [fault for plan in plans for fault in plan.link_faults]
-        finite = [each for plan in plans if not plan.endless for each in plan.intervals]
         self.freezes = any(fault.stopped for fault in self._link_faults)
-        self.asks_neighbors = any(
-            "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
-            for fault in faults
-        )
+        starts = [getattr(fault, field, None) for fault in faults for field in ("start_from", "restart_from")]
+        self.asks_neighbors = "neighbor" in starts
         self.settled_s = math.inf
         if any(plan.endless for plan in plans):
+            finite = [each for plan in plans if not plan.endless for each in plan.intervals]
             ends = [time_s for each in finite for time_s in (each.from_s, each.to_s) if math.isfinite(time_s)]
             self.settled_s = max(ends, default=0.0)
 
@@ -211,29 +205,21 @@ class FaultSchedule:
         if isinstance(base, Slowdowns):
             return base.model_copy(update={"windows": (*base.windows, *windows)})
         if base.depends_on_time:
-            raise BadInput(
-                f"compute: {base.name_of()}, which depends on the time, with faults that slow nodes down or freeze them;"
-                " accepted: slowdowns, or a profile that does not depend on the time"
-            )
+            found = f"{base.name_of()}, which depends on the time, with faults that slow nodes down or freeze them"
+            raise BadInput(f"compute: {found}; accepted: slowdowns, or a profile that does not depend on it")
         return Slowdowns.model_construct(base=base, windows=windows, random=None)
 
     def factor(self, rank: int, time_s: float) -> float:
         """The factor by which the computations of a node that is not frozen take longer at some time."""
-        return math.prod(
-            window.factor
-            for window in self._slowdowns
-            if rank in (window.ranks or ())
-            and window.from_s <= time_s < window.to_s
-            and math.isfinite(window.factor)
-        )
+        slow = [each for each in self._slowdowns if rank in (each.ranks or ()) and math.isfinite(each.factor)]
+        return math.prod(each.factor for each in slow if each.from_s <= time_s < each.to_s)
 
 
 class FaultEventQueue:
     """The fault events of a run in order of time, and which nodes are away.
 
     A node is away as long as any of its intervals says so; the last of them says with which model it starts when it
-    returns. The intervals, by ``from_s``, may be infinite; unforeseen ones are added during the run (:meth:`add`).
-    """
+    returns. The intervals, by ``from_s``, may be infinite; unforeseen ones are added during the run (:meth:`add`)."""
 
     def __init__(self, intervals: Iterator[FaultInterval]) -> None:
         self._intervals = intervals

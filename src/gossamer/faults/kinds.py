@@ -242,20 +242,17 @@ class Partition(TemporaryFault):
     ] = "halves"
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        given = self.groups
+        if given == "halves":
+            given = (tuple(generator(seed, f"{field}.groups").permutation(nodes)[: nodes // 2].tolist()),)
         groups = [0] * nodes
-        if self.groups == "halves":
-            for rank in generator(seed, f"{field}.groups").permutation(nodes)[: nodes // 2]:
-                groups[rank] = 1
-        else:
-            for number, group in enumerate(self.groups):
-                assert not isinstance(group, str)
-                check_ranks(group, nodes, f"{field}.groups.{number}")
-                for rank in group:
-                    if groups[rank]:
-                        raise BadInput(
-                            f"{field}.groups: node {rank} is in two groups; accepted: in one at most"
-                        )
-                    groups[rank] = number + 1
+        for number, group in enumerate(given):
+            assert not isinstance(group, str)
+            check_ranks(group, nodes, f"{field}.groups.{number}")
+            for rank in group:
+                if groups[rank]:
+                    raise BadInput(f"{field}.groups: node {rank} is in two groups; accepted: in one at most")
+                groups[rank] = number + 1
 
         def within(source: int, to: int, path: Path) -> Path | None:
             return path if groups[source] == groups[to] else None

@@ -20,11 +20,8 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class ComputeProfile(Component):
-    """The duration of local steps. A gradient takes as long as a step; applying one takes no time. Encoding a model or a
-    difference by the experiment's codec takes as long as ``steps_per_encoding`` steps.
-
-    A profile whose durations depend on the time at which they start sets ``depends_on_time`` and overrides
-    :meth:`seconds`."""
+    """The duration of local steps. A gradient takes as long as a step; applying one takes no time. A profile whose durations
+    depend on the time at which they start sets ``depends_on_time`` and overrides :meth:`seconds`."""
 
     depends_on_time: ClassVar[bool] = False
 

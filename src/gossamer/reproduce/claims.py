@@ -5,25 +5,21 @@ does. Otherwise, and where there is no interval, these runs do not decide it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from gossamer.config import Section
-from gossamer.results.comparison import Measure, at_budget, compare, finals, time_to, totals
-from gossamer.results.formatting import bytes_unit, interval_text
+from gossamer.results.comparison import Measure, Number, compare, finals, time_to, totals
 from gossamer.results.groups import Group, find_baseline
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
 
 _NUMBER = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
-_TO, _AT = (
-    re.compile(rf"(time_s|bytes) to (\w+)={_NUMBER}"),
-    re.compile(rf"(\w+) at (time_s|bytes)={_NUMBER}"),
-)
 
 
 class Check(Section):
@@ -32,14 +28,13 @@ class Check(Section):
     Attributes:
         cell: the cell's name in progress lines and tables.
         baseline: the cell that it is compared with, in pairs of equal seeds.
-        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``;
-            ``METRIC at bytes=N`` or ``METRIC at time_s=SECONDS``.
+        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``.
         number: the mean over the seeds, or the ``difference`` to the baseline, or the ``ratio``.
         at_least, at_most: the bounds of the number, of which one is required."""
 
     cell: str
     measure: str
-    number: Literal["mean", "difference", "ratio"] = "mean"
+    number: Number = "mean"
     baseline: str | None = None
     at_least: float | None = None
     at_most: float | None = None
@@ -47,8 +42,7 @@ class Check(Section):
     @field_validator("measure")
     @classmethod
     def _known(cls, measure: str) -> str:
-        if not (re.fullmatch(r"\w+", measure) or _TO.fullmatch(measure) or _AT.fullmatch(measure)):
-            raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
+        measure_of(measure)
         return measure
 
     @model_validator(mode="after")
@@ -59,35 +53,15 @@ class Check(Section):
             raise ValueError("a baseline with number: difference or ratio, and only then")
         return self
 
-    def of(self) -> Measure:
-        """The measure by its name."""
-        if found := _TO.fullmatch(self.measure):
-            axis, metric, level = found.groups()
-            return next(each for each in time_to([(metric, float(level))]) if each.name.startswith(axis))
-        if found := _AT.fullmatch(self.measure):
-            metric, axis, budget = found.groups()
-            return at_budget([(axis, float(budget))], [metric])[0]
-        return next((each for each in totals() if each.name == self.measure), finals([self.measure])[0])
 
-    def verdict(self, value: float | None, half: float | None) -> Verdict:
-        """The verdict on a number, with half the width of its confidence interval."""
-        if value is None or half is None:
-            return "not decidable here"
-        low, high = value - half, value + half
-        least = -float("inf") if self.at_least is None else self.at_least
-        most = float("inf") if self.at_most is None else self.at_most
-        if high < least or low > most:
-            return "does not hold"
-        return "holds" if least <= low and high <= most else "not decidable here"
-
-    def text(self, value: float | None, half: float | None = None) -> str:
-        """A number of this condition in words, with half the width of its interval."""
-        if self.number == "ratio":
-            return interval_text(value, half)
-        unit = self.of().unit
-        points = "points" if self.number == "difference" else "%"
-        name, scale = {"share": (points, 0.01), "bytes": bytes_unit(value or 0.0)}.get(unit, (unit, 1.0))
-        return interval_text(value, half, name, scale)
+def measure_of(text: str) -> Measure:
+    """The measure by its name in a condition; ValueError for none."""
+    if found := re.fullmatch(rf"(time_s|bytes) to (\w+)={_NUMBER}", text):
+        axis, metric, level = found.groups()
+        return next(each for each in time_to([(metric, float(level))]) if each.name.startswith(axis))
+    if not re.fullmatch(r"\w+", text):
+        raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL' or 'bytes to METRIC=LEVEL'")
+    return next((each for each in totals() if each.name == text), finals([text])[0])
 
 
 class Claim(Section):
@@ -100,8 +74,8 @@ class Claim(Section):
 
 @dataclass(frozen=True)
 class Finding:
-    """The number of a condition with its interval, or None where there is none (of so many ``runs``, ``known`` have one), and
-    the verdict."""
+    """The number of a condition with half the width of its interval, or None where there is none (of so many ``runs``,
+    ``known`` have one), and the verdict."""
 
     check: Check
     value: float | None
@@ -112,17 +86,25 @@ class Finding:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the condition."""
-        return self.check.verdict(self.value, self.half)
+        if self.value is None or self.half is None:
+            return "not decidable here"
+        low, high = self.value - self.half, self.value + self.half
+        least = -math.inf if self.check.at_least is None else self.check.at_least
+        most = math.inf if self.check.at_most is None else self.check.at_most
+        if high < least or low > most:
+            return "does not hold"
+        return "holds" if least <= low and high <= most else "not decidable here"
 
     def __str__(self) -> str:
-        check, against = self.check, ""
-        if check.baseline is not None:
-            against = f", {check.number} to {check.baseline}"
+        check, measure = self.check, measure_of(self.check.measure)
+        against = "" if check.baseline is None else f", {check.number} to {check.baseline}"
         bounds = {"≥": check.at_least, "≤": check.at_most}
         asked = " and ".join(
-            f"{sign} {check.text(bound)}" for sign, bound in bounds.items() if bound is not None
+            f"{sign} {measure.text(bound, None, check.number)}"
+            for sign, bound in bounds.items()
+            if bound is not None
         )
-        found = check.text(self.value, self.half)
+        found = measure.text(self.value, self.half, check.number)
         if self.value is None:
             found += f" ({self.known} of {self.runs} runs of {check.cell} have it)"
         return f"{check.measure} of {check.cell}{against}: {found}; claimed: {asked}"
@@ -147,7 +129,6 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
 def _find(check: Check, groups: Sequence[Group]) -> Finding:
     own = next(iter(find_baseline(check.cell, groups).groups.values()))
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
-    rows = compare(groups, [check.of()], baseline).rows.to_dicts()
-    row: dict[str, Any] = next(row for row in rows if row["group"] == own.label)
-    value, half = row[check.number], row["half" if check.number == "mean" else f"{check.number}_half"]
-    return Finding(check, value, half, row["known"], row["runs"])
+    row = compare(groups, [measure_of(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
+    number = check.number
+    return Finding(check, row[number], row[f"{number}_half"], row["known"], row["runs"])

@@ -67,7 +67,7 @@ class Cut:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to resume another experiment, naming the first field that differs."""
-        before, now = flat(_essence(self.experiment)), flat(_essence(_dump(experiment)))
+        before, now = flat(_essence(self.experiment)), flat(_essence(experiment.model_dump(mode="json")))
         for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
             raise BadInput(
                 f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made; accepted:"
@@ -80,7 +80,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:
         self._path = path
-        self._experiment = _dump(experiment)
+        self._experiment = experiment.model_dump(mode="json")
         self.digest = digest or _digest(self._experiment)
         self._run = run_id(path.parent)
         self._keep = experiment.checkpoint.keep
@@ -104,14 +104,9 @@ class CheckpointFolder:
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
-        manifest = {
-            "run": self._run,
-            "number": number,
-            "rounds": dict(rounds),
-            "times_s": dict(times_s),
-            "wall_s": wall_s,
-        }
-        manifest |= {"trainer": trainer, "experiment": self._experiment, "time_s": time_s}
+        own = {"run": self._run, "number": number, "experiment": self._experiment}
+        found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
+        manifest = {**own, **found, "trainer": trainer}
         with self._whole(number):
             write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
@@ -166,20 +161,13 @@ def newest(
 
 def read_cut(path: Path, number: int) -> Cut:
     """The complete checkpoint of a number in a run's folder of checkpoints; a damaged manifest is bad input."""
-    manifest = _manifest(path, number)
+    manifest, run = _manifest(path, number), run_id(path.parent)
     said = files.read_json(manifest, ManifestFile, path.parent)
-    files.conforming(files.shallow(said["experiment"], str(manifest)), RecordedExperiment, str(manifest))
+    files.conforming(said["experiment"], RecordedExperiment, str(manifest))
     rounds = {int(rank): rounds for rank, rounds in said["rounds"].items()}
     times_s = {int(rank): float(time_s) for rank, time_s in said["times_s"].items()}
-    for name, value, wanted in (
-        ("number", said["number"], number),
-        ("run", said["run"], run_id(path.parent)),
-        ("times_s", [*times_s], [*rounds]),
-    ):
-        if value != wanted:
-            raise BadInput(
-                f"{manifest}: its {name} is {value}, not {wanted}; accepted: a manifest of this checkpoint"
-            )
+    if (said["number"], said["run"], [*times_s]) != (number, run, [*rounds]):
+        raise BadInput(f"{manifest}: of another run or checkpoint; accepted: a manifest of this checkpoint")
     own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run", "time_s")}
     return Cut(manifest.parent, number, rounds, times_s, **own)
 
@@ -209,10 +197,6 @@ def complete(path: Path) -> list[int]:
 def _identity(digest: str, run: str, number: int) -> dict[str, str]:
     """What the files of all nodes in a checkpoint have in common."""
     return {"experiment": digest, "run": run, "checkpoint": str(number)}
-
-
-def _dump(experiment: Experiment) -> dict[str, Any]:
-    return experiment.model_dump(mode="json")
 
 
 def _essence(experiment: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by measures: metrics at the end or within a budget, the time and the bytes to a level, areas.
+"""Comparison of groups of runs by measures: metrics at the end, the time and the bytes to a level, areas.
 
 A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
 Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
@@ -7,71 +7,95 @@ what all nodes have sent by then. Means over the runs of a group have 95 % confi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import (
-    NOTHING,
     Table,
-    bytes_text,
     bytes_unit,
     interval_text,
     is_share,
     metric_title,
-    seconds_text,
 )
 from gossamer.results.groups import Baseline, Group
 from gossamer.results.run import Run, part
-from gossamer.results.tidy import check_recorded, confidence, final, judging, lower_is_better
+from gossamer.results.tidy import check_recorded, complete_curve, confidence, final, judging, lower_is_better
+
+Number = Literal["mean", "difference", "ratio"]
+_COMPARED: tuple[Number, ...] = ("difference", "ratio")
 
 COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(("group", "measure"), pl.String),
-    **dict.fromkeys(("runs", "known"), pl.Int64),
-    **dict.fromkeys(("mean", "half", "not_before"), pl.Float64),
-    "baseline": pl.String,
-    "pairs": pl.Int64,
-    **dict.fromkeys(("difference", "difference_half", "ratio", "ratio_half"), pl.Float64),
+    **dict.fromkeys(("group", "measure", "baseline"), pl.String),
+    **dict.fromkeys(("runs", "known", "pairs"), pl.Int64),
+    **dict.fromkeys(
+        ("mean", "mean_half", "difference", "difference_half", "ratio", "ratio_half"), pl.Float64
+    ),
 }
+
+_NOTE = (
+    "Means over runs ± half of the 95 % confidence interval (Student's t). Without a number of every run there is no mean."
+    " Of runs that were repeated with the same seed, the newest that is done counts."
+)
+_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
 
 
 class Measure(NamedTuple):
-    """A number of each run by which groups are compared.
-
-    Attributes:
-        name: in data, e.g. "time_s to test_accuracy=0.6".
-        table, column: the titles of the table that shows it, and of its column there.
-        unit: "share", "bytes", or the end of the column's texts.
-        of: the number; None where the run has none, such as a time to a level that it has not reached.
-        watched: until where such a run has been observed.
-        ratio, paired: whether the ratio and the difference to the baseline are shown.
-    """
+    """A number ``of`` each run by which groups are compared; None where the run has none, such as a time to a level that it
+    has not reached. ``table`` and ``column`` are titles; ``unit`` is "share", "bytes", or the end of the texts; ``against``
+    are the comparisons with the baseline that are shown."""
 
     name: str
     table: str
     column: str
     unit: str
     of: Callable[[Run], float | None]
-    watched: Callable[[Run], float | None] = lambda run: None
-    ratio: bool = False
-    paired: bool = True
+    against: Sequence[Number] = ("difference",)
+
+    def text(
+        self, value: float | None, half: float | None, number: Number = "mean", size: float | None = None
+    ) -> str:
+        """A number and half the width of its interval in words; of bytes, ``size`` decides on the unit."""
+        if number == "ratio":
+            return interval_text(value, half)
+        if self.unit == "share":
+            return interval_text(value, half, "points" if number == "difference" else "%", 0.01)
+        unit, scale = bytes_unit(size or value or 0.0) if self.unit == "bytes" else (self.unit, 1.0)
+        return interval_text(value, half, unit, scale)
+
+
+# --- measures
+
+
+def _final(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
+    found = final(run, metric)
+    return None if found is None else getattr(found, what)
+
+
+def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
+    """A number of a metric's complete points, in the order of time."""
+    curve = complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
+    return cast("float | None", curve.select(number).to_series().first())
+
+
+def _unit(metric: str) -> str:
+    return "share" if is_share(metric) else ""
 
 
 def finals(metrics: Iterable[str]) -> list[Measure]:
     """Metrics at the last complete evaluation."""
-
-    def last(metric: str) -> Callable[[Run], float | None]:
-        return lambda run: None if (found := final(run, metric)) is None else found.mean
-
-    return [Measure(name, "at the end", metric_title(name), _unit(name), last(name)) for name in metrics]
+    table = "at the end"
+    return [
+        Measure(each, table, metric_title(each), _unit(each), partial(_final, each, "mean"))
+        for each in metrics
+    ]
 
 
 def totals() -> list[Measure]:
@@ -81,52 +105,28 @@ def totals() -> list[Measure]:
         return max(run.curves[axis].drop_nulls(), default=None)
 
     return [
-        Measure("time_s", "at the end", "time", "s", partial(last, "time_s"), paired=False),
-        Measure("bytes", "at the end", "sent", "bytes", partial(last, "bytes"), paired=False),
+        Measure(axis, "at the end", column, unit, partial(last, axis), ())
+        for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes"))
     ]
 
 
-def area(metric: str, relative_to: str | None = None) -> list[Measure]:
-    """The area under a metric's curve over rounds, divided by their number; and by how much it differs from that of another
-    metric of the same run, as a share."""
-
-    def mean(run: Run, name: str = metric) -> float | None:
-        return None if (found := final(run, name)) is None else found.area
-
-    def relative(run: Run) -> float | None:
-        own, other = mean(run), mean(run, relative_to or metric)
-        return own / other - 1 if own is not None and other else None
-
+def area(metric: str) -> Measure:
+    """The area under a metric's curve over rounds, divided by their number."""
     table = f"mean {metric_title(metric)} over the rounds"
-    found = [Measure(f"area {metric}", table, "area", _unit(metric), mean, ratio=True)]
-    if relative_to is not None:
-        name = f"area {metric} relative to {relative_to}"
-        found.append(Measure(name, table, f"relative to {relative_to}", "share", relative))
-    return found
+    return Measure(f"area {metric}", table, "area", _unit(metric), partial(_final, metric, "area"), _COMPARED)
 
 
 def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
     """The time until the mean over the nodes has reached a level of a metric, and what all nodes have sent by then."""
-    found = []
+    found, mean = [], pl.col("mean")
     for metric, level in levels:
+        low = lower_is_better(metric)
+        reached = (mean <= level if low else mean >= level) & mean.is_not_nan()
         text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
-        table = f"{metric_title(metric)} {'≤' if lower_is_better(metric) else '≥'} {text}"
+        table = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
         for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes")):
-            reached, watched = partial(_reached, metric, level, axis), partial(_watched, metric, axis)
-            name = f"{axis} to {metric}={level:g}"
-            found.append(Measure(name, table, column, unit, reached, watched, ratio=True))
-    return found
-
-
-def at_budget(budgets: Iterable[tuple[str, float]], metrics: Sequence[str]) -> list[Measure]:
-    """Metrics at the last complete evaluation within a budget on an axis: bytes that all nodes have sent, or seconds. A run
-    that has not used up its budget has none."""
-    found = []
-    for axis, most in budgets:
-        table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
-        for name in metrics:
-            value = partial(_within_budget, name, axis, most)
-            found.append(Measure(f"{name} at {axis}={most:g}", table, metric_title(name), _unit(name), value))
+            number = partial(_on_curve, metric, pl.col(axis).filter(reached).first())
+            found.append(Measure(f"{axis} to {metric}={level:g}", table, column, unit, number, _COMPARED))
     return found
 
 
@@ -134,76 +134,31 @@ def measures(
     runs: Sequence[Run],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
-    budgets: Sequence[str] = (),
     area_of: str | None = None,
-    relative_to: str | None = None,
 ) -> list[Measure]:
     """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
-    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
-    run has recorded is bad input."""
-    to = assignments("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
-    within = assignments("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
-    of_area = {"--area": [area_of], "--relative-to": [relative_to]}
-    for option, names in (
-        {"--metrics": metrics, "--time-to": [metric for metric, _ in to]} | of_area
-    ).items():
+    ``METRIC=LEVEL[,LEVEL...]``, and an area. A metric that no run has recorded is bad input."""
+    to = [each for text in levels for each in _levels(text)]
+    asked = {"--metrics": metrics, "--time-to": [name for name, _ in to]}
+    for option, names in (asked | {"--area": [] if area_of is None else [area_of]}).items():
         for name in names:
-            if name is not None:
-                check_recorded(option, name, runs)
+            check_recorded(option, name, runs)
     chosen = metrics or judging(runs)
-    areas = [] if area_of is None else area(area_of, relative_to)
-    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
+    areas = [] if area_of is None else [area(area_of)]
+    return [*finals(chosen), *time_to(to), *areas]
 
 
-def assignments(
-    option: str, texts: Iterable[str], accepted: str, names: Sequence[str] = ()
-) -> list[tuple[str, float]]:
-    """Numbers for names, as the command line gives them: ``NAME=NUMBER[,NUMBER...]`` each; anything else is bad input."""
-    found = []
-    for text in texts:
-        name, _, values = text.partition("=")
-        try:
-            numbers = [float(value) for value in values.split(",")]
-        except ValueError:
-            numbers = [math.nan]
-        if not name or (names and name not in names) or not all(map(math.isfinite, numbers)):
-            raise BadInput(f"{option} {text}: accepted: {accepted}")
-        found += [(name, number) for number in numbers]
-    return found
+def _levels(text: str) -> list[tuple[str, float]]:
+    """Levels of a metric, as the command line gives them: ``METRIC=LEVEL[,LEVEL...]``."""
+    name, _, values = text.partition("=")
+    try:
+        return [(name, float(value)) for value in values.split(",")]
+    except ValueError:
+        accepted = "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6"
+        raise BadInput(f"--time-to {text}: accepted: {accepted}") from None
 
 
-def _unit(metric: str) -> str:
-    return "share" if is_share(metric) else ""
-
-
-def _complete(run: Run, metric: str) -> pl.DataFrame:
-    curve = run.curves.filter(pl.col("metric") == metric, "complete").drop_nulls("time_s")
-    return curve.sort("time_s", "point")
-
-
-def _reached(metric: str, level: float, axis: str, run: Run) -> float | None:
-    mean = pl.col("mean")
-    good = mean <= level if lower_is_better(metric) else mean >= level
-    return next(iter(_complete(run, metric).filter(good & mean.is_not_nan())[axis]), None)
-
-
-def _watched(metric: str, axis: str, run: Run) -> float | None:
-    return max(_complete(run, metric)[axis], default=0.0)
-
-
-def _within_budget(metric: str, axis: str, most: float, run: Run) -> float | None:
-    curve = _complete(run, metric).drop_nulls(axis)
-    used_up: Any = run.curves[axis].max()
-    within = curve.filter(pl.col(axis) <= most)["mean"]
-    return None if within.is_empty() or used_up < most else float(within[-1])
-
-
-_NOTE = (
-    "Means over runs ± half of the 95 % confidence interval (Student's t). Where a run has no number, no mean is given, but"
-    " how long it is known not to have reached the level (not interpolated). Of runs that were repeated with the same seed,"
-    " the newest that is done counts."
-)
-_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
+# --- comparisons
 
 
 @dataclass(frozen=True)
@@ -212,10 +167,9 @@ class Comparison:
 
     Attributes:
         rows: one per measure and group: ``group``, ``measure``, ``runs``, ``known`` (the runs that have the number), ``mean``
-            (null unless all have: that of the others would flatter the group), ``not_before`` (the least number for
-            which a run is known not to have it), ``baseline``, and over ``pairs`` the mean ``difference`` and the
-            ``ratio`` of the two means (null unless all runs of the baseline have the number). ``*_half`` are half the
-            widths of 95 % confidence intervals (null for one run; of ratios by linearization).
+            (null unless all have: that of the others would flatter the group), ``baseline``, and over ``pairs`` the mean
+            ``difference`` and the ``ratio`` of the two means (null unless all runs of the baseline have the number).
+            ``*_half`` are half the widths of 95 % confidence intervals (null for one run; of ratios by linearization).
     """
 
     rows: pl.DataFrame
@@ -229,26 +183,28 @@ class Comparison:
 
     def tables(self) -> list[Table]:
         """The rows as text: a table for each title of the measures, with a line per group."""
-        by = {(row["measure"], row["group"]): row for row in self.rows.to_dicts()}
         found = []
         for title, same in groupby(self.measures, key=lambda measure: measure.table):
-            head, lines = ["group", "runs"], {group: list[str]() for _, group in by}
-            shown = list(same)
-            for group, line in lines.items():
-                each = [by[measure.name, group] for measure in shown]
-                line += [group, f"{max(row['known'] for row in each)}/{each[0]['runs']}"]
-            for measure in shown:
-                compared = measure.paired and any(by[measure.name, group]["pairs"] for group in lines)
-                head += [
-                    measure.column,
-                    *["difference"] * compared,
-                    *["ratio"] * (compared and measure.ratio),
-                ]
-                for group, line in lines.items():
-                    line += _texts(by[measure.name, group], measure, compared)
+            columns: list[tuple[str, list[str]]] = []
+            for measure in same:
+                rows = self.rows.filter(measure=measure.name).to_dicts()
+                if not columns:
+                    columns.append(("group", [row["group"] for row in rows]))
+                    columns.append(("runs", [f"{row['known']}/{row['runs']}" for row in rows]))
+                columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
+                if any(row["pairs"] for row in rows):
+                    columns += [
+                        (each, [_text(measure, row, each) for row in rows]) for each in measure.against
+                    ]
+            head, cells = zip(*columns, strict=True)
             against = f", against {self.baseline.title}" if self.baseline and "difference" in head else ""
-            found.append((title + against, head, list(lines.values())))
+            found.append((title + against, list(head), [list(line) for line in zip(*cells, strict=True)]))
         return found
+
+
+def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
+    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"])
+    return f"+{text}" if number == "difference" and (row[number] or 0) > 0 else text
 
 
 def compare(
@@ -266,77 +222,58 @@ def compare(
         values = {run: measure.of(run) for group in groups for run in group.samples}
         for label, members in _merged(groups, per).items():
             row = {"group": label, "measure": measure.name, "baseline": baseline and baseline.title}
-            rows.append(row | _figures(measure, members, values, baseline))
+            rows.append(row | _figures(members, values, baseline))
     return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline)
 
 
 def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group]]:
     """The groups of each row."""
+    if not per:
+        return {group.label: [group] for group in groups}
     known = list(dict.fromkeys(key for group in groups for key in group.labels))
     for axis in per:
         if axis not in known:
-            raise BadInput(
-                f"--per {axis}: no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
-            )
+            said = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
+            raise BadInput(f"--per {axis}: {said}")
+    axes = [key for key in dict.fromkeys((*per, "cell")) if key in known]
     found: dict[str, list[Group]] = {}
     for group in groups:
-        labels = [part(key, group.labels.get(key)) for key in dict.fromkeys((*per, "cell")) if key in known]
-        found.setdefault(", ".join(labels) if per else group.label, []).append(group)
+        found.setdefault(", ".join(part(key, group.labels.get(key)) for key in axes), []).append(group)
     return found
 
 
 def _figures(
-    measure: Measure, members: Sequence[Group], values: Mapping[Run, float | None], baseline: Baseline | None
+    members: Sequence[Group], values: Mapping[Run, float | None], baseline: Baseline | None
 ) -> dict[str, Any]:
+    """The columns of one row."""
     # A run that several cells share counts once, and is paired with the mean of its partners.
     own = {run.path: values[run] for group in members for run in group.samples}
     known = [value for value in own.values() if value is not None]
     planned = sum(group.planned for group in members)
     row: dict[str, Any] = {"runs": max(planned, len(own)), "known": len(known), "pairs": 0}
-    if len(known) < len(own) or not own:
-        late = [measure.watched(run) for run, value in values.items() if run.path in own and value is None]
-        return row | {"not_before": min((each for each in late if each is not None), default=None)}
-    interval = _interval("mean", known)
-    row |= {"mean": interval["mean"], "half": interval["mean_half"]}
-    partners: dict[Path, list[float]] = {}
+    if len(known) < len(own):
+        return row
+    row |= _interval("mean", known)
+    partners: dict[Path, list[float | None]] = {}
     for group in members:
         other = None if baseline is None else baseline.groups.get(group.label)
-        if other is None or other is group:
-            continue
-        for run in group.samples:
-            for each in other.samples:
-                if each.experiment.get("seed") == run.experiment.get("seed"):
-                    if (theirs := values[each]) is None:
-                        return row
-                    partners.setdefault(run.path, []).append(theirs)
-    pairs = [(own[path] or 0.0, fmean(theirs)) for path, theirs in partners.items()]
-    if not pairs:
+        if other is not None and other is not group:
+            theirs = {run.experiment.get("seed"): values[run] for run in other.samples}
+            for run in group.samples:
+                if (seed := run.experiment.get("seed")) in theirs:
+                    partners.setdefault(run.path, []).append(theirs[seed])
+    if not partners or any(None in each for each in partners.values()):
         return row
+    pairs = [(own[path] or 0.0, fmean(map(float, theirs))) for path, theirs in partners.items()]  # type: ignore[arg-type]
     row |= {"pairs": len(pairs)} | _interval("difference", [mine - theirs for mine, theirs in pairs])
     if mean := fmean(theirs for _, theirs in pairs):
         ratio = fmean(mine for mine, _ in pairs) / mean
-        residuals = _interval("ratio", [(mine - ratio * theirs) / mean for mine, theirs in pairs])
-        row |= residuals | {"ratio": ratio}
+        row |= _interval("ratio", [(mine - ratio * theirs) / mean for mine, theirs in pairs]) | {
+            "ratio": ratio
+        }
     return row
 
 
 def _interval(name: str, values: Sequence[float]) -> dict[str, float | None]:
     found = confidence(values)
     return {} if found is None else {name: found.mean, f"{name}_half": found.half_width}
-
-
-def _texts(row: Mapping[str, Any], measure: Measure, compared: bool) -> list[str]:
-    most = row["mean"] if row["mean"] is not None else row["not_before"] or 0.0
-    forms = {"share": ("%", 0.01), "bytes": bytes_unit(most)}
-    unit, scale = forms.get(measure.unit, (measure.unit, 1.0))
-    late = (
-        NOTHING if row["not_before"] is None else f"> {interval_text(row['not_before'], None, unit, scale)}"
-    )
-    texts = [late if row["mean"] is None else interval_text(row["mean"], row["half"], unit, scale)]
-    if compared:
-        points = "points" if unit == "%" else unit
-        difference = interval_text(row["difference"], row["difference_half"], points, scale)
-        texts.append(f"+{difference}" if (row["difference"] or 0) > 0 else difference)
-    if compared and measure.ratio:
-        texts.append(interval_text(row["ratio"], row["ratio_half"]))
-    return texts

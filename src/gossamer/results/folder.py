@@ -38,14 +38,7 @@ if TYPE_CHECKING:
 Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
-_RECORD = (
-    "experiment.yaml",
-    "environment.json",
-    "setup.json",
-    "*.parquet",
-    "*.safetensors",
-    "segments/*.jsonl",
-)
+_RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetensors", "segments/*.jsonl")
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
@@ -93,12 +86,11 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """The folder of an existing run; anything else is bad input."""
-        if not (Path(path) / "experiment.yaml").is_file():
+        if not (path / "experiment.yaml").is_file():
             raise BadInput(
                 f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
             )
-        files.checked(Path(path) / "experiment.yaml", files.MOST_YAML_BYTES, Path(path))
-        return cls(Path(path))
+        return cls(path)
 
     @property
     def id(self) -> str:
@@ -118,11 +110,6 @@ class RunFolder:
     def restart(self, rank: int) -> Path:
         """A node's own checkpoint, from which it restarts while the others go on."""
         return self.path / "restart" / f"node-{rank}.safetensors"
-
-    @property
-    def models(self) -> Path:
-        """The models at the end."""
-        return self.path / "models.safetensors"
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
         """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
@@ -147,25 +134,17 @@ class RunFolder:
         tensors = {"parameters": parameters.detach().to("cpu", torch.float32).contiguous()}
         if buffers is not None:
             tensors["buffers"] = buffers.detach().cpu().contiguous()
-        with atomic(self.models) as temporary:
+        with atomic(self.path / "models.safetensors") as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
             # safetensors creates files that only their owner can read.
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def reserve(self) -> None:
         """Take the space for ``status.json``, in a file that only has to be written and renamed at the end: when the disk is
-        full, that takes neither a block nor an inode, which another run could be faster to take if they were given back.
-        RecordError if there is no space."""
+        full, that takes neither a block nor an inode. RecordError if there is no space."""
         path = self.path / _RESERVED
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
-                else:  # macOS
-                    os.pwrite(descriptor, bytes(_RESERVED_BYTES), 0)
-            finally:
-                os.close(descriptor)
+            path.write_bytes(bytes(_RESERVED_BYTES))
         except OSError as error:
             path.unlink(missing_ok=True)
             raise RecordError(self.path / "status.json", error) from error
@@ -174,31 +153,26 @@ class RunFolder:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
         is by the user, ``diverged`` by a model that is not finite; ``figures`` are ``wall_s`` and others of an
         :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
-        found = [path for pattern in _RECORD for path in sorted(self.path.glob(pattern)) if path.is_file()]
-        sums = {str(path.relative_to(self.path)): files.crc32(path, self.path) for path in found}
-        said = {"run": run_id(self.path), "status": status, "error": error, **figures, "files": sums}
+        path, reserved = self.path / "status.json", self.path / _RESERVED
+        found = [each for pattern in _RECORD for each in sorted(self.path.glob(pattern)) if each.is_file()]
+        sums = {str(each.relative_to(self.path)): files.crc32(each, self.path) for each in found}
+        brief = {"run": run_id(self.path), "status": status, "error": error and error[:_LONGEST_ERROR]}
         try:
-            self._write_status(said)
-        except OSError:  # this fits into the space that was reserved
-            brief = {"run": said["run"], "status": status, "error": error and error[:_LONGEST_ERROR]}
-            self._write_status(brief)
-
-    def _write_status(self, said: Mapping[str, Any]) -> None:
-        reserved, path = self.path / _RESERVED, self.path / "status.json"
-        try:
-            self.reserve()
-            with reserved.open("r+b") as file:
-                file.write(_sealed(said))
-                file.truncate()
-            sync(reserved)
-            reserved.replace(path)
-            sync(self.path)
-        except OSError as error:
-            raise RecordError(path, error) from error
+            write_json(path, {**brief, "error": error, **figures, "files": sums})
+            reserved.unlink(missing_ok=True)
+        except RecordError as full:
+            try:  # this fits into the space that was reserved
+                with reserved.open("r+b") as file:
+                    file.write(_sealed(brief))
+                    file.truncate()
+                sync(reserved)
+                reserved.replace(path)
+            except OSError:
+                raise full from None
 
 
 def run_id(folder: Path) -> str:
-    """What identifies the run in a folder, however the folder is called now; empty if that is not recorded."""
+    """What identifies the run in a folder, however it is called now; empty if that is not recorded."""
     return str(read_environment(folder).get("run", ""))
 
 
@@ -219,7 +193,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on;
+    """Command, start, machine, mode of the matrix kernels, and versions of what gossamer depends on;
     ``computes_here`` says whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
@@ -258,12 +232,9 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason, file = error.strerror or str(error), error.filename
-        if isinstance(error, RecordError):
-            reason, file = error.reason, error.path
-        raise BadInput(
-            f"{what}: {reason.lower()} ({file}); accepted: a place that can be written to"
-        ) from error
+        known = error if isinstance(error, RecordError) else RecordError(error.filename, error)
+        said = f"{known.reason.lower()} ({known.path})"
+        raise BadInput(f"{what}: {said}; accepted: a place that can be written to") from error
 
 
 @contextmanager
@@ -317,10 +288,9 @@ def sync(path: Path) -> None:
 
 @cache
 def _versions() -> dict[str, str]:
-    required = metadata.requires("gossamer") or []
-    names = {match.group() for line in required if (match := re.match(r"[A-Za-z0-9._-]+", line))}
+    lines = ["gossamer", *(metadata.requires("gossamer") or [])]
     found: dict[str, str] = {}
-    for name in sorted(names | {"gossamer"}):
+    for name in sorted({re.split(r"[^\w.-]", line)[0] for line in lines}):
         with suppress(metadata.PackageNotFoundError):  # an optional dependency
             found[name] = metadata.version(name)
     return found

@@ -92,22 +92,11 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, to follow the number of those sent: shares of all that were to be sent. Those sent include
-    neither cancelled ones nor those lost because the peer was dead; those received include superseded and late ones."""
-    sent, received, lost, cancelled = (
-        messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")
-    )
-    whole = max(sent, received + lost) + cancelled
-
-    def shares(**said: str) -> str:
-        counts = {text: messages.get(name, 0) / max(whole, 1) for name, text in said.items()}
-        return ", ".join(f"{100 * share:.3g} % {text}" for text, share in counts.items() if share)
-
-    unused = shares(superseded="gave way to newer ones", late="came too late")
-    received_text = f"received ({unused})" if unused else "received"
-    ends = shares(received=received_text, lost="lost", cancelled="taken back by the sender")
-    of = "" if whole == sent else f"of {whole:,} that were to be sent: "
-    return f"sent; {of}{ends}" if ends else "sent" if whole else ""
+    """What became of messages, to follow the number of those sent. Those sent include neither cancelled ones nor those lost
+    because the peer was dead; those received include superseded and late ones."""
+    fates = ("received", "superseded", "late", "lost", "cancelled")
+    counts = [f"{messages[fate]:,} {fate}" for fate in fates if messages.get(fate)]
+    return f"sent: {', '.join(counts)}" if counts else ""
 
 
 def print_table(

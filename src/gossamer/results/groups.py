@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput, suggest
 from gossamer.results.run import Run, cell_names, differing, flat, part, tell_apart
-from gossamer.results.tidy import AXES, student_t
+from gossamer.results.tidy import AXES, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -34,40 +34,44 @@ class Group:
 
     @cached_property
     def samples(self) -> tuple[Run, ...]:
-        """The runs that statistics are over, by seed. Of an experiment that was repeated with the same seed it is the newest
-        run that is done, or else the newest: to count both would make the spread look too small."""
-        newest: dict[str, Run] = {}
-        for run in sorted(self.runs, key=lambda run: (run.status == "done", run.id)):
-            newest[_key([run.cell, run.experiment.get("seed"), _chosen(run)])] = run
-        return tuple(run for run in self.runs if run in newest.values())
+        """The runs that statistics are over: of each seed the newest run that is done, or else the newest. To count
+        repeated runs of a seed would make the spread look too small."""
+        ordered = sorted(self.runs, key=lambda run: (run.status == "done", run.id))
+        newest = {run.experiment.get("seed"): run for run in ordered}
+        return tuple(run for run in self.runs if run is newest[run.experiment.get("seed")])
 
 
-def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Group runs that differ only in their seed, their name, and how they were computed; or by some fields of the
-    experiment (``algorithm.name``), where one that no run has is bad input. Runs of a sweep keep the names of its cells,
-    without what all have in common."""
-    known = list(dict.fromkeys(key for run in runs for key in flat(run.experiment)))
-    for name in by:
-        if not any(_within(key, [name]) for key in known):
-            raise BadInput(
-                f"--group-by {name}: no run has it{suggest(name, known)}; accepted: {listed(known)}"
-            )
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep the names of
+    its cells, without what all have in common."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        alike.setdefault(_key([None if by else run.cell, _chosen(run, by)]), []).append(run)
+        alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
     first = [same[0] for same in alike.values()]
-    names = [] if by else cell_names(first)
+    names = cell_names(first)
     if len(set(names)) < len(first):
-        names = tell_apart([_chosen(run, by) for run in first])
+        names = tell_apart([_settings(run) for run in first])
         names = [
             text if names.count(text) == 1 else f"{text} #{number}" for number, text in enumerate(names, 1)
         ]
     if names == [""]:
-        names = [" · ".join(dict.fromkeys(run.name for run in runs))]
+        names = [first[0].name]
     return [
-        Group(name, tuple(sorted(same, key=_seed)), {} if by else same[0].labels)
+        Group(name, tuple(sorted(same, key=lambda run: run.experiment.get("seed", 0))), same[0].labels)
         for name, same in zip(names, alike.values(), strict=True)
     ]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names for runs that are shown together: that of their group, with the seed where one has several runs or is of a
+    sweep; and ids where nothing differs."""
+    found = {}
+    for group in groups(runs):
+        for run in group.runs:
+            numbered = len(group.runs) > 1 or run.cell is not None
+            found[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+    names = [found[run] for run in runs]
+    return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
 def several(among: Sequence[Group]) -> bool:
@@ -77,22 +81,17 @@ def several(among: Sequence[Group]) -> bool:
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
     """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time grid,
-    or the end. Every run counts with its mean over the nodes.
-
-    Returns:
-        Columns ``point`` (0, 1, ...), the axes and ``mean`` (means over the runs), ``half`` (half the width of the 95 %
-        confidence interval over the runs; null for one run) and ``count`` (runs).
-    """
-    tables = [run.curves.filter(pl.col("metric") == y) for run in group.samples]
-    count = sum(not table.is_empty() for table in tables)
+    or the end. ``point``, the axes, ``mean`` (over the runs, of means over nodes), ``half`` (half the width of its 95 %
+    confidence interval; null for one run) and ``count`` (runs)."""
+    tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
+    count = len(tables)
     width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
     rows = pl.concat(
-        table.filter("complete").select(
-            pl.lit(run.every_s is not None).alias("on_grid"),
-            *("instant", "mean"),
-            pl.col(AXES).cast(pl.Float64),
-        )
-        for run, table in zip(group.samples, tables, strict=True)
+        [
+            group.samples[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
+            *(table.with_columns(on_grid=pl.lit(run.every_s is not None)) for run, table in tables),
+        ],
+        how="vertical_relaxed",
     )
     return (
         rows.group_by("on_grid", "instant")
@@ -103,27 +102,14 @@ def group_curve(group: Group, y: str) -> pl.DataFrame:
     )
 
 
-def _chosen(run: Run, by: Sequence[str] = ()) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
     """The fields by which a run is grouped."""
-    fields = flat(run.experiment).items()
-    return {
-        key: value
-        for key, value in fields
-        if (_within(key, by) if by else not _within(key, _NOT_THE_EXPERIMENT))
-    }
-
-
-def _within(key: str, fields: Iterable[str]) -> bool:
-    return any(key == field or key.startswith(f"{field}.") for field in fields)
+    left_out = tuple(f"{name}." for name in _NOT_THE_EXPERIMENT)
+    return {key: value for key, value in flat(run.experiment).items() if not f"{key}.".startswith(left_out)}
 
 
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _seed(run: Run) -> tuple[bool, Any]:
-    seed = run.experiment.get("seed")
-    return (not isinstance(seed, int), seed if isinstance(seed, int) else 0)
 
 
 class Baseline(NamedTuple):
@@ -137,22 +123,21 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
     """The baseline with a name: the label of a group, with which all are compared; or what several groups of a sweep have
     in common, an entry of ``cells`` or ``field=value`` of the grid, where each group is compared with the one of them that
     is like it in everything else. A name of no group, or of more than one, is bad input."""
-    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
     found = [group for group in among if group.label == name]
-    if not found and name in parts:
-        key = parts[name]
+    if len(found) == 1:
+        return Baseline(name, {group.label: found[0] for group in among})
+    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
+    if not found and (key := parts.get(name)) is not None:
         found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
-        rest = {
+        points = {
             group.label: _key({other: value for other, value in group.labels.items() if other != key})
             for group in among
         }
-        at = {rest[group.label]: group for group in found}
+        at = {points[group.label]: group for group in found}
         if len(at) == len(found):
             others = [other for other in differing([g.labels for g in among if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: at[point] for label, point in rest.items() if point in at})
-    if len(found) == 1:
-        return Baseline(name, {group.label: found[0] for group in among})
+            return Baseline(title, {label: at[point] for label, point in points.items() if point in at})
     known = list(dict.fromkeys([*(group.label for group in among), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"

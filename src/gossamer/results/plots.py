@@ -1,25 +1,25 @@
-"""Pictures: colours and titles of all plots, the layout of a graph, curves, figures for a paper, the timeline of a run."""
+"""Pictures: colours and titles of all plots, the layout of a graph, curves, figures for a paper, the timeline's data."""
 
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx as nx
+import numpy as np
 import polars as pl
 
 from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
-from gossamer.results.folder import write_text, writing
+from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve, several
-from gossamer.results.run import Run, labels
-from gossamer.results.tidy import AXES, check_recorded, main_metric
+from gossamer.results.groups import Group, group_curve, labels, several
+from gossamer.results.run import Run
+from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")
 """Colours with a contrast of at least 3:1 on white, chosen so that two of them differ for the colour-blind too (a distance of
@@ -27,26 +27,19 @@ PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#9
 
 MOST_NODES_DRAWN = 300
 _MOST_NODES_BY_DISTANCE = 100
-_MOST_NODES_NUMBERED = 100
-_POINTS_PER_INCH = 160
 
-KINDS = ("train", "evaluate", "encode", "send")
-COLOURS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
-"""Places in the palette."""
+_KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
+"""What a node does, and its place in the palette."""
 MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
-MOST_EDGED = 60
-"""Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 
 FORMATS = ("pdf", "svg", "png")
-_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _HEIGHT = 0.66  # of the width
 _DASHES = ("-", "--", "-.", ":")
 _STYLE = {
     "font.size": 8,
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,  # TrueType, which publishers ask for; SVG has the outlines
-    "ps.fonttype": 42,
     "savefig.dpi": 300,
 }
 
@@ -90,34 +83,8 @@ def positions(
         found = nx.kamada_kawai_layout(graph)
     else:
         found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
-    reach = max((abs(float(value)) for place in found.values() for value in place), default=0.0) or 1.0
-    return [(float(found[node][0]) / reach, float(found[node][1]) / reach) for node in nodes]
-
-
-def draw_graph(
-    nodes: int, edges: Sequence[Sequence[int]], path: Path, *, directed: bool = False, seed: int = 0
-) -> None:
-    """Draw a graph into a PNG file; a large one in part (see :func:`drawn_nodes`)."""
-    figure, axes = _figure(6.4, 6.4)
-    shown = drawn_nodes(nodes, edges)
-    place = dict(zip(shown, positions(shown, edges, seed=seed), strict=True))
-    style = {"color": "#8a8f98", "linewidth": 0.8, "shrinkA": 7, "shrinkB": 7}
-    style["arrowstyle"] = "-|>" if directed else "-"
-    for i, j in edges:
-        if i in place and j in place:
-            axes.annotate("", place[j], place[i], arrowprops=style)
-    x, y = zip(*place.values(), strict=True)
-    axes.scatter(x, y, s=160, color=PALETTE[0], zorder=3)
-    if len(shown) <= _MOST_NODES_NUMBERED:
-        for node, (across, up) in place.items():
-            axes.text(across, up, str(node), ha="center", va="center", fontsize=7, color="white", zorder=4)
-    axes.set_title(
-        f"{nodes} nodes, {len(edges)} edges" + ("" if len(shown) == nodes else f", {len(shown)} nodes drawn")
-    )
-    axes.set_axis_off()
-    axes.set_aspect("equal")
-    with writing(f"--png {path}"):
-        figure.savefig(path, format="png")
+    places = np.array([found[node] for node in nodes], dtype=float)
+    return [(x, y) for x, y in (places / (np.abs(places).max() or 1.0)).tolist()]
 
 
 # --- curves
@@ -142,18 +109,18 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
 
 def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
     """See :meth:`gossamer.results.run.Run.plot`."""
-    metric = metric or main_metric(run)
+    metric = str(metric or main_metric(run))
     if x not in AXES:
         raise BadInput(f"x: got {x!r}; accepted: {', '.join(AXES)}")
-    check_recorded("metric", str(metric), [run])
+    check_recorded("metric", metric, [run])
     axes = matplotlib("pyplot").subplots(layout="constrained")[1] if ax is None else ax
-    _draw_curve(axes, _band(run, str(metric)), x, label)
-    _name_axes(axes, x, str(metric), [run])
+    _draw_curve(axes, _band(run, metric), x, label)
+    _name_axes(axes, x, metric, [run])
     return axes
 
 
 def _band(run: Run, metric: str) -> pl.DataFrame:
-    return run.curves.filter(pl.col("metric") == metric, "complete").with_columns(spread="std")
+    return complete_curve(run, metric).with_columns(spread="std")
 
 
 def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
@@ -181,7 +148,7 @@ def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
 
 def _figure(width: float, height: float) -> Any:
     """A figure that no window shows, and its axes."""
-    figure = matplotlib("figure").Figure(figsize=(width, height), dpi=_POINTS_PER_INCH, layout="constrained")
+    figure = matplotlib("figure").Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -191,18 +158,6 @@ def matplotlib(module: str) -> Any:
         return importlib.import_module(f"matplotlib.{module}")
     except ModuleNotFoundError as error:
         raise BadInput("pictures need matplotlib: pip install 'gossamer[report]'") from error
-
-
-# --- figures for a paper: of the width of a column, with fonts in the file, and captions that say what is drawn
-
-
-def parse_width(text: str) -> float:
-    """A width such as ``3.3in``, ``84mm``, ``8.4cm`` or ``240pt``, in inches; anything else is bad input."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(in|cm|mm|pt)", text.strip())
-    width = float(match[1]) * _INCHES[match[2]] if match else 0.0
-    if not 1 <= width <= 40:
-        raise BadInput(f"--width {text}: accepted: 1in to 40in, also in cm, mm or pt, such as 3.3in")
-    return width
 
 
 def write_figures(
@@ -215,23 +170,20 @@ def write_figures(
     format: str = "pdf",
     width: float = 3.3,
 ) -> list[Path]:
-    """Write ``<metric>-vs-<axis>.<format>`` for all metrics and axes (of which some runs may have recorded none), and
-    ``captions.md``; gives the paths of the figures.
+    """Write a figure for a paper, ``<metric>-vs-<axis>.<format>``, for all metrics and axes of which some run has recorded
+    any; gives the paths. Lines have dashes too, for print in black and white.
 
     Several groups of several seeds have a curve each, in the band of its confidence interval; or else every run has one.
     ``width`` is in inches. A metric, an axis or a format that is not known, a file that can't be written, and a missing
     matplotlib are bad input."""
     for metric in metrics:
         check_recorded("--metrics", metric, runs)
-    for axis in axes:
-        if axis not in AXES:
-            raise BadInput(f"--axis {axis}: accepted: {', '.join(AXES)}")
-    if format not in FORMATS:
-        raise BadInput(f"--format {format}: accepted: {', '.join(FORMATS)}")
-    matplotlib("figure")
-    together = groups if several(groups) else None
-    written, captions = [], []
-    with writing(f"--figures {folder}"), importlib.import_module("matplotlib").rc_context(_STYLE):
+    for option, asked, accepted in (("--axis", axes, AXES), ("--format", [format], FORMATS)):
+        for each in asked:
+            if each not in accepted:
+                raise BadInput(f"{option} {each}: accepted: {', '.join(accepted)}")
+    together, written = groups if several(groups) else None, []
+    with writing(f"--figures {folder}"), matplotlib("style").context(_STYLE):
         folder.mkdir(parents=True, exist_ok=True)
         for metric in metrics:
             for axis in axes:
@@ -239,173 +191,39 @@ def write_figures(
                     continue
                 figure = curve_figure(runs, metric, axis, together)
                 figure.set_size_inches(width, _HEIGHT * width)
-                for index, line in enumerate(figure.axes[0].lines):
+                [drawn] = figure.axes
+                for index, line in enumerate(drawn.lines):
                     line.set(linewidth=1.2, linestyle=_DASHES[index % len(_DASHES)])
-                if legend := figure.axes[0].get_legend():  # with the dashes
-                    figure.axes[0].legend(frameon=False, fontsize=legend.get_texts()[0].get_fontsize())
+                _name_axes(drawn, axis, metric, runs)  # the legend with the dashes
                 name = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', metric)}-vs-{axis.removesuffix('_s')}.{format}"
                 figure.savefig(folder / name)
                 written.append(folder / name)
-                captions.append(f"**{name}**: {caption(runs, together, metric, axis)}\n")
-        write_text(folder / "captions.md", "\n".join(captions))
     return written
-
-
-def caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
-    """What a figure shows: the lines, the band, and how many runs and nodes they are over."""
-    title = metric_title(metric)
-    nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
-    against = (
-        "the bytes that all nodes have sent"
-        if axis == "bytes"
-        else axis_title(axis, runs).removesuffix(" / s")
-    )
-    text = f"{title[0].upper()}{title[1:]} against {against}, {nodes} nodes."
-    if groups is None:
-        return f"{text} Lines: mean over the nodes of a run. Bands: ± one standard deviation over the nodes."
-    seeds = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups)
-    band = "Bands: 95 % confidence interval over the runs (Student's t)."
-    return f"{text} Lines: mean over runs, each the mean over its nodes ({seeds}). {band}"
 
 
 # --- timelines
 
 
-class Window(NamedTuple):
-    """A part of a timeline: a span in seconds, and some ranks."""
-
-    from_s: float
-    to_s: float
-    nodes: tuple[int, ...]
-
-
-def window(run: Run) -> Window | None:
-    """The part of the run that its timeline covers; None where the experiment asks for no timeline."""
-    if not (asked := (run.experiment.get("evaluation") or {}).get("timeline")):
+def timeline_data(run: Run) -> dict[str, Any] | None:
+    """When the recorded nodes computed and sent, for the page; None without a timeline."""
+    asked = (run.experiment.get("evaluation") or {}).get("timeline")
+    if not asked or run.timeline.is_empty():
         return None
     timeline = Timeline.model_construct(**asked)  # the schema of the record has checked it
-    end_s = run.metrics["time_s"].max()
-    to_s = min(timeline.to_s, end_s) if isinstance(end_s, float) else timeline.to_s
-    return Window(timeline.from_s, max(to_s, timeline.from_s), tuple(timeline.ranks(run.nodes)))
-
-
-def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window | None:
-    """The part of a run's timeline that the command line asks for; None where it asks for nothing. ``span`` is ``FROM:TO``
-    in seconds, and ``nodes`` are ranks and ranges of ranks, ``0,3,8-12``; None is all. Several runs, a run without a
-    timeline, and a part of which nothing was recorded are bad input."""
-    if span is None and nodes is None:
-        return None
-    whole = _recorded(runs, "--window" if nodes is None else "--nodes")
-    return Window(*_span(span, whole), _ranks(nodes, whole))
-
-
-def _recorded(runs: Sequence[Run], option: str) -> Window:
-    """As :func:`window` of the only run; several, or one without a timeline, are bad input."""
-    if len(runs) != 1:
-        raise BadInput(f"{option}: got {len(runs)} runs; accepted: one, whose timeline is shown")
-    found = window(runs[0])
-    if found is None or runs[0].timeline.is_empty():
-        raise BadInput(
-            f"{runs[0].path}: no timeline was recorded; accepted: a run whose experiment has evaluation.timeline, e.g."
-            ' --set "evaluation.timeline={from_s: 0, to_s: 10}"'
-        )
-    return found
-
-
-def _span(text: str | None, whole: Window) -> tuple[float, float]:
-    if text is None:
-        return whole.from_s, whole.to_s
-    try:
-        from_s, to_s = (float(part) for part in text.split(":"))
-    except ValueError:
-        from_s = to_s = math.nan
-    if from_s < to_s and max(from_s, whole.from_s) < min(to_s, whole.to_s):
-        return max(from_s, whole.from_s), min(to_s, whole.to_s)
-    raise BadInput(
-        f"--window {text}: accepted: FROM:TO in seconds, FROM before TO; the timeline is recorded from"
-        f" {whole.from_s:g} to {whole.to_s:g}"
-    )
-
-
-def _ranks(text: str | None, whole: Window) -> tuple[int, ...]:
-    if text is None:
-        return whole.nodes
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip(), re.ASCII)
-        chosen = set(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else set[int]()
-        if not chosen or not chosen <= set(whole.nodes):
-            raise BadInput(
-                f"--nodes {text}: accepted: ranks and ranges of them, such as 0,3,8-12, whose timeline was recorded"
-            )
-        ranks |= chosen
-    return tuple(sorted(ranks))
-
-
-def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
-    """The page's data, with intervals clipped to a window (None: all that was recorded); None without a timeline."""
-    within = within or window(run)
-    if within is None or run.timeline.is_empty():
-        return None
-    first = _overlapping(run, within).sort("start_s").head(MOST_DRAWN + 1)
-    to_s = within.to_s if first.height <= MOST_DRAWN else float(first["start_s"][-1])
-    shown = first.head(MOST_DRAWN).with_columns(pl.col("start_s", "end_s").clip(within.from_s, to_s).round(9))
-    shown = shown.rename({"start_s": "start", "end_s": "end"})
+    rows = run.timeline.sort("start_s").head(MOST_DRAWN)
+    last: Any = rows["end_s"].max()
+    to_s = min(timeline.to_s, last)
+    span = pl.col("start", "end").clip(timeline.from_s, to_s).round(9)
+    rows = rows.rename({"start_s": "start", "end_s": "end"}).with_columns(span)
+    columns = ("node", "start", "end", "to", "bytes")
     return {
-        "from": within.from_s,
+        "from": timeline.from_s,
         "to": to_s,
-        "cut": to_s < within.to_s,
-        "nodes": list(within.nodes),
-        "colours": COLOURS,
-        "edged": MOST_EDGED * len(within.nodes),
+        "nodes": timeline.ranks(run.nodes),
+        "colours": _KINDS,
         "kinds": {
-            kind: rows.select("node", "start", "end", *(("to", "bytes") if kind == "send" else ())).to_dict(
-                as_series=False
-            )
-            for kind in KINDS
-            if (rows := shown.filter(pl.col("kind") == kind)).height
+            kind: part.select(columns if kind == "send" else columns[:3]).to_dict(as_series=False)
+            for kind in _KINDS
+            if (part := rows.filter(kind=kind)).height
         },
     }
-
-
-def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None) -> None:
-    """Draw a run's timeline, or a part of it, into a file. Several runs, a run without a timeline, and a file that can't be
-    written or is of another kind are bad input."""
-    within = within or _recorded(runs, "--timeline")
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise BadInput(f"--timeline {path}: accepted: a file *.svg, *.png, *.pdf")
-    with writing(f"--timeline {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        timeline_figure(runs[0], within).savefig(path)
-
-
-def timeline_figure(run: Run, within: Window) -> Any:
-    """A ``matplotlib.figure.Figure`` of a part of a timeline: each node's lane has computation above sending."""
-    table = _overlapping(run, within)
-    figure, axes = _figure(9.6, 1.2 + 0.32 * len(within.nodes))
-    for kind in (kind for kind in KINDS if kind in set(table["kind"])):
-        rows = table.filter(pl.col("kind") == kind)
-        edge = 0.4 if rows.height < MOST_EDGED * len(within.nodes) else 0.0
-        for lane, node in enumerate(within.nodes):
-            own = rows.filter(pl.col("node") == node)
-            spans = own.select("start_s", pl.col("end_s") - pl.col("start_s")).rows()
-            place = (lane, 0.38) if kind == "send" else (lane - 0.4, 0.38)
-            label = kind if lane == 0 else None
-            axes.broken_barh(
-                spans, place, color=PALETTE[COLOURS[kind]], edgecolor="white", linewidth=edge, label=label
-            )
-    axes.set_xlim(within.from_s, within.to_s)
-    axes.set_ylim(len(within.nodes) - 0.5, -0.5)
-    axes.set_yticks(range(len(within.nodes)), [str(node) for node in within.nodes])
-    axes.set_xlabel(axis_title("time_s", [run]))
-    axes.set_ylabel("node")
-    axes.spines[["top", "right"]].set_visible(False)
-    if not table.is_empty():
-        figure.legend(loc="outside upper right", ncols=len(KINDS), frameon=False)
-    return figure
-
-
-def _overlapping(run: Run, within: Window) -> pl.DataFrame:
-    return run.timeline.filter(
-        pl.col("node").is_in(within.nodes), pl.col("start_s") < within.to_s, pl.col("end_s") > within.from_s
-    )

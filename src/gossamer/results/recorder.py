@@ -17,8 +17,9 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from torch import Tensor
 from gossamer import files
 from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
 from gossamer.results.folder import RunFolder, Status, read_status, run_id, write_table
-from gossamer.results.schema import LONGEST_S, GraphRow, SetupFile
+from gossamer.results.schema import GraphRow, SetupFile
 from gossamer.results.segment import read_segment
 
 if TYPE_CHECKING:
@@ -60,27 +61,18 @@ TRAFFIC: dict[str, Any] = {
 }
 
 EVENTS: dict[str, Any] = {
-    "time_s": pl.Float64,
-    "wall_s": pl.Float64,
+    **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
     "node": pl.Int32,
-    "event": pl.String,
-    "detail": pl.String,
+    **dict.fromkeys(("event", "detail"), pl.String),
 }
 """First columns of the events; the rest follow by name."""
 
-TIMELINE: dict[str, Any] = {
-    "node": pl.Int32,
-    "kind": pl.String,
-    "start_s": pl.Float64,
-    "end_s": pl.Float64,
-    "to": pl.Int32,
-    "bytes": pl.Int64,
-}
+_SPAN = {"node": pl.Int32, "kind": pl.String, "start_s": pl.Float64, "end_s": pl.Float64}
+TIMELINE: dict[str, Any] = {**_SPAN, "to": pl.Int32, "bytes": pl.Int64}
 
 MOMENTS = ", "
 """Separates the moments of one row."""
 
-_CLOCKS = ("time_s", "wall_s", "start_s", "end_s")
 _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
 MOST_FIGURES_BYTES = 2**31
@@ -118,7 +110,7 @@ def read_events(folder: Path) -> pl.DataFrame:
 
 def read_timeline(folder: Path) -> pl.DataFrame:
     """The timeline of a run folder, sorted by (node, start); empty without one."""
-    table = _read(folder, "timeline", TIMELINE, required=tuple(TIMELINE)[:4]).select(list(TIMELINE))
+    table = _read(folder, "timeline", TIMELINE, required=tuple(_SPAN)).select(list(TIMELINE))
     return table.unique().sort("node", "start_s", "end_s", "kind", "to")
 
 
@@ -128,20 +120,10 @@ def read_setup(folder: Path) -> dict[str, Any]:
     if path.exists():
         setup = files.read_json(path, SetupFile, folder, MOST_FIGURES_BYTES)
     graphs = dict(setup.get("graphs", {}))
-    for segment in _found(folder, "graphs"):
+    for segment in segments(folder, "graphs"):
         for row in read_segment(segment, run_id(folder), folder):
             said = files.conforming(row, GraphRow, str(segment))
             graphs[str(said["round"])] = said["edges"]
-    nodes = setup.get("nodes")
-    ranks = [
-        *chain(*setup.get("poisoned") or []),
-        *(max(chain(*edges), default=0) for edges in graphs.values()),
-    ]
-    lengths = {len(setup[name]) for name in ("samples", "labels") if setup.get(name) is not None}
-    if nodes is not None and (max(ranks, default=0) >= nodes or lengths - {nodes}):
-        raise BadInput(
-            f"{path}: figures for other nodes than its {nodes}; accepted: what gossamer has written"
-        )
     return {**setup, "graphs": graphs}
 
 
@@ -153,11 +135,11 @@ def segments(folder: Path, kind: str) -> list[Path]:
 
 def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
     """The rows of a kind; a value in a segment that does not fit its column's type becomes null."""
+    prove(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
     parts, run = [pl.DataFrame(schema=schema)], run_id(folder)
-    found = _found(folder, kind)
     if (table := folder / f"{kind}.parquet").exists():
         parts.append(_fitting(files.read_table(table, folder), schema, required, table))
-    for path in found:
+    for path in segments(folder, kind):
         rows = read_segment(path, run, folder)
         while chunk := list(islice(rows, _CHUNK)):
             names = dict.fromkeys(name for row in chunk for name in row)
@@ -166,87 +148,43 @@ def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence
     return pl.concat(parts, how="diagonal_relaxed")
 
 
-def _found(folder: Path, kind: str) -> list[Path]:
-    """The segments of a kind. Files that ``status.json`` lists must be as they were then; of a run that was killed, segments
-    that it must have written are said to be missing."""
-    prove(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
-    for each in missing(folder, kind):
-        log.error(each)
-    return segments(folder, kind)
-
-
-def missing(folder: Path, kind: str) -> list[str]:
-    """Says which segments of a kind a run that was killed must have had."""
-    if (folder / "status.json").exists() or (folder / f"{kind}.parquet").exists():
-        return []
-    # A run opens its segments at its start, each process its own; graphs are moved to setup.json after the metrics.
-    begun = segments(folder, "metrics") or (kind == "metrics" and segments(folder, "events"))
-    stems = (path.stem.partition("-")[2].partition("-")[0] for path in segments(folder, kind))
-    ranks = {int(rank) for rank in stems if rank.isdecimal()}
-    least = {0} if begun and kind != "timeline" else set()
-    lost = sorted((least | set(range(min(max(ranks, default=0), 10**6)))) - ranks)
-    return [f"{folder / 'segments' / f'{kind}-{rank}.jsonl'}: missing, and its rows with it" for rank in lost]
-
-
 def prove(folder: Path, *patterns: str) -> list[str]:
     """Refuse files that are not as ``status.json`` lists them; gives the names of those that it lists, of all that match
     one of the patterns."""
     known = read_status(folder).get("files", {})
     names = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
-    for name in names:
-        if files.crc32(folder / name, folder, "what status.json lists") != known[name]:
-            raise BadInput(
-                f"{folder / name}: its checksum does not fit: it is damaged; accepted: as the run left it"
-            )
+    damaged = [
+        f"{folder / name}: its checksum does not fit: it is damaged; accepted: as the run left it"
+        for name in names
+        if files.crc32(folder / name, folder, "what status.json lists") != known[name]
+    ]
+    if damaged:
+        raise BadInput(*damaged)
     return names
 
 
 def _fitting(
     table: pl.DataFrame, schema: Mapping[str, Any], required: Sequence[str], path: Path
 ) -> pl.DataFrame:
-    """A table whose columns have the types of a schema; figures that no run records are refused."""
+    """A table whose columns have the types of a schema."""
     kinds = {name: pl.Float64 if name.startswith("test_") else schema.get(name) for name in table.columns}
     try:
         table = table.cast({name: kind for name, kind in kinds.items() if kind is not None})
     except PolarsError as error:
-        raise BadInput(
-            f"{path}: {' '.join(str(error).split()):.200}; accepted: {listed(required)} as recorded"
-        ) from None
+        said = " ".join(str(error).split())
+        raise BadInput(f"{path}: {said:.200}; accepted: {listed(required)} as recorded") from None
     for name in required:
         if name not in table.columns or table[name].null_count():
             raise BadInput(f"{path}: rows without {name!r}; accepted: rows with {', '.join(required)}")
-    for name, column in table.to_dict().items():
-        if column.dtype.is_nested() or column.dtype in (pl.Object, pl.Binary):
-            raise BadInput(
-                f"{path}: {name} has values of the type {column.dtype}; accepted: numbers, text, booleans"
-            )
-        if (
-            name in _CLOCKS
-            and name in schema
-            and not column.drop_nulls().is_between(-LONGEST_S, LONGEST_S).all()
-        ):
-            raise BadInput(
-                f"{path}: {name} from {column.min()!r} to {column.max()!r}; accepted: up to {LONGEST_S:g} s"
-            )
     return table
 
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
-    if dtype is None:
-        kinds = {type(value) for value in values if value is not None}
-        if not kinds:
-            dtype = pl.Null
-        elif kinds == {bool}:
-            dtype = pl.Boolean
-        elif kinds <= {int, bool} and all(v is None or -(2**63) <= v < 2**63 for v in values):
-            dtype = pl.Int64
-        else:  # mixed kinds and lists are kept as text
-            dtype = pl.Float64 if kinds <= {int, float, bool} else pl.String
-    if name.startswith("test_"):
-        dtype = pl.Float64
-    if dtype == pl.String:
-        values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-    return pl.Series(name, values, dtype=dtype, strict=False)
+    """A column of values that were recorded; lists become text, as do mixed kinds."""
+    if dtype is None and any(isinstance(value, list | dict) for value in values):
+        values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
+    column = pl.Series(name, values, dtype=dtype, strict=False)
+    return column.cast(pl.Float64) if column.dtype == pl.Int128 else column
 
 
 def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
@@ -265,25 +203,20 @@ def compact(folder: RunFolder) -> None:
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
         folder.write_setup(read_setup(path))
         _remove(graphs)
-    if folder.segments.exists() and not any(folder.segments.iterdir()):
+    with suppress(OSError):  # not empty, or not there
         folder.segments.rmdir()
 
 
 def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
-    """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
-    record that can be rewound again.
-
-    Of a simulation all rows stay until the instant of the checkpoint. Of real processes, rows of metrics stay if their round
-    (on the time grid, their time) is no later than their node's in the checkpoint; the network's rows stay if all evaluated
-    nodes had contributed by then. Rows of the end are dropped.
-    """
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status; this may be repeated after a
+    kill. Of a simulation all rows stay until the instant of the checkpoint; of real processes, those until their node's
+    round (on the time grid, its time), and those of the network to which all ``evaluated`` nodes had contributed by then."""
     folder.reserve()
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
     compact(folder)
     node, time_s = pl.col("node"), pl.col("time_s")
     there = [rank for rank in evaluated if rank in cut.rounds]
-    last_round = max(cut.rounds.values())
 
     def limit(by_rank: Mapping[int, Any]) -> pl.Expr:
         last = max(by_rank.values())
@@ -292,18 +225,20 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         return node.replace_strict({**by_rank, NETWORK: common}, default=last)
 
     moments = pl.col("moment").fill_null("round")
-    times_s = limit(cut.times_s) if cut.time_s is None else pl.lit(cut.time_s)
+    if cut.time_s is None:  # of real processes
+        times_s = limit(cut.times_s)
+        of_round = moments.str.split(MOMENTS).list.contains("round")
+        on_time = (moments != "end") & (time_s < times_s)
+        metrics = pl.when(of_round).then(pl.col("round") <= limit(cut.rounds)).otherwise(on_time)
+    else:
+        times_s = pl.lit(cut.time_s)
+        # A row of a tick and of the end has what the end found; the tick is recorded again.
+        metrics = (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
+    # A node that was lost later was alive then, and will be again.
+    lost = (pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(value=False)
     kept = {
-        # (A row of a tick and of the end has what the end found; the tick is recorded again.)
-        "metrics": (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
-        if cut.time_s is not None
-        else pl.when(moments.str.split(MOMENTS).list.contains("round"))
-        .then(pl.col("round") <= limit(cut.rounds))
-        .otherwise((moments != "end") & (time_s < times_s)),
-        # A node that was lost later was alive then, and will be again.
-        "events": ~((pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(False))
-        & (time_s.fill_null(0.0) <= times_s)
-        | (pl.col("event") == "resumed"),
+        "metrics": metrics,
+        "events": ~lost & (time_s.fill_null(0.0) <= times_s) | (pl.col("event") == "resumed"),
         "timeline": pl.col("end_s") < times_s,  # at the end of a run, parts of what goes on end there
     }
     for kind, keep in kept.items():
@@ -311,8 +246,8 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         if path.exists():
             write_table(path, files.read_table(path, folder.path).filter(keep))
     if cut.time_s is None and (folder.path / "setup.json").exists():
-        setup = read_setup(folder.path)
-        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
+        setup, last = read_setup(folder.path), max(cut.rounds.values())
+        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}
         folder.write_setup({**setup, "graphs": graphs})
 
 
@@ -328,25 +263,18 @@ def close_record(
     write_outcome: Callable[[], None] = lambda: None,
     **figures: Any,
 ) -> str | None:
-    """Write models, tables, and at last the status, also where the rest can't be written (a full disk, ...): rows then stay
-    in their segments, and the run has failed. Returns the first error in one line, or None.
-
-    Args:
-        folder: the record, to which nothing else writes any more.
-        reason, figures: of an :class:`~gossamer.runtime.outcome.Outcome`.
-        error: why it failed; of a run that diverged it is in the events.
-        write_outcome: writes everything but rows.
-    """
+    """Write models (``write_outcome``), tables, and at last the status, also where the rest can't be written (a full disk,
+    ...): rows then stay in their segments, and the run has failed. Returns the first error in one line, or None. ``reason``
+    and ``figures`` are those of an :class:`~gossamer.runtime.outcome.Outcome`."""
     ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
-    status = ends.get(reason, "done")
-    unwritten = None
-    for left in (folder.path / "checkpoints").glob("*/.*.tmp"):  # by nodes that were ended as they wrote
+    status, unwritten = ends.get(reason, "done"), None
+    for left in folder.checkpoints.glob("*/.*.tmp"):  # by nodes that were ended as they wrote
         left.unlink(missing_ok=True)
     try:
         write_outcome()
         compact(folder)
         if status == "diverged":
-            error = str(read_events(folder.path).filter(pl.col("event") == "diverged")["detail"].first())
+            error = str(read_events(folder.path).filter(event="diverged")["detail"].first())
     except (OSError, BadInput) as trouble:
         unwritten = _said(trouble)
         status, error = "failed", error or unwritten
@@ -368,6 +296,25 @@ def close_after(error: BaseException, folder: RunFolder) -> None:
     unwritten = close_record(folder, reason, said)
     if unwritten is not None and not isinstance(error, RecordError):
         log.warning(unwritten)
+
+
+class Evaluations:
+    """Collects rows, as they are recorded, into evaluations."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Any, dict[str, list[float]]] = {}
+
+    def add(self, row: Mapping[str, Any]) -> dict[str, list[float]] | None:
+        """Add a row. The network's row completes its evaluation: of each column, the values of the nodes, or that of the
+        network where no node has one."""
+        # At an instant that all nodes have in common, they are in different rounds.
+        moment = row["round"] if row["moment"] == "round" else row["moment"]
+        values = self._begun.setdefault(moment, {})
+        for name, value in row.items():
+            of_nodes = row["node"] == NETWORK and name in values
+            if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
+                values.setdefault(name, []).append(float(value))
+        return self._begun.pop(moment) if row["node"] == NETWORK else None
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:

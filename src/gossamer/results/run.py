@@ -19,7 +19,7 @@ from torch import Tensor
 from gossamer import files
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
@@ -51,17 +51,11 @@ class Run:
     labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def experiment_text(self) -> str:
-        """The resolved experiment as YAML."""
-        path = self.path / "experiment.yaml"
-        return files.read_text(path, files.MOST_YAML_BYTES, self.path, "an experiment")
-
-    @cached_property
     def experiment(self) -> dict[str, Any]:
         """The resolved experiment."""
-        source = str(self.path / "experiment.yaml")
-        found = parse_mapping(self.experiment_text, source)
-        return dict(files.conforming(found, RecordedExperiment, source))
+        path = self.path / "experiment.yaml"
+        text = files.read_text(path, files.MOST_YAML_BYTES, self.path, "an experiment")
+        return dict(files.conforming(parse_mapping(text, str(path)), RecordedExperiment, str(path)))
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -96,15 +90,12 @@ class Run:
         """When nodes computed and sent, sorted by (node, start); empty unless the experiment asks for it."""
         return recorder.read_timeline(self.path)
 
-    @cached_property
+    @property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
         """The nodes' flat vectors at the end, or None before it."""
-        if (models := self._models) and "parameters" not in models:
-            found = f"{listed(models)} in {self.path / 'models.safetensors'}"
-            raise BadInput(f"{found}; accepted: safetensors with 'parameters'")
-        return models.get("parameters")
+        return self._models.get("parameters")
 
-    @cached_property
+    @property
     def buffers(self) -> Float[Tensor, "nodes buffers"] | None:
         """The nodes' buffers at the end; None before it, and for a model without any."""
         return self._models.get("buffers")
@@ -119,7 +110,7 @@ class Run:
         """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
         again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
         of range, are bad input."""
-        from gossamer.learning import parameters as flat_vectors
+        from gossamer.learning.parameters import FlatModule, bare_module, sharing_constants
         from gossamer.tasks import load_task
 
         if self.parameters is None:
@@ -127,27 +118,20 @@ class Run:
         model = model_of(self._models, rank)
         experiment = Experiment.load(self.path / "experiment.yaml")
         task = load_task(experiment.task, experiment.data_root, experiment.seed)
-        module = flat_vectors.bare_module(flat_vectors.sharing_constants(task, experiment.seed).model).eval()
-        layout = flat_vectors.Layout.of(module)
-        values = flat_vectors.named_parameters(model.parameters, layout.parameters)
-        module.load_state_dict(
-            values | flat_vectors.named_buffers(model.buffers, layout, module), strict=False
-        )
-        return module
+        flat = FlatModule(bare_module(sharing_constants(task, experiment.seed).model).eval())
+        flat.load(model)
+        return flat.module
 
     def plot(
         self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
     ) -> Axes:
-        """Draw the mean of a metric over the nodes, in a band of one standard deviation.
+        """Draw the mean of a metric over the nodes, in a band of one standard deviation, into axes, and return these.
 
         Args:
             metric: a column of :attr:`metrics`; None is the first of test accuracy, other test metrics, and losses.
             ax: where to draw, such as the axes that the plot of another run returned; None is a new figure of pyplot.
             x: "round", "time_s", "wall_s" or "bytes".
             label: the line's name in the legend; None is the experiment's name.
-
-        Returns:
-            The axes.
         """
         from gossamer.results.plots import plot_run
 
@@ -157,17 +141,13 @@ class Run:
     @property
     def summary(self) -> dict[str, str]:
         """The result in words: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
-        from gossamer.results.checkpoints import newest
         from gossamer.results.tidy import ASYNCHRONY, final_summary
 
         result, lines = final_summary(self), {}
-        if stopped := self.status == "stopped":
+        if self.status == "stopped":
             of = f" of {rounds}" if (rounds := self.experiment["stop"]["rounds"]) else ""
-            at = f"at round {result.rounds or 0}{of}"
-            lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
-        if self.status == "diverged":
-            lines["DIVERGED"] = f"{self.error}; stop.diverged: continue would have gone on"
-        elif self.lost or not (stopped or self.status == "done"):
+            lines["STOPPED"] = f"at round {result.rounds or 0}{of}; the figures are those recorded until then"
+        elif self.outcome != "done":
             lines["status"] = self.outcome + (f": {self.error}" if self.error else "")
         for name, final in result.metrics.items():
             if name not in ASYNCHRONY:
@@ -177,35 +157,33 @@ class Run:
         lines["virtual time" if self.virtual else "time"] = f"{result.time_s or 0:.4g} s"
         lines["wall time"] = f"{result.wall_s or 0:.1f} s"
         lines["sent"] = bytes_text(result.bytes_sent)
-        if self.private_bytes is not None:
-            mean_mib, most = (self.private_bytes[name] / 2**20 for name in ("mean", "max"))
+        if (private := self.figures.get("private_bytes")) is not None:
+            mean_mib, most = private["mean"] / 2**20, private["max"] / 2**20
             lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
         lines["run"] = str(self.path)
-        if stopped:
-            saved = newest(self.path / "checkpoints") is not None
-            to_go_on = (
-                f"gossamer resume {self.path}" if saved else "not possible: the run saved no checkpoint"
-            )
-            lines["to go on"] = to_go_on
+        if self.status == "stopped" and any(self.path.glob("checkpoints/*/manifest.json")):
+            lines["to go on"] = f"gossamer resume {self.path}"
         return lines
 
     def _repr_html_(self) -> str:
         """The summary and the chart of the main metric, for a notebook."""
+        from gossamer.results.plots import curve_figure
+        from gossamer.results.tidy import main_metric
+
+        left = 'style="text-align: left"'
         rows = "".join(
-            f'<tr><td style="text-align: left">{escape(name)}</td><td style="text-align: left">{escape(text)}</td></tr>'
+            f"<tr><td {left}>{escape(name)}</td><td {left}>{escape(text)}</td></tr>"
             for name, text in self.summary.items()
         )
         table = f"<b>{escape(self.name)}</b>: {self.nodes} nodes<table>{rows}</table>"
+        if (metric := main_metric(self)) is None:
+            return table
         try:
-            from gossamer.results.plots import curve_figure
-            from gossamer.results.tidy import main_metric
-
-            if (metric := main_metric(self)) is None:
-                return table
             curve_figure([self], metric).savefig(picture := BytesIO(), format="png", dpi=72)
         except BadInput:  # without matplotlib
             return table
-        return f'{table}<img alt="{escape(metric)}" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
+        data = b64encode(picture.getvalue()).decode()
+        return f'{table}<img alt="{escape(metric)}" src="data:image/png;base64,{data}">'
 
     @property
     def poisoned(self) -> list[int]:
@@ -213,14 +191,9 @@ class Run:
         return sorted({rank for ranks in self.setup.get("poisoned", []) for rank in ranks})
 
     @property
-    def parameter_count(self) -> int | None:
-        """Length of a flat vector."""
-        return self.setup.get("parameters")
-
-    @property
     def status(self) -> str:
         """``done``, ``diverged``, ``failed``, ``stopped``, or ``running or killed`` without a status."""
-        return str(self._status.get("status", "running or killed"))
+        return str(self.figures.get("status", "running or killed"))
 
     @property
     def outcome(self) -> str:
@@ -245,38 +218,19 @@ class Run:
     @property
     def error(self) -> str | None:
         """Why the run failed, or which model is not finite and since when, where it diverged."""
-        return self._status.get("error")
+        return self.figures.get("error")
 
     @property
     def wall_s(self) -> float | None:
         """Real seconds from start to end, or to the last row of a run that did not end."""
-        return self._status.get("wall_s", self.metrics["wall_s"].max())
+        return self.figures.get("wall_s", self.metrics["wall_s"].max())
 
-    @property
-    def profile(self) -> dict[str, float]:
-        """Real seconds of a simulation by part: train, mix, evaluate, record; the rest of ``wall_s`` is events."""
-        return self._status.get("profile") or {}
-
-    @property
-    def execution(self) -> dict[str, dict[str, int]]:
-        """How "train" and "evaluate" were computed: shapes of input by form ("recorded", or "eager: " and the reason)."""
-        return self._status.get("execution") or {}
-
-    @property
-    def peak_vectors(self) -> int | None:
-        """The largest number of parameter vectors (models, messages, optimizer state) in a simulation."""
-        return self._status.get("peak_vectors")
-
-    @property
-    def private_bytes(self) -> dict[str, float] | None:
-        """Private memory of a node's process at its end: "mean" and "max" over the nodes, bytes."""
-        return self._status.get("private_bytes")
-
-    @property
-    def link_shares(self) -> dict[str, float] | None:
-        """Use of the links between uplinks and downlinks: carried bytes divided by capacity over the whole run, "mean" and
-        "max" over the links that carried anything. None without such links, and for resumed runs."""
-        return self._status.get("link_shares")
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """What ``status.json`` says, as far as the run has recorded it: ``profile``, seconds by part of a simulation;
+        ``peak_vectors``, the largest number of parameter vectors in
+        a simulation; ``private_bytes`` of a node's process, mean and max."""
+        return read_status(self.path)
 
     @property
     def nodes(self) -> int:
@@ -304,10 +258,6 @@ class Run:
     def id(self) -> str:
         """The folder's name."""
         return self.path.name
-
-    @cached_property
-    def _status(self) -> dict[str, Any]:
-        return read_status(self.path)
 
 
 def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank") -> Model:
@@ -341,11 +291,8 @@ def load_run(path: str | Path) -> Run:
         return Run(found[0])
     if found:
         names = ", ".join(str(folder.relative_to(path)) for folder in found[-_MOST_LISTED:])
-        more = "" if len(found) <= _MOST_LISTED else f" (the newest {_MOST_LISTED} are shown)"
-        raise BadInput(f"{path}: {len(found)} runs; accepted: one of them: {names}{more}")
-    what = (
-        "not a run: neither it nor a folder in it has experiment.yaml" if path.is_dir() else "no such folder"
-    )
+        raise BadInput(f"{path}: {len(found)} runs; accepted: one of them, such as {names}")
+    what = "not a run: no experiment.yaml in it" if path.is_dir() else "no such folder"
     raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
 
 
@@ -382,15 +329,7 @@ def _swept(folder: Path) -> list[Run]:
     return runs
 
 
-def sweep_of(folder: Path) -> tuple[str, str] | None:
-    """The names of the sweep to which a run's folder belongs, and of its cell (of several equal ones, the first); None for a
-    run of its own."""
-    path, run = folder.parent.parent / "sweep.json", folder.parent.name
-    if not path.is_file():
-        return None
-    found = files.read_json(path, SweepFile, path.parent, recorder.MOST_FIGURES_BYTES)
-    cell = next((each["cell"] for each in found["runs"] if each.get("run") == run), None)
-    return None if cell is None else (path.parent.name, cell)
+# --- names
 
 
 def part(key: str, value: Any) -> str:
@@ -410,42 +349,18 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together: the experiment's name, unless all share it; where several have one
-    name, also what :func:`tell_apart` finds, or their ids. Runs of a sweep are named by cell and seed."""
-    if all(run.cell is not None for run in runs):
-        seeds = [run.experiment.get("seed") for run in runs]
-        cells = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
-        if len(set(cells)) == len(cells):
-            return cells
-    names = [run.name for run in runs]
-    result = list(names)
-    for name in {name for name in names if names.count(name) > 1}:
-        same = [index for index, other in enumerate(names) if other == name]
-        texts = tell_apart([flat(runs[index].experiment) for index in same])
-        for index, text in zip(same, texts, strict=True):
-            short = text if texts.count(text) == 1 else runs[index].id
-            result[index] = short if len(same) == len(runs) else f"{name} ({short})"
-    return result
-
-
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts that tell settings apart, as far as they differ: the names of the components that differ, and where these are
-    the same, one field that differs in all of them, or else all fields that differ."""
+    """Texts that tell settings apart: the names of the components that differ, and where these are the same, also the
+    fields that differ."""
     named = [key for key in differing(settings) if key.endswith(".name")]
-    texts = [
-        ", ".join(str(setting[key]) for key in named if key in setting) or NOTHING * bool(named)
-        for setting in settings
-    ]
+    heads = [", ".join(str(each[key]) for key in named if key in each) or NOTHING for each in settings]
+    texts = heads if named else [""] * len(settings)
     for head in {head for head in texts if texts.count(head) > 1}:
         same = [index for index, text in enumerate(texts) if text == head]
         keys = differing([settings[index] for index in same])
-        apart = [key for key in keys if len({repr(settings[i].get(key)) for i in same}) == len(same)]
-        keys = apart[:1] or keys
-        leaves = [key.rpartition(".")[2] for key in keys]
         for index in same:
             values = [str(settings[index].get(key, NOTHING))[:_LONGEST_VALUE] for key in keys]
-            more = [f"{leaf} {value}" for leaf, value in zip(leaves, values, strict=True)]
+            more = [f"{key.rpartition('.')[2]} {value}" for key, value in zip(keys, values, strict=True)]
             texts[index] = ", ".join(filter(None, (head, *more)))
     return texts
 

@@ -6,28 +6,26 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-LONGEST_S = 1e15
-"""No clock of a run is as far from its start. (Clocks of several machines agree to milliseconds: some begin before it.)"""
-
 Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Nodes = Annotated[int, Meta(ge=1, le=10**7)]
-Seconds = Annotated[float, Meta(ge=-LONGEST_S, le=LONGEST_S)]
 Edges = list[Annotated[list[Rank], Meta(min_length=2, max_length=2)]]
+Resumed = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+Status = Literal["done", "diverged", "failed", "stopped"]
 
 
 class TimelineField(TypedDict):
     """``evaluation.timeline``."""
 
-    from_s: Seconds
-    to_s: Seconds
+    from_s: float
+    to_s: float
     nodes: Nodes | list[Rank]
 
 
 class EvaluationField(TypedDict, total=False):
     """``evaluation``."""
 
-    every_s: Annotated[float, Meta(gt=0, le=LONGEST_S)] | None
+    every_s: Annotated[float, Meta(gt=0)] | None
     timeline: TimelineField | None
 
 
@@ -41,26 +39,12 @@ class RecordedExperiment(TypedDict, total=False):
     engine: str | dict[str, Any]
 
 
-class Numerics(TypedDict):
-    """``numerics`` in ``environment.json``; see :func:`gossamer.numerics.describe`."""
-
-    processor: str
-    kernels: str
-    mkl: str | None
-    settings: dict[str, str]
-
-
-class Origin(TypedDict, total=False):
-    """Where a run began, or went on: ``environment.json``, and each entry of its ``resumed``."""
+class Environment(TypedDict, total=False):
+    """``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
 
     run: str
-    numerics: Numerics
-
-
-class Environment(Origin, total=False):
-    """``environment.json``: ``run`` identifies the run, however its folder is called now."""
-
-    resumed: Annotated[list[Origin], Meta(min_length=1)]
+    numerics: dict[str, Any]
+    resumed: Resumed
 
 
 class SetupFile(TypedDict, total=False):
@@ -73,8 +57,6 @@ class SetupFile(TypedDict, total=False):
     samples: list[Count]
     labels: list[list[Count]] | None
     classes: list[str] | None
-    outcome_ranks: list[Rank]
-    evaluation_sets: list[str]
     poisoned: list[list[Rank]]
     graphs: dict[Count, Edges]
 
@@ -91,14 +73,9 @@ class StatusFile(TypedDict, total=False):
 
     run: str
     files: dict[str, str]
-    status: Literal["done", "diverged", "failed", "stopped", "interrupted"]
+    status: Status
     error: str | None
-    wall_s: Seconds | None
-    profile: dict[str, float] | None
-    execution: dict[str, dict[str, int]] | None
-    peak_vectors: Count | None
-    private_bytes: dict[str, float] | None
-    link_shares: dict[str, float] | None
+    wall_s: float | None
 
 
 class ManifestFile(TypedDict):
@@ -107,20 +84,19 @@ class ManifestFile(TypedDict):
     run: str
     number: Count
     rounds: dict[Rank, Count]
-    times_s: dict[Rank, Seconds]
-    time_s: Seconds | None
-    wall_s: Seconds
+    times_s: dict[Rank, float]
+    time_s: float | None
+    wall_s: float
     experiment: dict[str, Any]
     trainer: str | None
 
 
 class SweepEntry(TypedDict):
-    """A run of a sweep."""
+    """A run in ``sweep.json``."""
 
     cell: str
     status: str
     folder: str | None
-    run: NotRequired[str]
     labels: NotRequired[dict[str, Any] | None]
 
 

@@ -80,31 +80,23 @@ class Segment:
 def read_segment(path: Path, run: str | None = None, root: Path | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a segment, in order. An incomplete last line is left out, which is logged; any other line that can't be
     read, or is not where it was written, is bad input. ``run`` is the run that it must belong to (None is any)."""
-    crc = None if not run else zlib.crc32(run.encode())
-    sealed = False  # older versions did not seal rows
+    crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions did not seal rows
     with files.opened(path, files.MOST_ROWS_BYTES, root, "a segment") as file:
         for number in count(1):
             if not (line := file.readline(_LONGEST_LINE)):
                 return
-            where = f"{path}, line {number}"
-            if not line.endswith(b"\n"):
-                if len(line) == _LONGEST_LINE:
-                    raise BadInput(f"{where}: too long; accepted: at most {_LONGEST_LINE:,} bytes")
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
                 log.warning("%s: line %d is torn (its writer was killed) and left out", path, number)
                 return
+            where = f"{path}, line {number}"
             try:
                 text, found = files.unseal(line[:-1], crc)
                 if found is None and sealed:
                     raise ValueError("it has no checksum")
             except ValueError as error:
-                raise BadInput(
-                    f"{where}: {error}; accepted: rows as they were written, one after the other"
-                ) from None
+                raise BadInput(f"{where}: {error}; accepted: rows as they were written") from None
             crc, sealed = found, found is not None
-            row = files.parse_json(text, where)
-            if not isinstance(row, dict):
-                raise BadInput(f"{where}: not a JSON object; accepted: one JSON object a line")
-            yield files.shallow(row, where) if line.count(b"[") + line.count(b"{") > files.MOST_DEPTH else row
+            yield files.conforming(files.parse_json(text, where), dict[str, Any], where)
 
 
 def _plain(value: Any) -> Any:

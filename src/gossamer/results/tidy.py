@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -36,6 +36,9 @@ _NOT_METRICS = {*METRICS, *TRAFFIC} - {"test_loss", *_LATE, *ASYNCHRONY}
 _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idle")
 
 
+# --- metrics
+
+
 def metric_names(run: Run) -> list[str]:
     """The metrics for which a run has a value: test accuracy, other test metrics, those of further evaluation sets,
     losses, the consensus distance, what the algorithm recorded, and :data:`ASYNCHRONY`."""
@@ -46,12 +49,16 @@ def metric_names(run: Run) -> list[str]:
     ]
     sets = evaluation_sets(present)
     losses = [*(f"{each}_loss" for each in sets), *_LATE]
-    order = []
-    for each in sets:
-        order += [f"{each}_accuracy", *sorted(name for name in present if name.startswith(f"{each}_"))]
-    order = [name for name in order if name not in losses] + losses
-    order += [*sorted(set(present).difference(ASYNCHRONY)), *ASYNCHRONY]
-    return [name for name in dict.fromkeys(order) if name in present]
+
+    def order(name: str) -> tuple[int, int, str]:
+        if name in losses:
+            return 1, losses.index(name), name
+        if name in ASYNCHRONY:
+            return 3, ASYNCHRONY.index(name), name
+        of = [index for index, each in enumerate(sets) if name.startswith(f"{each}_")]
+        return (0, of[0], name.replace("_accuracy", "")) if of else (2, 0, name)
+
+    return sorted(present, key=order)
 
 
 def all_metrics(runs: Iterable[Run]) -> list[str]:
@@ -59,43 +66,16 @@ def all_metrics(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
+def main_metric(run: Run) -> str | None:
+    """The metric by which a run is judged: the first of :func:`metric_names`."""
+    return next(iter(metric_names(run)), None)
+
+
 def judging(runs: Iterable[Run]) -> list[str]:
     """The metrics by which runs are compared: those of all evaluation sets; without any, the main metric."""
     known = all_metrics(runs)
     prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes)] or known[:1]
-
-
-def default_axis(runs: Sequence[Run]) -> Axis:
-    """The axis on which runs can be compared: time if nodes have their own pace, bytes if those of a round differ, or else
-    rounds."""
-    if any(map(_asynchronous, runs)):
-        return "time_s"
-    ends = [run.curves.select(pl.col("bytes", "round").max()).row(0) for run in runs]
-    a_round = [sent / rounds for sent, rounds in ends if sent and rounds]
-    return "bytes" if a_round and max(a_round) > 1.01 * min(a_round) else "round"
-
-
-def _asynchronous(run: Run) -> bool:
-    """Whether a run is recorded on a time grid, or its nodes' rounds or times at the last point differ by over a tenth."""
-    if run.every_s is not None:
-        return True
-    rows = assigned(run).filter(pl.col("node") >= 0, ~pl.col("node").is_in(run.away))
-    last = rows.filter(pl.col("point") == pl.col("point").max())
-    return any((last[axis].min() or 0.0) < 0.9 * (last[axis].max() or 0.0) for axis in ("round", "time_s"))  # type: ignore[operator]
-
-
-def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
-    """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
-    known = all_metrics(runs)
-    if metric not in known:
-        found = f"no run has recorded it{suggest(metric, known)}"
-        raise BadInput(f"{option} {metric}: {found}; accepted: {listed(known)}")
-
-
-def main_metric(run: Run) -> str | None:
-    """The metric by which a run is judged: the first of :func:`metric_names`."""
-    return next(iter(metric_names(run)), None)
 
 
 def evaluation_sets(columns: Iterable[str]) -> list[str]:
@@ -110,24 +90,30 @@ def lower_is_better(metric: str) -> bool:
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
 
-def assigned(run: Run) -> pl.DataFrame:
-    """The recorded rows that belong to an evaluation point.
+def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
+    """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
+    known = all_metrics(runs)
+    if metric not in known:
+        found = f"no run has recorded it{suggest(metric, known)}"
+        raise BadInput(f"{option} {metric}: {found}; accepted: {listed(known)}")
 
-    Returns:
-        The columns of the metrics, and ``point`` (0, 1, ...), ``instant`` (which identifies the point in every run: round,
-        seconds of the grid, or infinity for the end) and ``bytes`` (of the network).
-    """
-    every_s = run.every_s
-    moment = pl.col("moment")
-    if every_s is None:
+
+def default_axis(runs: Iterable[Run]) -> Axis:
+    """The axis of a chart of several runs: time if one is recorded on a time grid, or else rounds."""
+    return "time_s" if any(run.every_s is not None for run in runs) else "round"
+
+
+# --- curves
+
+
+def assigned(run: Run) -> pl.DataFrame:
+    """The recorded rows that belong to an evaluation point, with ``point`` (0, 1, ...), ``instant`` (which identifies the
+    point in every run: round, seconds of the grid, or infinity for the end) and ``bytes`` (of the network)."""
+    metrics, moment = run.metrics.sort("time_s", maintain_order=True), pl.col("moment")
+    if run.every_s is None:
         instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
     else:  # rounded, so that grids share their common instants
-        instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * every_s).round(9)
-    metrics = run.metrics.sort("time_s", maintain_order=True)
-    same_time = [name for name in ASYNCHRONY if name in metrics.columns]
-    # A node that ends a round at an instant of the grid has two rows, of which the second covers no time.
-    metrics = metrics.with_columns(pl.col(same_time).forward_fill().over("node", "time_s"))
-    if every_s is not None and "train_loss" in metrics.columns:
+        instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * run.every_s).round(9)
         metrics = metrics.with_columns(pl.col("train_loss").forward_fill().over("node"))
     rows = (
         metrics.with_row_index("row")
@@ -144,14 +130,13 @@ def assigned(run: Run) -> pl.DataFrame:
     rows = rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
         point=pl.col("instant").rank("dense").cast(pl.Int64) - 1
     )
-    sent, known = pl.col("bytes_sent").forward_fill(), pl.col("known").cum_sum() > 0
+    sent = pl.col("bytes_sent").forward_fill()
     total = (
         rows.sort("point")
         .with_columns(new=(sent - sent.shift().fill_null(0)).over("node"))
-        .group_by("point")
+        .group_by("point", maintain_order=True)
         .agg(pl.col("new").sum(), known=pl.col("bytes_sent").count())
-        .sort("point")
-        .select("point", bytes=pl.when(known).then(pl.col("new").cum_sum()))
+        .select("point", bytes=pl.when(pl.col("known").cum_sum() > 0).then(pl.col("new").cum_sum()))
     )
     return rows.join(total, on="point", how="left", maintain_order="left")
 
@@ -164,33 +149,28 @@ def points(run: Run) -> pl.DataFrame:
 
 
 def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
-    """Statistics over the nodes at every point, of all metrics or of some.
+    """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, the axes,
+    ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``, and ``complete``.
 
-    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. The standard
-    deviation has the divisor n: the nodes are all there are, and no sample.
-
-    Returns:
-        Columns ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``, ``max``, ``count``, and
-        ``complete``: whether every node with the metric has got to the point. A run that was killed has recorded its last
-        rounds for its fastest nodes only. A node that was away at a point, and recorded a later one, has got past it. Nodes
-        that are away at the end, or came back too late to record anything, don't count: a run that goes on without them
-        has an end all the same.
+    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. A point is complete
+    if every node with the metric has got to it or past it; nodes that are away at the end, or came back too late to record
+    anything, don't count.
     """
     names = metric_names(run) if metrics is None else list(metrics)
     index = ["node", "point", "instant", *AXES]
     table = assigned(run).with_columns(pl.col(names).cast(pl.Float64))
     rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
-    value = pl.col("value").filter(has)
+    value, is_end = pl.col("value").filter(has), pl.col("instant").is_infinite()
     having = has.any().over("metric", "node")
     member = having & ~pl.col("node").is_in([*run.away, *_silent_since_their_return(run)])
-    is_end = pl.col("instant").is_infinite()
-    got_to = pl.col("point").filter(~is_end).max().over("metric", "node").fill_null(-1)
     shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
     table = (
         rows.filter(shown)
-        .with_columns(member=pl.when(member.any().over("metric")).then(member).otherwise(having))
-        .with_columns(got_to=got_to)
+        .with_columns(
+            member=pl.when(member.any().over("metric")).then(member).otherwise(having),
+            got_to=pl.col("point").filter(~is_end).max().over("metric", "node").fill_null(-1),
+        )
         .with_columns(
             all_got_to=pl.col("got_to").filter(pl.col("member")).min().over("metric"),
             members=pl.col("node").filter(pl.col("member")).n_unique().over("metric"),
@@ -220,27 +200,23 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
 
 def _silent_since_their_return(run: Run) -> list[int]:
     """Ranks of the nodes that came back, and have recorded nothing since."""
-    returned = (
-        run.events.filter(pl.col("event") == "returned").group_by("node").agg(back_s=pl.col("time_s").max())
-    )
-    recorded = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())
-    silent = returned.join(recorded, on="node").filter(pl.col("back_s") > pl.col("last_s"))
-    return silent["node"].to_list()
+    back = run.events.filter(event="returned").group_by("node").agg(back_s=pl.col("time_s").max())
+    last = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())
+    return back.join(last, on="node").filter(pl.col("back_s") > pl.col("last_s"))["node"].to_list()
 
 
-def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
-    """A metric over the nodes at every point that has it: ``point``, the axes, and the statistics; ``network`` as for
-    :func:`curves`. A metric that the run hasn't recorded is bad input."""
-    if y not in run.metrics.columns or not run.metrics[y].dtype.is_numeric():
-        names = metric_names(run)
-        raise BadInput(f"metric: got {y!r}{suggest(y, names)}; accepted: {listed(names)}")
-    return curves(run, [y], network=network).select("point", *AXES, *STATISTICS)
+def complete_curve(run: Run, metric: str) -> pl.DataFrame:
+    """The complete points of a metric in :attr:`Run.curves`."""
+    return run.curves.filter(pl.col("metric") == metric, "complete")
 
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:
     """A table with null for what JSON has no number for: NaN and infinities."""
     floats = pl.col(pl.Float32, pl.Float64)
     return table.with_columns(pl.when(floats.is_finite()).then(floats))
+
+
+# --- figures at the end
 
 
 @dataclass(frozen=True)
@@ -263,7 +239,7 @@ class Final:
     std: float
     count: int
     round: float
-    best: Best | None
+    best: Best | None = None
     area: float | None = None
 
 
@@ -279,37 +255,33 @@ class FinalSummary:
     nodes: int
     parameters: int | None
     rounds: int | None
+    least_rounds: int | None
     time_s: float | None
     wall_s: float | None
     bytes_sent: int | None
-    messages_lost: int | None
-    metrics: dict[str, Final] = field(default_factory=dict)
-    least_rounds: int | None = None
-    messages: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, Final]
+    messages: dict[str, int]
 
 
 def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
     most = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
     counts = {name: int(most[name].sum()) for name in TRAFFIC if most[name].count()}
+    messages = {name: count for name, count in counts.items() if name.startswith("messages_")}
+    finals = {name: final(run, name) for name in metric_names(run)}
     rounds: Any = most["round"]
     time_s: Any = run.metrics["time_s"].max()
     return FinalSummary(
         status=run.status,
         nodes=run.nodes,
-        parameters=run.parameter_count,
+        parameters=run.setup.get("parameters"),
         rounds=rounds.max(),
+        least_rounds=rounds.min(),
         time_s=time_s,
         wall_s=run.wall_s,
         bytes_sent=counts.get("bytes_sent"),
-        messages_lost=counts.get("messages_lost"),
-        metrics={name: value for name in metric_names(run) if (value := final(run, name)) is not None},
-        least_rounds=rounds.min(),
-        messages={
-            name.removeprefix("messages_"): count
-            for name, count in counts.items()
-            if name.startswith("messages_")
-        },
+        metrics={name: value for name, value in finals.items() if value is not None},
+        messages={name.removeprefix("messages_"): count for name, count in messages.items()},
     )
 
 
@@ -317,37 +289,38 @@ def final(run: Run, name: str) -> Final | None:
     """A metric at the last complete evaluation, and its best; None where the run has none."""
     if name in ASYNCHRONY:
         return _over_the_run(run, name)
-    table = run.curves.filter(pl.col("metric") == name, "complete")
+    table = complete_curve(run, name)
     if table.is_empty():
         return None
-    last = table.row(-1, named=True)
-    judges = (*(f"{each}_" for each in evaluation_sets(run.metrics.columns)), "train_loss")
-    good = table.filter(pl.lit(name.startswith(judges)), pl.col("mean").is_finite())
-    good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
-    best = None if good.is_empty() else Best(good["mean"][0], good["round"][0])
-    area = mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
-    return Final(last["mean"], last["std"], last["count"], last["round"], best, area)
+    best, last = None, table.select("mean", "std", "count", "round").row(-1, named=True)
+    if name.startswith((*(f"{each}_" for each in evaluation_sets(run.metrics.columns)), "train_loss")):
+        good = table.filter(pl.col("mean").is_finite()).select("mean", "round")
+        good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
+        best = None if good.is_empty() else Best(*good.row(0))
+    return Final(
+        **last, best=best, area=mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
+    )
 
 
 def mean_over_rounds(
     rounds: Real[np.ndarray, " points"], values: Real[np.ndarray, " points"]
 ) -> float | None:
     """The area under a curve over rounds, by trapezoids, divided by their number; None for less than two rounds."""
-    widths = np.diff(rounds)
-    return float(widths @ (values[1:] + values[:-1]) / 2 / widths.sum()) if widths.any() else None
+    return (
+        float(np.trapezoid(values, rounds) / np.ptp(rounds)) if len(rounds) > 1 and np.ptp(rounds) else None
+    )
 
 
 def _over_the_run(run: Run, name: str) -> Final | None:
     """A metric that every row has for the time since the node's row before, over all of that time: shares are weighted
     by seconds, mean ages by messages."""
     of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
-    weight = (of - of.shift().over("node").fill_null(0)).clip(0)
-    value = pl.col(name)
-    mean = (value * pl.col("weight")).sum() / pl.col("weight").sum()
+    value, weight = pl.col(name), pl.col("weight")
+    mean = (value * weight).sum() / weight.sum()
     nodes = (
         run.metrics.filter(pl.col("node") >= 0)
         .sort("time_s", maintain_order=True)
-        .with_columns(weight=weight)
+        .with_columns(weight=(of - of.shift().over("node").fill_null(0)).clip(0))
         .filter(value.is_not_null())
         .group_by("node", maintain_order=True)  # so that sums have one order, and repeat their bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
@@ -355,9 +328,13 @@ def _over_the_run(run: Run, name: str) -> Final | None:
     )
     if nodes.is_empty():
         return None
-    mean, std = pl.col("value").mean(), pl.col("value").std(ddof=0)
-    over = nodes.select(mean.alias("mean"), std.alias("std"), pl.col("round").mean())
-    return Final(**over.row(0, named=True), count=len(nodes), best=None)
+    over = nodes.select(
+        mean=pl.col("value").mean(),
+        std=pl.col("value").std(ddof=0),
+        count=pl.len(),
+        round=pl.col("round").mean(),
+    )
+    return Final(**over.row(0, named=True))
 
 
 @dataclass(frozen=True)
@@ -369,20 +346,20 @@ class Interval:
     count: int
 
 
-def confidence(values: Iterable[float]) -> Interval | None:
+def confidence(values: Sequence[float]) -> Interval | None:
     """The mean of independent values and its 95 % confidence interval; None without values.
 
     The half-width is t s / sqrt(n): s the standard deviation of the sample (divisor n - 1), t the quantile of Student's
     distribution with n - 1 degrees of freedom. A value that is not finite leaves no interval.
     """
-    numbers = [float(value) for value in values]
-    if not numbers:
+    if not len(values):
         return None
-    mean, count = statistics.mean(numbers), len(numbers)  # exact, whatever their size
+    mean, count = statistics.mean(map(float, values)), len(values)  # exact, whatever their size
     if count < 2 or not math.isfinite(mean):
         return Interval(mean, None, count)
-    spread = math.hypot(*(number - mean for number in numbers)) / math.sqrt(count - 1)
-    return Interval(mean, student_t(count - 1) * spread / math.sqrt(count), count)
+    return Interval(
+        mean, student_t(count - 1) * statistics.stdev(map(float, values)) / math.sqrt(count), count
+    )
 
 
 def student_t(degrees: int, p: float = 0.975) -> float:

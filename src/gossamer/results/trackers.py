@@ -4,8 +4,8 @@ one that raises is reported in one line and gets nothing more."""
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from gossamer.config import Experiment
-from gossamer.config.registry import Component, FilePath, register
+from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput, cause
-from gossamer.results.recorder import NETWORK
-from gossamer.results.run import Run, flat, sweep_of
+from gossamer.results.recorder import Evaluations
+from gossamer.results.run import Run, flat
 
 _MOST_PARAMETERS = 100  # of a request to MLflow
-_LONGEST_TAG = 64  # of Weights & Biases
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +62,7 @@ class Trackers:
         self.tell("row", row)
 
     def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
-        """Call this method of every tracker, and drop those that raise; one that has begun is told of its failure."""
+        """Call this method of every tracker, and drop those that raise; one that fails in a row is told of its failure."""
         for tracker in list(self._active):
             try:
                 getattr(tracker, event)(*arguments)
@@ -71,13 +70,8 @@ class Trackers:
                 self._active.remove(tracker)
                 log.warning("tracker %r failed and is dropped: %s", tracker.name_of(), cause(error))
                 if event == "row":
-                    self._close(tracker, error)
-
-    def _close(self, tracker: Tracker, error: Exception) -> None:
-        try:
-            tracker.failure(error)
-        except Exception as another:  # noqa: BLE001 - of any kind, as above
-            log.warning("tracker %r can't be closed: %s", tracker.name_of(), cause(another))
+                    with suppress(Exception):
+                        tracker.failure(error)
 
 
 class Averaging(Tracker):
@@ -85,7 +79,7 @@ class Averaging(Tracker):
     own values."""
 
     package: ClassVar[str]  # the optional dependency of gossamer has its name
-    _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)
+    _evaluations: Evaluations = PrivateAttr(default_factory=Evaluations)
 
     def check(self) -> None:
         if find_spec(self.package) is None:
@@ -94,13 +88,15 @@ class Averaging(Tracker):
                 f" pip install 'gossamer[{self.package}]'"
             )
 
-    @abstractmethod
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        self._evaluations = Evaluations()
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        if (values := self._evaluations.add(row)) is not None:
+            self.report({name: fmean(each) for name, each in values.items()}, row["round"])
+
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the columns of an evaluation point that have a number."""
-
-    @abstractmethod
-    def close(self, status: str) -> None:
-        """The run is done, stopped or failed."""
 
     def end(self, run: Run) -> None:
         self.close(run.status)
@@ -108,36 +104,22 @@ class Averaging(Tracker):
     def failure(self, error: BaseException) -> None:
         self.close("failed")
 
-    def begin(self, experiment: Experiment, folder: Path) -> None:
-        self._points = {}
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        moment = row["round"] if row["moment"] == "round" else row["moment"]
-        values = self._points.setdefault(moment, {})
-        for name, value in row.items():
-            of_nodes = row["node"] == NETWORK and name in values
-            if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
-                values.setdefault(name, []).append(float(value))
-        if row["node"] == NETWORK:
-            self.report({name: fmean(each) for name, each in self._points.pop(moment).items()}, row["round"])
+    def close(self, status: str) -> None:
+        """The run is done, stopped or failed."""
 
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder. In ``folder`` the runs
-    of a sweep lie below its name."""
+    """Scalars for TensorBoard, by round, in ``tensorboard`` in the run's folder: ``tensorboard --logdir runs`` shows all."""
 
     package: ClassVar[str] = "tensorboard"
-    folder: FilePath | None = None
     _writer: Any = PrivateAttr(None)
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
-        sweep = sweep_of(folder)
-        own = self.folder and self.folder / (sweep[0] if sweep else "") / folder.parent.name / folder.name
-        self._writer = Writer(str(own or folder / "tensorboard"))
+        self._writer = Writer(str(folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -151,8 +133,7 @@ class TensorBoard(Averaging):
 @register("tracker", "mlflow")
 class MLflow(Averaging):
     """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
-    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's. The
-    runs of a sweep have the tags ``sweep`` and ``cell``."""
+    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -165,26 +146,15 @@ class MLflow(Averaging):
         from mlflow.entities import Param
 
         super().begin(experiment, folder)
-        self._client, sweep = MlflowClient(tracking_uri=self.uri), sweep_of(folder)
-        project = self._project(self.project or (sweep[0] if sweep else experiment.name))
-        tags = dict(zip(("sweep", "cell"), sweep or (), strict=False))
-        self._run = self._client.create_run(project, tags=tags, run_name=folder.name).info.run_id
+        self._client, name = MlflowClient(tracking_uri=self.uri), self.project or _owner(experiment, folder)
+        with suppress(Exception):  # it is there, or another run creates it
+            self._client.create_experiment(name)
+        project = self._client.get_experiment_by_name(name).experiment_id
+        self._run = self._client.create_run(project, run_name=folder.name).info.run_id
         settings = flat(experiment.model_dump(mode="json"))
         parameters = [Param(key, str(value)) for key, value in settings.items()]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run, params=parameters[first : first + _MOST_PARAMETERS])
-
-    def _project(self, name: str) -> str:
-        """The id of MLflow's experiment of this name, which another run may be creating."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            if (found := self._client.get_experiment_by_name(name)) is None:
-                return str(self._client.create_experiment(name))
-        except MlflowException:
-            if (found := self._client.get_experiment_by_name(name)) is None:
-                raise
-        return str(found.experiment_id)
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -197,8 +167,7 @@ class MLflow(Averaging):
 @register("tracker", "wandb")
 class WandB(Averaging):
     """A run of Weights & Biases in a ``project``, by default of the experiment's name, or of the sweep's, of an ``entity``
-    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group
-    with its name, and have their cell as a tag."""
+    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None
@@ -210,11 +179,9 @@ class WandB(Averaging):
         import wandb
 
         super().begin(experiment, folder)
-        group, *cell = sweep_of(folder) or (None,)
         self._run = wandb.init(
-            project=self.project or group or experiment.name,
-            group=group,
-            tags=[str(each)[:_LONGEST_TAG] for each in cell],
+            project=self.project or _owner(experiment, folder),
+            group=_owner(experiment, folder),
             entity=self.entity,
             name=folder.name,
             dir=str(folder),
@@ -229,3 +196,9 @@ class WandB(Averaging):
 
     def close(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "done" else 1)
+
+
+def _owner(experiment: Experiment, folder: Path) -> str:
+    """The name of the sweep that a run's folder belongs to, or that of the experiment."""
+    sweep = folder.parent.parent
+    return sweep.name if (sweep / "sweep.json").is_file() else experiment.name

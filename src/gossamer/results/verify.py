@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.results import recorder
 from gossamer.results.checkpoints import complete, read_cut
-from gossamer.results.folder import read_status, run_id
+from gossamer.results.folder import run_id
 from gossamer.results.run import Run, load_run
 from gossamer.results.schema import SweepFile
 
-_PARTS = ("experiment", "environment", "status", "setup", "metrics", "events", "timeline", "parameters")
+_PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", "timeline", "parameters")
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -31,55 +30,23 @@ def problems_of(path: Path) -> list[str]:
     """What is damaged, missing or of another run in the folder of a run or of a sweep (its list of runs), one line each."""
     found: list[str] = []
 
-    def attempt(look: Callable[[], object]) -> None:
+    def attempt(look: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            look()
+            return look(*arguments)
         except BadInput as error:
             found.extend(error.problems)
+            return None
 
     if (path / "sweep.json").exists():
-        attempt(lambda: files.read_json(path / "sweep.json", SweepFile, path, recorder.MOST_FIGURES_BYTES))
-    if not (path / "experiment.yaml").exists():
-        return found
-    run = Run(path)
-    for part in _PARTS:
-        attempt(partial(getattr, run, part))
-    for kind in ("metrics", "events", "graphs", "timeline"):
-        found += recorder.missing(path, kind)
-    status: dict[str, Any] = {}
-    attempt(lambda: status.update(read_status(path)))
-    found += _results_missing(path, status)
-    for name in status.get("files", ()):
-        if not any(problem.startswith(str(path / name)) for problem in found):
-            attempt(partial(recorder.prove, path, name))
-    for number in complete(path / "checkpoints"):
-        try:
-            cut = read_cut(path / "checkpoints", number)
-        except BadInput as error:
-            found.extend(error.problems)
-            continue
-        for rank in cut.rounds:
-            attempt(partial(cut.read, rank))
-    for file in sorted((path / "restart").glob("*.safetensors")):
-        attempt(partial(checkpoint.read, file, {"run": run_id(path)}))
+        attempt(files.read_json, path / "sweep.json", SweepFile, path, recorder.MOST_FIGURES_BYTES)
+    if (path / "experiment.yaml").exists():
+        for part in _PARTS:
+            attempt(getattr, Run(path), part)
+        attempt(recorder.prove, path, "*")
+        for number in complete(path / "checkpoints"):
+            cut = attempt(read_cut, path / "checkpoints", number)
+            for rank in () if cut is None else cut.rounds:
+                attempt(cut.read, rank)
+        for file in sorted((path / "restart").glob("*.safetensors")):
+            attempt(checkpoint.read, file, {"run": run_id(path)})
     return list(dict.fromkeys(found))
-
-
-def _results_missing(path: Path, status: Mapping[str, Any]) -> list[str]:
-    """Says what a run that has begun must have and lacks, as far as no checksum shows it."""
-    if (path / "status.json").exists():
-        # A run that failed on a full disk has no space for checksums.
-        needed = ("run", "status") if status.get("status") == "failed" else ("run", "status", "files")
-        lacking = [name for name in needed if not status.get(name)]
-        return (
-            [f"{path / 'status.json'}: no {', no '.join(lacking)}; accepted: as the run left it"]
-            if lacking
-            else []
-        )
-    found = (
-        any(recorder.segments(path, kind) for kind in ("metrics", "events"))
-        or (path / "metrics.parquet").exists()
-    )
-    if not found and (path / "setup.json").exists():
-        return [f"{path}: its results are missing; accepted: status.json and what it lists, or segments"]
-    return []

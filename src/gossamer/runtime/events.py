@@ -1,4 +1,4 @@
-"""The record of events: what happened to nodes, which of them were away at the end, and when they computed and sent."""
+"""The record of events: what happened to nodes, and when they computed and sent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gossamer.learning.computation import ComputationKind
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
-
-MOST_NAMED = 20
 
 
 def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
@@ -43,33 +41,19 @@ class HeardClock:
 
 
 class EventLog:
-    """Writes events down, and remembers which nodes are away. Those until ``known_s`` are on record already."""
+    """Writes events down. Those until ``known_s`` are on record already."""
 
     def __init__(
         self, segment: Segment, now: Callable[[], float], wall: Callable[[], float], known_s: float = -1.0
     ) -> None:
         self._segment, self._now, self._wall, self._known_s = segment, now, wall, known_s
-        self._away: dict[int, float] = {}
 
     def append(self, node: int | None, event: str, detail: str) -> None:
-        """Something happens now, to a node or (None) to none in particular; the kinds "lost", "left" and "returned" tell
-        which nodes are away."""
+        """Something happens now, to a node or (None) to none in particular."""
         time_s = self._now()
         row = {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
         if time_s > self._known_s:
             self._segment.append(row)
-        if node is not None and event in ("lost", "left"):
-            self._away[node] = time_s
-        elif node is not None and event == "returned":
-            self._away.pop(node, None)
-
-    def summary(self) -> str | None:
-        """The nodes that are away at the end, and since when, in one line; None if none is."""
-        if not self._away:
-            return None
-        said = [f"node {rank} since {time_s:.1f} s" for rank, time_s in sorted(self._away.items())]
-        more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
-        return f"away at the end: {', '.join(said[:MOST_NAMED])}{more}"
 
 
 class TimelineLog:
@@ -84,10 +68,8 @@ class TimelineLog:
 
     def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
         if end_s > start_s:  # an optimizer's step with a gradient that is there already takes no virtual time
-            shown = (
-                kind if kind in (ComputationKind.EVALUATE, ComputationKind.ENCODE) else ComputationKind.TRAIN
-            )
-            self._append(rank, shown.value, start_s, end_s)
+            others = (ComputationKind.EVALUATE, ComputationKind.ENCODE)
+            self._append(rank, (kind if kind in others else ComputationKind.TRAIN).value, start_s, end_s)
 
     def sent(self, rank: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         """A message, or as much of it as was not taken back, has left a node's uplink."""

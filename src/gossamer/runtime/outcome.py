@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.recording import Observer
 
-_MOST_NAMED = 16  # ranks that are named of those that wait for the same
+_MOST_NAMED = 16  # ranks that are named of those that wait for the same, and different waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +37,6 @@ class Outcome:
     peak_vectors: int | None = None  # the most parameter vectors that existed at once, if they are counted
     # Memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
-    # How much of the shared links was used, "mean" and "max" over those that carried anything.
-    link_shares: Mapping[str, float] | None = None
-    # Of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through Python ("eager:
-    # ...", see gossamer.learning.capture.Captured.forms); of "mix", how many sums were computed together and one at a time.
-    execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -85,26 +80,24 @@ def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
         restore()
 
 
-def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
+def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) -> str:
     """What each of some ranks waits for, in one line, and which protocols have returned (rank -> rounds)."""
-    alike: dict[str, list[int]] = {}  # what is waited for -> the ranks that wait for it
+    alike: dict[str, list[str]] = {}  # what is said -> the ranks that it is said of
     for rank, each in sorted(waits.items()):
         if each:
-            alike.setdefault("; ".join(each), []).append(rank)
-    waiting = [
-        f"node{'s' if len(ranks) > 1 else ''} {_first(_MOST_NAMED, map(str, ranks), ', ')} for {text}"
-        for text, ranks in alike.items()
-    ]
-    done = sorted((returned or {}).items())
-    gone = [f"node {rank} has returned after {count} rounds" for rank, count in done]
-    said = _first(20, waiting) or "for something that is not a message"
-    return f"{said}; {_first(5, gone)}" if gone else said
-
-
-def _first(most: int, texts: Iterable[str], between: str = "; ") -> str:
-    texts = list(texts)
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return between.join(texts[:most]) + more
+            alike.setdefault(f"for {'; '.join(each)}", []).append(str(rank))
+    if not alike:
+        alike["for something that is not a message"] = []
+    for rank, count in sorted(returned.items()):
+        alike.setdefault(f"returned after {count} rounds", []).append(str(rank))
+    said = []
+    for text, ranks in alike.items():
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        named = (
+            f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MOST_NAMED])}{more} " if ranks else ""
+        )
+        said.append(named + text)
+    return "; ".join(said[:_MOST_NAMED])
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:

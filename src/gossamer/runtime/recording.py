@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,13 +17,14 @@ from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
+from gossamer.results.recorder import NETWORK as NETWORK
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-NETWORK = -1  # the node number of rows about the network as a whole
 MOST_PENDING = 16  # evaluations that wait for the slowest node, each with the snapshots of the others
+EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str
 """An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or
@@ -49,9 +51,6 @@ class Observer(Protocol):
         """Something a user may want to know."""
 
 
-# --- real time
-
-
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
     """Real seconds since this call, and before it."""
     start = time.perf_counter() - before_s
@@ -59,33 +58,22 @@ def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
 
 
 class Profile:
-    """Real seconds spent in named parts of a run; a part inside another one is not counted twice.
-
-    Attributes:
-        seconds: name -> seconds so far."""
+    """Real seconds spent in named parts of a run, ``seconds``; a part inside another one is not counted twice."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._outer: list[str] = []
-        self._since = 0.0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0  # seconds of the parts inside the present one
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """The time inside counts for this part."""
-        self._stop()
-        self._outer.append(name)
+        start, outer, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
         finally:
-            self._stop()
-            self._outer.pop()
-
-    def _stop(self) -> None:
-        now = time.perf_counter()
-        if self._outer:
-            part = self._outer[-1]
-            self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
-        self._since = now
+            passed = time.perf_counter() - start
+            self.seconds[name] += passed - self._inner
+            self._inner = outer + passed
 
 
 # --- when nodes are recorded
@@ -104,26 +92,13 @@ def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     all evaluated nodes had completed their rounds."""
     if reason not in ("rounds", "time", "bytes", "target", "diverged"):
         return False
-    return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
+    return setup.experiment.stop.rounds is None or ended_early(setup, rounds)
 
 
-def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
-    """One line about protocols that returned before all evaluated nodes had completed their rounds; None if none did.
-    Arguments are as for :func:`end_is_due`."""
-    last = setup.experiment.stop.rounds
-    if not (behind := _behind(setup, rounds)):
-        return None
-    ranks, least, most = list(behind), min(behind.values()), max(behind.values())
-    everyone = len(ranks) == len(setup.outcome_ranks & rounds.keys())
-    who = f"node {ranks[0]}" if len(ranks) == 1 else "all nodes" if everyone else f"{len(ranks)} nodes"
-    after = f"{least}" if least == most else f"{least} to {most}"
-    return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
-
-
-def _behind(setup: Setup, rounds: Mapping[int, int]) -> dict[int, int]:
-    """The rounds of the evaluated nodes that have completed fewer than ``stop.rounds``."""
+def ended_early(setup: Setup, rounds: Mapping[int, int]) -> bool:
+    """Whether protocols returned before all evaluated nodes had completed ``stop.rounds``."""
     last = setup.experiment.stop.rounds or 0
-    return {rank: done for rank, done in rounds.items() if rank in setup.outcome_ranks and done < last}
+    return any(rounds[rank] < last for rank in setup.outcome_ranks & rounds.keys())
 
 
 # --- a node's row
@@ -138,41 +113,31 @@ class Spent(NamedTuple):
     receiving_s: float | None
 
 
-START = Spent(0.0, 0.0, 0.0)
+_NOTHING = Spent(0.0, 0.0, 0.0)
 
 
 class Usage:
-    """How a node spends its time between two of its rows."""
+    """How a node spends its time between two of its rows. It begins at an instant at which the node has done so much."""
 
-    def __init__(self) -> None:
-        self._time_s = 0.0
-        self._spent = START
-
-    def saved(self, since: Spent = START) -> list[float]:
-        """The state, for :meth:`restore`, which counts from an instant at which the node had done ``since``."""
-        done = [(now or 0.0) - (by_then or 0.0) for now, by_then in zip(self._spent, since, strict=True)]
-        return [self._time_s, *done]
-
-    def restore(self, saved: Sequence[float]) -> None:
-        """Go on from what was saved."""
-        time_s, *spent = saved
-        self._time_s, self._spent = time_s, Spent(*spent)
+    def __init__(self, time_s: float = 0.0, spent: Spent = _NOTHING) -> None:
+        self._time_s, self._spent = time_s, spent
 
     def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
         """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row that is made at this time of the
         engine's clock; None where no time has passed since the last one."""
-        passed, before = time_s - self._time_s, self._spent
+        passed_s, before = time_s - self._time_s, self._spent
         self._time_s, self._spent = time_s, spent
-        sending, receiving = (
-            None if now is None or by_then is None else _share(now - by_then, passed)
-            for now, by_then in zip(spent[1:], before[1:], strict=True)
-        )
-        idle = _share(passed - (spent.computing_s - before.computing_s), passed)
-        return {"idle_share": idle, "uplink_share": sending, "downlink_share": receiving}
 
+        def share(now_s: float | None, by_then_s: float | None) -> float | None:
+            if now_s is None or by_then_s is None or passed_s <= 0:
+                return None
+            return min(max((now_s - by_then_s) / passed_s, 0.0), 1.0)
 
-def _share(part_s: float, whole_s: float) -> float | None:
-    return min(max(part_s / whole_s, 0.0), 1.0) if whole_s > 0 else None
+        return {
+            "idle_share": share(passed_s - (spent.computing_s - before.computing_s), 0.0),
+            "uplink_share": share(spent.sending_s, before.sending_s),
+            "downlink_share": share(spent.receiving_s, before.receiving_s),
+        }
 
 
 def moment_text(moment: Moment) -> str:
@@ -250,7 +215,7 @@ class Barrier(Generic[T]):
         self._values.pop(moment, None)
         self._closed.add(moment)
 
-    def without(self, rank: int, *, keep: bool = False) -> list[tuple[Moment, dict[int, T]]]:
+    def without(self, rank: int, *, keep: bool) -> list[tuple[Moment, dict[int, T]]]:
         """A node is gone; gives the evaluation points that waited for it alone. Its values count nevertheless, where others
         are still missing, if ``keep`` is set."""
         self._there.discard(rank)
@@ -336,17 +301,22 @@ class RunRecord:
     ) -> None:
         self._setup, self._metrics, self._graphs = setup, metrics, graphs
         self._evaluate, self._show = evaluate, show
+        target = setup.experiment.stop.target
+        self._metric = None if target is None else target.metric
+        trained = [rank for rank, part in enumerate(setup.parts) if part.size]
+        reporters = trained if self._metric == "train_loss" else setup.evaluated
+        self._target = TargetWatch(target, reporters)
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MOST_PENDING)
-        self._target = TargetWatch(setup.experiment.stop.target, _reporters(setup))
         nodes = range(setup.experiment.nodes)
         self._views: Barrier[tuple[int, Sequence[int]]] = Barrier(nodes, MOST_PENDING)
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
         self._view_rounds = 0
         self.reached = False
-        self._on_record: dict[int, float] = {}  # the time of each node's last row, in a run that is replayed
+        # In a run that is replayed: the time of each node's last row, and the target's metric by node and time.
+        self._on_record: dict[int, float] = {}
+        self._values: dict[tuple[int, float], Any] = {}
         self._graphs_on_record = -1
         self._need: Callable[[int], None] = lambda rank: None
-        self._values: dict[tuple[int, float], Any] = {}  # the target's metric in the rows on record
 
     def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
         """Go on from a checkpoint, with the rows that are on record until there. Nodes that are saved ahead of others have
@@ -368,12 +338,11 @@ class RunRecord:
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
         """Everything happens again: rows that are on record, and graphs up to a round, are not written. ``need`` is called
         with the rank of a node on whose model a row depends that is not on record."""
-        self._need = need
+        self._need, self._graphs_on_record = need, graphs
         times_s = metrics.group_by("node").agg(pl.col("time_s").max())
-        self._on_record, self._graphs_on_record = dict(times_s.iter_rows()), graphs
-        target = self._setup.experiment.stop.target
-        if target is not None and target.metric in metrics.columns:
-            values = metrics.select("node", "time_s", target.metric).iter_rows()
+        self._on_record = dict(times_s.iter_rows())
+        if self._metric in metrics.columns:
+            values = metrics.select("node", "time_s", self._metric).iter_rows()
             self._values = {(rank, time_s): value for rank, time_s, value in values}
 
     def is_on_record(self, rank: int, time_s: float) -> bool:
@@ -382,11 +351,8 @@ class RunRecord:
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models at evaluation points that other nodes have not come to yet, by round."""
-        return {
-            moment: model
-            for moment, (_, model) in self._snapshots.of(rank).items()
-            if isinstance(moment, int)
-        }
+        snapshots = self._snapshots.of(rank).items()
+        return {moment: model for moment, (_, model) in snapshots if isinstance(moment, int)}
 
     def graph(self, rounds: int) -> None:
         """A node that has completed this many rounds is recorded: write the graph of the last one, if it is another."""
@@ -410,9 +376,7 @@ class RunRecord:
         self._append(moment, row)
         if model is not None:
             if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
-                time_s = max(each["time_s"] for each, _ in snapshots.values())
-                known = {"node": NETWORK, "time_s": time_s} if self.is_on_record(NETWORK, time_s) else None
-                self._append(moment, known or self._network_row(moment, snapshots))
+                self._append_network(moment, snapshots)
         elif row["node"] in self._setup.outcome_ranks:
             self._snapshots.skip(moment)
 
@@ -422,7 +386,7 @@ class RunRecord:
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)
         for moment, snapshots in self._snapshots.without(rank, keep=keep):
-            self._append(moment, self._network_row(moment, snapshots))
+            self._append_network(moment, snapshots)
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node is there (again), and is recorded from this round and this tick on."""
@@ -434,29 +398,30 @@ class RunRecord:
         if not self.is_on_record(rank, time_s):
             self._metrics.append(row)
             self._show(row)
-        elif (target := self._setup.experiment.stop.target) is not None:
-            row = {**row, target.metric: self._values.get((rank, time_s))}
+        elif self._metric is not None:
+            row = {**row, self._metric: self._values.get((rank, time_s))}
         if self._target.reached(moment, row):
             self.reached = True
 
-    def _network_row(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> dict[str, Any]:
-        for rank in snapshots:
-            self._need(rank)
+    def _append_network(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> None:
         rows, models = zip(*snapshots.values(), strict=True)
-        parameters = [model.parameters for model in models]
-        mean = average(parameters)
-        network: dict[str, Any] = {
+        row: dict[str, Any] = {
             "node": NETWORK,
             "round": min(row["round"] for row in rows),
             "time_s": max(row["time_s"] for row in rows),
             "wall_s": max(row["wall_s"] for row in rows),
             "moment": moment_text(moment),
-            "consensus_distance": consensus_distance(parameters, mean),
         }
-        if self._setup.experiment.evaluation.nodes == "average":
-            buffers = torch.stack([model.buffers for model in models]).mean(0)
-            network |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
-        return network
+        if not self.is_on_record(NETWORK, row["time_s"]):
+            for rank in snapshots:
+                self._need(rank)
+            parameters = [model.parameters for model in models]
+            mean = average(parameters)
+            row["consensus_distance"] = consensus_distance(parameters, mean)
+            if self._setup.experiment.evaluation.nodes == "average":
+                buffers = torch.stack([model.buffers for model in models]).mean(0)
+                row |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
+        self._append(moment, row)
 
     def _write_views(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
         rounds = min(rounds for rounds, _ in views.values())
@@ -467,11 +432,3 @@ class RunRecord:
     def _append_graph(self, rounds: int, edges: Iterable[tuple[int, int]]) -> None:
         if rounds > self._graphs_on_record:
             self._graphs.append({"round": rounds, "edges": [list(edge) for edge in edges]})
-
-
-def _reporters(setup: Setup) -> Iterable[int]:
-    """The nodes that report the target's metric at an evaluation: those that train, or those that are evaluated."""
-    target = setup.experiment.stop.target
-    if target is not None and target.metric == "train_loss":
-        return [rank for rank, part in enumerate(setup.parts) if part.size]
-    return setup.evaluated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -14,7 +15,6 @@ from torch import nn
 from gossamer import files
 from gossamer.config import Experiment, Processes, Simulate, WarmStart
 from gossamer.config.registry import names
-from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
@@ -60,22 +60,15 @@ def prepare(experiment: Experiment) -> Setup:
     samples = [len(part) for part in parts]
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
     topology.check()
-    task, parts, reached = poisoned(
-        task,
-        parts,
-        experiment.poison,
-        lambda: _first_graph(topology),
-        seed,
-        lambda other: load_task(other, experiment.data_root, seed),
-    )
+    other_task = partial(load_task, data_root=experiment.data_root, seed=seed)
+    first_graph = partial(_first_graph, topology)
+    task, parts, reached = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
     if (left := [len(part) for part in parts]) != samples:
         topology = TopologySchedule(experiment.topology, nodes, seed, samples=left)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
-        raise BadInput(
-            f"topology: {topology.topology.name_of()}, where a node does not know its senders, for {algorithm.name_of()};"
-            f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
-        )
+        able = _able("tolerates_sampling")
+        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {able}")
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
@@ -137,44 +130,36 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
     if found.keys() <= {"parameters", "buffers"}:  # of a run
         model = model_of(found, start.rank, "initial.rank")
         if not all(part.isfinite().all() for part in model):
-            raise BadInput(
-                f"{said} has values that are not finite; accepted: a run with another end, or a rank"
-            )
+            raise BadInput(f"{said} has values that are not finite; accepted: another run, or another rank")
         if [len(part) for part in model] != [layout.size, layout.buffer_size]:
             sizes = f"{len(model.parameters):,} parameters and {len(model.buffers):,} values in buffers"
             wanted = f"{layout.size:,} and {layout.buffer_size:,}, as task.model has"
             raise BadInput(f"{said} has {sizes}; accepted: {wanted}")
         return model
     if start.rank is not None:
-        raise BadInput(
-            f"initial.rank: {start.rank}, with {start.path}; accepted: null, since it has one model"
-        )
+        raise BadInput(f"initial.rank: {start.rank}, with one model in {start.path}; accepted: null")
     fresh = initial_model(task.model, torch_seed(experiment.seed, "initial", SHARED))
-    shapes = {field.name: field.shape for field in (*layout.parameters, *layout.buffers)}
-    missing = {field.name for field in layout.parameters} - found.keys()
-    if missing or not found.keys() <= shapes.keys():
-        unlike = f"lacks {listed(missing)}" if missing else f"has {listed(found.keys() - shapes.keys())}"
-        raise BadInput(f"{said} {unlike}; accepted: the names of task.model, {listed(shapes)}")
-    for name, tensor in found.items():
-        if tuple(tensor.shape) != shapes[name]:
-            accepted = f"accepted: {list(shapes[name])}, as in task.model"
-            raise BadInput(f"{said}: {name!r} has the shape {list(tensor.shape)}; {accepted}")
     model = Model(fresh.parameters.clone(), fresh.buffers.clone())
-    for fields, vector in zip((layout.parameters, layout.buffers), model, strict=True):
-        for field in fields:
-            if field.name in found:
-                field.of(vector).copy_(found[field.name])
+    fields = [(field, model.parameters) for field in layout.parameters]
+    fields += [(field, model.buffers) for field in layout.buffers]
+    names = [field.name for field, _ in fields]
+    if not {field.name for field in layout.parameters} <= found.keys() <= set(names):
+        raise BadInput(f"{said} has {listed(found)}; accepted: the names of task.model, {listed(names)}")
+    for field, vector in fields:
+        if (tensor := found.get(field.name)) is not None:
+            if tensor.shape != field.shape:
+                wanted = f"accepted: {list(field.shape)}, as in task.model"
+                raise BadInput(f"{said}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
+            field.of(vector).copy_(tensor)
     return model
 
 
-def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str | None]:
-    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same, under both engines."""
+def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
+    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same."""
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
-    name, not_fused = settle(
-        engine.trainer, task, getattr(engine, "device", "cpu"), max(size, 1), experiment.nodes
-    )
-    return "sequential" if name == "auto" and isinstance(engine, Processes) else name, not_fused
+    device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
+    return settle(engine.trainer, task, device, max(size, 1), experiment.nodes, batches)
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
@@ -185,72 +170,51 @@ def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
 
 def _check_algorithm(algorithm: Any) -> None:
     if not inspect.iscoroutinefunction(algorithm.run):
-        found = "run() is not async, or has a yield"
-    elif (refused := not_called_with(algorithm.run, "node")) is not None:
-        found = f"run() can't be called with a node ({refused})"
-    else:
-        return
-    raise BadInput(
-        f"algorithm: {algorithm.name_of()!r}: {found}; accepted: a subclass of gossamer.Algorithm with async def run(self,"
-        " node)"
-    )
+        said = "run() is not async, or has a yield; accepted: async def run(self, node)"
+        raise BadInput(f"algorithm: {algorithm.name_of()!r}: {said}")
 
 
 def _layout(task: Task, seed: int) -> Layout:
-    """The shapes of a task's model, which fits its data. It is built twice: all nodes would share a module that is the same
-    again."""
+    """The shapes of a task's model, which fits its data."""
     with torch.random.fork_rng(devices=[]):
         try:
-            module, other = task.model(), task.model()
+            module = task.model()
         except GossamerError:
             raise
         except Exception as error:
             raise BadInput(f"task.model: raised {cause(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
-    if other is module:
-        raise BadInput("task.model: gives the same module again; accepted: a fresh one at each call")
-    layout = Layout.of(module)
-    with torch.random.fork_rng(devices=[]):
+        if not isinstance(module, nn.Module):
+            raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
+        layout = Layout.of(module)
         try_out(task, module, seed)
     return layout
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:
     """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
-    algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
-    name = algorithm.name_of()
-    waits = algorithm.gathers and experiment.gather.timeout_s is None
-    for field, value, accepted in (
-        ("timeout_s", experiment.gather.timeout_s, None),
-        ("lost_peer", experiment.gather.lost_peer, "fail"),
-    ):
-        if algorithm.needs_every_message and value != accepted:
-            raise BadInput(
-                f"gather.{field}: {value}, for {name}, which needs every message; accepted: {accepted or 'null'}"
-            )
-    if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
+    algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
+    if algorithm.needs_every_message and (gather.timeout_s is not None or gather.lost_peer != "fail"):
+        raise BadInput(f"gather: {name} needs every message; accepted: timeout_s: null and lost_peer: fail")
+    if not network.loses(experiment.nodes, experiment.seed):
         return
-    field, lose = ("network", "loses") if experiment.network.loses(nodes, seed) else ("faults", "lose")
     if not algorithm.tolerates_loss:
+        field = "network" if experiment.network.loses(experiment.nodes, experiment.seed) else "faults"
         raise BadInput(f"{field}: messages are lost, for {name}; accepted: {field} without loss")
-    raise BadInput(f"gather.timeout_s: null, and {field} {lose} messages; accepted: seconds")
+    if algorithm.gathers and gather.timeout_s is None:
+        raise BadInput("gather.timeout_s: null, and messages are lost; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse absent nodes if the algorithm, or the policy for a dead peer, can't work then."""
-    algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
+    algorithm, name = experiment.algorithm, experiment.algorithm.name_of()
     if not _absences(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
         raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
-    needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
-    if needed:
-        raise BadInput(
-            f"faults: node {needed[0]} is away, which {name} can't do without; accepted: other nodes"
-        )
-    if algorithm.gathers and gather.lost_peer == "fail":
+    if needed := sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes))):
+        raise BadInput(f"faults: node {needed[0]} is away, which {name} can't do without; accepted: others")
+    if algorithm.gathers and experiment.gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
 
@@ -267,28 +231,25 @@ def _able(attribute: str) -> str:
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
     aggregator, algorithm, codec = experiment.aggregator, experiment.algorithm, experiment.codec
-    name = aggregator.name_of()
+    name = f"aggregator: {aggregator.name_of()}"
     if type(aggregator) is Mean:
         return
     if not algorithm.mixes_models:
         raise BadInput(
-            f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
-            f" mean, or another algorithm ({_able('mixes_models')})"
+            f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_able('mixes_models')}"
         )
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
-            f"aggregator: {name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean,"
-            " coordinate-mean, or another codec"
+            f"{name} takes no parts of models, as {codec.name_of()} sends; accepted: coordinate-mean"
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
     models = [1 + len(topology.neighbors(rank, 0, "in")) for rank in range(experiment.nodes)]
     if (fewest := min(models)) < aggregator.least:
-        raise BadInput(
-            f"aggregator: {name} takes at least {aggregator.least} models, and node {models.index(fewest)} has"
-            f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
-            " node, or other parameters"
+        text = (
+            f"{name} takes at least {aggregator.least} models, and node {models.index(fewest)} has {fewest}"
         )
+        raise BadInput(f"{text}, its own included; accepted: more neighbours, or other parameters")
 
 
 def _check_codec(
@@ -302,39 +263,31 @@ def _check_codec(
     codec, algorithm = experiment.codec, experiment.algorithm
     if codec is None:
         return
-    name = algorithm.name_of()
+    name, differences = algorithm.name_of(), algorithm.sends_differences
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
+    loses = {
+        "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
+        "nodes that are away": _absences(experiment, faults),
+        "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
+        f"{name}, which takes messages back": algorithm.takes_back(),
+    }
     for part in codec.parts():
         part.check(layout)
+        said, refused = f"codec: {part.name_of()}", None
         if algorithm.sends_pieces() and part.comes_first:
-            raise BadInput(
-                f"codec: {part.name_of()}, which takes whole models (as do blocks that are tensors), with {name}, which sends"
-                " pieces of models; accepted: codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
-            )
-        if algorithm.sends_differences and not part.contracts:
-            raise BadInput(
-                f"codec: {part.name_of()}, which loses more of a difference than there is, with {name}; accepted:"
-                f" {part.contracts_with}"
-            )
-        if part.only_differences and not algorithm.sends_differences:
-            raise BadInput(
-                f"codec: {part.name_of()}, which is for differences of models, with {name}, which sends models; accepted:"
-                f" another codec, or another algorithm ({_able('sends_differences')})"
-            )
-        if part.needs_static_graph and not topology.static:
-            raise BadInput(f"topology: one that changes, with codec {part.name_of()}; accepted: a static one")
-        if not part.needs_every_message:
-            continue
-        for lossy, found in (
-            (network.loses(experiment.nodes, experiment.seed), "a network or faults that lose messages"),
-            (_absences(experiment, faults), "nodes that are away"),
-            (experiment.gather.timeout_s is not None, "gather.timeout_s, after which messages are dropped"),
-            (algorithm.takes_back(), f"{name}, which takes messages back"),
-        ):
-            if lossy:
-                needs = f"{part.name_of()}, which needs every message"
-                raise BadInput(f"codec: {needs}, with {found}; accepted: none of this")
+            refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
+        elif differences and not part.contracts:
+            refused = f"which loses more of a difference than there is; accepted: {part.contracts_with}"
+        elif part.only_differences and not differences:
+            refused = f"which is for differences of models; accepted: {_able('sends_differences')}"
+        elif part.needs_static_graph and not topology.static:
+            refused = "with a topology that changes; accepted: a static one"
+        elif part.needs_every_message and any(loses.values()):
+            found = listed(text for text, lost in loses.items() if lost)
+            refused = f"which needs every message, with {found}; accepted: none of this"
+        if refused is not None:
+            raise BadInput(f"{said}, {refused}")
 
 
 def _check_secure_aggregation(
@@ -342,32 +295,23 @@ def _check_secure_aggregation(
 ) -> None:
     """Refuse what does not work with sums of models, and what would show a single one."""
     algorithm, codec, aggregator = experiment.algorithm, experiment.codec, experiment.aggregator
+    ranks = range(experiment.nodes)
     if not algorithm.sums_suffice:
         refused = f"{algorithm.name_of()} needs more than sums; accepted: {_able('sums_suffice')}"
     elif type(aggregator) is not Mean:
         refused = f"aggregator {aggregator.name_of()} needs single models; accepted: mean"
     elif codec is not None and not (codec.sparse and codec.common_support):
-        refused = (
-            f"codec {codec.name_of()} is not one whose values are summed; accepted: null, or random-k or round-robin alone,"
-            " with support: common"
-        )
+        refused = f"codec {codec.name_of()} is not summed; accepted: null, random-k or round-robin with support: common"
     elif faults.asks_neighbors:
         refused = "a node that starts from a neighbor would get its model; accepted: faults without that"
     elif experiment.checkpoint.every_s is not None:
-        refused = (
-            "nodes agree anew after a common round; accepted: checkpoint.every_rounds in place of every_s"
-        )
+        refused = "checkpoints need a common round; accepted: checkpoint.every_rounds in place of every_s"
+    elif any(len(topology.mixing_weights(rank, 0)) == 1 for rank in ranks):
+        refused = "a node has one sender, whose model would be the sum; accepted: two or more"
+    elif any(min(topology.mixing_weights(rank, 0).values()) <= 0 for rank in ranks):
+        refused = "a weight is not positive; accepted: weights above 0"
     else:
-        for rank in range(experiment.nodes):
-            weights = topology.mixing_weights(rank, 0)
-            if len(weights) == 1:
-                refused = f"node {rank} has one sender, whose model would be the sum; accepted: two or more"
-                break
-            if any(weight <= 0 for weight in weights.values()):
-                refused = f"node {rank} has the weights {weights}; accepted: weights above 0"
-                break
-        else:
-            return
+        return
     raise BadInput(f"secure_aggregation: {refused}")
 
 
@@ -382,9 +326,10 @@ def _check_metric(experiment: Experiment, task: Task) -> None:
     target = experiment.stop.target
     if target is None:
         return
-    recorded = [f"{name}_{metric}" for name in task.tests for metric in ("loss", *task.metrics)]
+    sets = list(task.tests)
     if experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average":
-        recorded += [f"personal_{metric}" for metric in ("loss", *task.metrics)]
+        sets.append("personal")
+    recorded = [f"{name}_{metric}" for name in sets for metric in ("loss", *task.metrics)]
     accepted = ["train_loss", "consensus_distance", *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
@@ -398,9 +343,7 @@ def _evaluated(experiment: Experiment, outcomes: tuple[int, ...]) -> tuple[int, 
         return ()
     if isinstance(chosen, int):
         rng = generator(experiment.seed, "evaluated")
-        return tuple(sorted(rng.choice(outcomes, min(chosen, len(outcomes)), replace=False).tolist()))
-    ranks = tuple(sorted(set(chosen) & set(outcomes)))
-    if not ranks:
-        accepted = f"among {list(outcomes)}"
-        raise BadInput(f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: {accepted}")
+        return tuple(rng.choice(outcomes, min(chosen, len(outcomes)), replace=False).tolist())
+    if not (ranks := tuple(set(chosen) & set(outcomes))):
+        raise BadInput(f"evaluation.nodes: none of {chosen} is evaluated; accepted: among {list(outcomes)}")
     return ranks

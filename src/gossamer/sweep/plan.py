@@ -79,11 +79,10 @@ def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
 
 
 def _memory_bytes(run: Run) -> float | None:
-    if run.private_bytes is not None:
-        return run.private_bytes["mean"] * run.nodes
-    if run.peak_vectors is None or run.parameter_count is None:
-        return None
-    return 4.0 * run.peak_vectors * run.parameter_count
+    if (private := run.figures.get("private_bytes")) is not None:
+        return float(private["mean"] * run.nodes)
+    vectors, length = run.figures.get("peak_vectors"), run.setup.get("parameters")
+    return None if vectors is None or length is None else 4.0 * vectors * length
 
 
 def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:

@@ -250,9 +250,10 @@ class Sweep:
         paths = [override.partition("=")[0] for override in given]
         _check_not_own("--set", paths)
         assign_all(base, given, Experiment)
-        for key in set(paths) & (file.grid or {}).keys():
-            if isinstance(values := file.grid[key], list) and len(values) == 1:
-                file.grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
+        grid = file.grid or {}
+        for key in set(paths) & grid.keys():
+            if isinstance(values := grid[key], list) and len(values) == 1:
+                grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
         cells = _cells(file, str(base.get("name", file.name)))
         planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))

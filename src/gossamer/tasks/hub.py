@@ -11,18 +11,17 @@ import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Bool, Int64
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
-from gossamer.config.registry import imported, register
-from gossamer.errors import BadInput, cause, listed
-from gossamer.tasks import data, language, task
+from gossamer.config.registry import FilePath, imported, register
+from gossamer.errors import BadInput, listed
+from gossamer.tasks import data, task
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
     "regression": (F.mse_loss, {"rmse": RootMean(F.mse_loss), "mae": F.l1_loss}),
-    "next-token": (language.token_loss, language.METRICS),
 }
 """The named losses, and the metrics that go with each."""
 
@@ -31,50 +30,44 @@ Held = Bool[np.ndarray, " _"]  # whether a row is of the test set
 
 
 @register("task", "hub")
-class Hub(data.Source, TaskSource):
+class Hub(TaskSource):
     """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
-    lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
+    lines or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
 
-    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], lists of whole
-    numbers int64, and texts, by the ``tokenizer``, the arguments of a model of transformers (``input_ids``, ...). A model is
-    offered the ``shape`` of an input and the number of ``classes``: of class names, of target columns or of tokens.
+    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], and lists of
+    whole numbers int64. A model is offered the ``shape`` of an input and the number of ``classes``: of class names, or of
+    target columns."""
 
-    With the loss ``next-token``, each owner's texts, joined by newlines, are divided into samples of ``context`` tokens that
-    do not overlap: int32 tokens [samples, context], and as targets the tokens that follow. A token is a character, or one of
-    the ``tokenizer`` or of the model ``causal-lm``."""
-
+    path: FilePath | None = None
+    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
     subset: str | None = None  # a folder of the data set, which the hub calls a configuration
-    inputs: str | tuple[str, ...] = "text"  # a column, or several columns of numbers
-    targets: str | tuple[str, ...] | None = None  # None with next-token only
+    inputs: str | tuple[str, ...]  # a column, or several columns of numbers
+    targets: str | tuple[str, ...]  # a column, or with regression several
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the split that is for training
     test: str = "test"  # the split that is for testing; if there is none,
-    # this share of each owner's samples is for training: drawn, or with next-token the first ones.
+    # this share of each owner's samples is drawn for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
-    tokenizer: language.Tokenizer | None = None
-    context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
-    loss: Literal["classification", "regression", "next-token"] = "classification"
+    loss: Literal["classification", "regression"] = "classification"
     model: ModelField = Field(default="mlp", validate_default=True)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Hub:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("one of path and hub_id")
+        return self
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        if (self.targets is None) != (self.loss == "next-token"):
-            found = f"{self.targets}, with loss {self.loss}"
-            raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")
         table, held = self._table(data_root)
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
-        names: list[str] | None = None
-        if self.loss == "next-token":
-            (inputs, targets), owners, held, outputs = self._sequences(table, owners, held, data_root)
-        else:
-            inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
-            outputs = len(names) if names else targets.shape[1]
+        inputs, (targets, names) = self._inputs(table), self._targets(table)
+        outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
-            purpose = None if self.loss == "next-token" else "hub-split"
-            train, test = data.split_by_owner(owners, self.train_fraction, purpose)
+            train, test = data.split_by_owner(owners, self.train_fraction, "hub-split")
         loss, metrics = LOSSES[self.loss]
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
@@ -89,7 +82,8 @@ class Hub(data.Source, TaskSource):
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
         """The rows of both splits, and which are of the test split."""
-        place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
+        place = self.path or data.hub_folder(str(self.hub_id), data_root, (*data.DATA, *data.IMAGES))
+        place = place / (self.subset or "")
         if not place.exists():
             raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
         train, test = data.read_split(place, self.train), data.read_split(place, self.test)
@@ -105,13 +99,11 @@ class Hub(data.Source, TaskSource):
                     raise BadInput(f"task.{field}: {count} values of {column!r} are missing; accepted: none")
         return table, np.arange(len(table)) >= len(train)
 
-    def _inputs(self, table: pl.DataFrame, data_root: Path | None) -> Any:
+    def _inputs(self, table: pl.DataFrame) -> Tensor:
         columns = _listed(self.inputs)
         first = table[columns[0]]
         if len(columns) > 1 or data.is_numeric(first):
             return _features(table, columns, "inputs")
-        if first.dtype == pl.String:
-            return self._encoded(first, data_root)
         where = f"task.inputs: column {first.name!r}"
         if data.is_image(first):
             height, width, channels = data.image_shape(first)
@@ -126,18 +118,6 @@ class Hub(data.Source, TaskSource):
             raise BadInput(f"{where}: {found}; accepted: numbers, or lists of one length") from None
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
 
-    def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
-        """The arguments of a model of transformers for some texts, each [samples, context]."""
-        if self.tokenizer is None:
-            raise BadInput("task.tokenizer: null, for texts; accepted: a path or a hub_id")
-        tokenizer = language.pretrained("AutoTokenizer", self.tokenizer, data_root, "task.tokenizer")
-        options = {"padding": "max_length", "truncation": True, "max_length": self.context}
-        try:
-            encoded = tokenizer(texts.to_list(), return_tensors="pt", **options)
-        except Exception as error:  # of a tokenizer without padding, for example
-            raise BadInput(f"task.tokenizer: {cause(error)}; accepted: one with padding") from error
-        return dict(encoded)
-
     def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if they are classes."""
         columns = _listed(self.targets)
@@ -148,41 +128,6 @@ class Hub(data.Source, TaskSource):
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
         numbers, names = _numbers(column)
         return torch.from_numpy(numbers), names
-
-    def _sequences(
-        self, table: pl.DataFrame, owners: Owners, held: Held, data_root: Path | None
-    ) -> tuple[Pair, Owners, Held, int]:
-        """Samples, the owner of each and whether it is of the test split; and the number of different tokens."""
-        texts = table[str(self.inputs)]
-        if texts.dtype != pl.String:
-            raise BadInput(f"task.inputs: {texts.dtype}; accepted: a column of texts, with loss next-token")
-        kinds = sorted(set(zip(owners.tolist(), held.tolist(), strict=True)))
-        rows = {(owner, test): pl.Series((owners == owner) & (held == test)) for owner, test in kinds}
-        streams = {kind: "\n".join(texts.filter(which)) for kind, which in rows.items()}
-        source = self.model if isinstance(self.model, data.Source) else self.tokenizer
-        if source is None:
-            tokens_of, different = language.characters(streams.values())
-        else:
-            tokenizer = language.pretrained("AutoTokenizer", source, data_root, "task.tokenizer")
-            different = len(tokenizer)
-
-            def tokens_of(text: str) -> list[int]:
-                return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]  # type: ignore[no-any-return]
-
-        inputs, targets, kept, total = [], [], [], 0
-        for kind, stream in streams.items():
-            tokens = torch.tensor(tokens_of(stream), dtype=torch.int32)
-            total += len(tokens)
-            end = (len(tokens) - 1) // self.context * self.context
-            if end > 0:
-                inputs.append(tokens[:end].view(-1, self.context))
-                targets.append(tokens[1 : end + 1].view(-1, self.context))
-                kept += [kind] * len(inputs[-1])
-        if len(kept) < 2:
-            accepted = f"{2 * self.context + 1} or more, or a smaller context"
-            raise BadInput(f"task: {total} tokens; accepted: {accepted}")
-        of, tests = zip(*kept, strict=True)
-        return (torch.cat(inputs), torch.cat(targets)), np.array(of), np.array(tests), different
 
 
 def _listed(columns: str | Sequence[str] | None) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, UInt8
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from gossamer.config.registry import imported, register
@@ -24,14 +24,8 @@ Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
 
 CLOTHES = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
-FINE_OBJECTS = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
 OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+TEST_SAMPLES = 360  # of the digits
 
 
 class ImageClassification(TaskSource):
@@ -54,7 +48,7 @@ class ImageClassification(TaskSource):
     augment: Reference | None = None
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
     # all of them. The test set stays whole.
-    samples: Annotated[int, Field(gt=0)] | None = None
+    samples: PositiveInt | None = None
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The stored training and test images; see :func:`gossamer.tasks.data.hub_dataset` for the errors."""
@@ -77,10 +71,8 @@ class ImageClassification(TaskSource):
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
         augment = None if self.augment is None else imported(self.augment, "task.augment")
-        train = self._tensors(pixels, labels)
-        return classification(
-            self.model, data_root, train, self._tensors(*test), self.classes, augment=augment
-        )
+        train, held = self._tensors(pixels, labels), self._tensors(*test)
+        return classification(self.model, data_root, train, held, self.classes, augment=augment)
 
     def _tensors(
         self, pixels: UInt8[np.ndarray, "samples height width channels"], labels: Int[np.ndarray, " samples"]
@@ -89,9 +81,6 @@ class ImageClassification(TaskSource):
         inputs = inputs.to(torch.float32, memory_format=torch.contiguous_format)
         inputs.div_(self.top).sub_(self.mean).div_(self.std)
         return inputs, torch.from_numpy(labels.astype(np.int64))
-
-
-TEST_SAMPLES = 360  # of the digits
 
 
 def crop_and_flip(
@@ -110,12 +99,10 @@ def crop_and_flip(
 
 @register("task", "digits")
 class Digits(ImageClassification):
-    """scikit-learn's digits: 1,437 training and 360 test images of 1×8×8 pixels, 10 classes.
+    """scikit-learn's digits: 1,437 training and 360 test images of 1×8×8 pixels, 10 classes, without any file or network.
 
-    The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
-    Machine Learning Repository, 1998), embedded in scikit-learn: they need no file and no network. Pixels of 0 to 16 are
-    divided by 16. The source has no test set; the one drawn here is the same for every seed, so that runs with different
-    seeds are evaluated on the same samples."""
+    The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI Machine Learning
+    Repository, 1998). The source has no test set; the one drawn here is the same for every seed. Pixels are divided by 16."""
 
     shape: ClassVar[tuple[int, int, int]] = (1, 8, 8)
     top: ClassVar[float] = 16.0
@@ -137,10 +124,8 @@ class Digits(ImageClassification):
 
 @register("task", "mnist")
 class MNIST(ImageClassification):
-    """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 1×28×28 pixels, handwritten digits.
-
-    Normalised by the training set's mean (0.1307) and standard deviation (0.3081) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10."""
+    """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 1×28×28 pixels, handwritten digits; normalised by
+    the training set's mean (0.1307) and standard deviation (0.3081) of ``pixel / 255``."""
 
     hub_id: ClassVar[str] = "ylecun/mnist"
     mean: ClassVar[float] = 0.1307
@@ -149,10 +134,8 @@ class MNIST(ImageClassification):
 
 @register("task", "fashion-mnist")
 class FashionMNIST(ImageClassification):
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 training and 10,000 test images of 1×28×28 pixels, clothes.
-
-    Normalised by the training set's mean (0.2860) and standard deviation (0.3530) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10."""
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 training and 10,000 test images of 1×28×28 pixels, clothes;
+    normalised by the training set's mean (0.2860) and standard deviation (0.3530) of ``pixel / 255``."""
 
     hub_id: ClassVar[str] = "zalando-datasets/fashion_mnist"
     classes: ClassVar[tuple[str, ...]] = tuple(CLOTHES.split(", "))
@@ -162,10 +145,8 @@ class FashionMNIST(ImageClassification):
 
 @register("task", "cifar10")
 class CIFAR10(ImageClassification):
-    """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 10 classes of objects.
-
-    Normalised to ``(pixel / 255 - 0.5) / 0.5``, so to [-1, 1] in each channel, as in decentralizepy. No
-    augmentation. The default model is GN-LeNet."""
+    """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 10 classes of objects;
+    normalised to ``(pixel / 255 - 0.5) / 0.5``, as in decentralizepy."""
 
     hub_id: ClassVar[str] = "uoft-cs/cifar10"
     image_column: ClassVar[str] = "img"
@@ -179,10 +160,8 @@ class CIFAR10(ImageClassification):
 
 @register("task", "cifar100")
 class CIFAR100(CIFAR10):
-    """CIFAR-100 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 100 classes of objects.
-
-    Normalised as CIFAR-10. No augmentation. The default model is GN-LeNet."""
+    """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes, which have the numbers of the hub."""
 
     hub_id: ClassVar[str] = "uoft-cs/cifar100"
     label_column: ClassVar[str] = "fine_label"
-    classes: ClassVar[tuple[str, ...]] = tuple(FINE_OBJECTS.split())
+    classes: ClassVar[tuple[str, ...]] = tuple(map(str, range(100)))

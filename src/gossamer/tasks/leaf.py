@@ -1,5 +1,4 @@
-"""The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), from its own files: each user is
-an owner.
+"""The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018): each user is an owner.
 
 LEAF's scripts write folders ``train`` and ``test`` of JSON files, which have for each of some users its samples, ``x`` and
 ``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted anew."""
@@ -11,19 +10,29 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from pydantic import Field, PositiveInt, PrivateAttr
 from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import decode_names, hub_dataset, image_decoder, label_decoder, split_by_owner
+from gossamer.tasks.data import (
+    Decoder,
+    check_text,
+    decode_names,
+    hub_dataset,
+    image_decoder,
+    label_decoder,
+    split_by_owner,
+)
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
@@ -134,8 +143,7 @@ class Femnist(LeafTask):
     """FEMNIST: handwritten characters by writer, 62 classes of 1×28×28 pixels from 0 (ink) to 1 (paper).
 
     Without ``path`` it is read from ``flwrlabs/femnist`` on the Hugging Face hub, or from a data root, and the first
-    ``train_fraction`` of each writer's images are trained on, as the hub has no test set. The default model is LEAF's,
-    ``leaf-cnn`` with 6,603,710 parameters; that of decentralizepy has ``width: 512`` and 1,690,046."""
+    ``train_fraction`` of each writer's images are trained on. decentralizepy's model is ``leaf-cnn`` with ``width: 512``."""
 
     path: Path | None = None
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -216,8 +224,7 @@ class Sent140(_Words):
     """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
 
     Words are split, cut and padded as LEAF does (its ``language_utils.py``), with the number 0 for any other word. LEAF
-    takes the words of GloVe; here it is the most frequent ``words`` of the training set. The default model is LEAF's
-    ``stacked_lstm``: an embedding of 100, two LSTM layers of 100, and linear layers of 128 and 2."""
+    takes the words of GloVe; here it is the most frequent ``words`` of the training set."""
 
     model: ModelField = Field(default="sent140-lstm", validate_default=True)
     length: ClassVar[int] = 25
@@ -253,9 +260,8 @@ class Reddit(_Words):
     """Reddit: the next word, by author; sequences of 10 word numbers [samples, 10], targets the same, one word later.
 
     A comment is several samples. Words 0 and 1 are padding, which is not counted, and any unknown word, of which a
-    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the samples.
-    The default model is LEAF's ``stacked_lstm``: an embedding of 256, two LSTM layers of 256 and a linear layer, 6,182,672
-    parameters for 10,000 words."""
+    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the
+    samples."""
 
     model: ModelField = Field(default={"name": "next-word-lstm"}, validate_default=True)
     classes: ClassVar[Sequence[str] | None] = None
@@ -285,3 +291,63 @@ class Reddit(_Words):
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
         return {"shape": tuple(inputs.shape[1:]), "classes": self.words}
+
+
+TEXT_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+# LEAF's 80 characters, by number; any other character is number 80.
+CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in TEXT_CHARACTERS), "other")
+LENGTH = 80  # characters of a text
+ROWS = 1 << 16  # texts that are decoded at once
+
+
+def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
+    """Texts of one length as numbers of :data:`TEXT_CHARACTERS`."""
+    check_text(column, where)
+    wrong = (column.str.len_chars() != length).arg_true()
+    if len(wrong):
+        found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        raise BadInput(f"{found}; accepted: {length}")
+    numbers = np.full(256, len(TEXT_CHARACTERS), np.uint8)
+    numbers[np.frombuffer(TEXT_CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(TEXT_CHARACTERS))
+    decoded = np.empty((len(column), length), np.uint8)
+    for start in range(0, len(column), ROWS):
+        texts = "".join(column[start : start + ROWS])
+        codes = np.frombuffer(texts.encode("utf-32-le"), np.uint32)
+        decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, length)
+    return decoded
+
+
+@register("task", "shakespeare")
+class Shakespeare(LeafTask):
+    """Shakespeare's plays by speaking role: the next character, by an LSTM.
+
+    Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
+    of them, LEAF's 80 characters and one for any other. Without ``path`` the data is read from ``flwrlabs/shakespeare`` on
+    the Hugging Face hub, or from a data root, which may have any number of rows and roles. There is no test set there: the
+    first samples of each role, in the order of the text, are for training, since neighbouring samples overlap.
+
+    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``."""
+
+    hub_id: ClassVar[str] = "flwrlabs/shakespeare"
+    classes: ClassVar[Sequence[str] | None] = CLASSES
+    path: Path | None = None
+    model: ModelField = Field(default="lstm", validate_default=True)
+    # Share of each role's samples that is for training.
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+
+    def samples(self, x: list[Any], y: list[Any]) -> Pair:
+        texts, following = (
+            torch.from_numpy(decode_texts(pl.Series(each, dtype=pl.String), name, length))
+            for each, name, length in ((x, "x", LENGTH), (y, "y", 1))
+        )
+        return texts, following.squeeze(1).to(torch.int64)
+
+    def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
+        columns: dict[str, Decoder] = {
+            "character_id": decode_names,
+            "x": decode_texts,
+            "y": partial(decode_texts, length=1),
+        }
+        data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
+        roles, texts, following = (torch.from_numpy(data[name]) for name in columns)
+        return divided(texts, following.squeeze(1).to(torch.int64), roles, self.train_fraction)

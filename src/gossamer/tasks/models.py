@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
@@ -63,20 +62,6 @@ def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (1
     return MLP(shape, classes, hidden)
 
 
-@register("model", "cnn6")
-def cnn6(shape: Shape, classes: int) -> nn.Module:
-    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025): 5,851,338 parameters for 3×32×32
-    inputs and 10 classes."""
-    return ConvNet(shape, classes, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512))
-
-
-@register("model", "convnet")
-def convnet(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025): 9,074,218
-    parameters."""
-    return ConvNet(shape, classes, blocks=((48, 96), (192, 256)), hidden=(512, 64), dropout=0.25)
-
-
 class MLP(nn.Sequential):
     """A multi-layer perceptron with ReLU between its linear layers, for flattened samples of a shape; without ``hidden``
     layers (their widths, first to last) it is multinomial logistic regression."""
@@ -110,9 +95,8 @@ class GNLeNet(nn.Sequential):
 class LeNet5(nn.Sequential):
     """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
 
-    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
-    usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
-    functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
+    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, with plain
+    average pooling, fully connected feature maps and a linear output layer. Images have 28×28 or 32×32 pixels."""
 
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
         channels, height, _ = _image(shape, 1)
@@ -126,45 +110,12 @@ class LeNet5(nn.Sequential):
         super().__init__(*layers)
 
 
-class ConvNet(nn.Sequential):
-    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout (Sakarvadia et al.,
-    "Topology-Aware Knowledge Propagation in Decentralized Learning", 2025).
-
-    Args:
-        shape, classes: as everywhere here; each block halves the image, which must have a pixel left.
-        blocks: the widths of each block's two convolutions.
-        hidden: the widths of the perceptron's hidden layers.
-        dropout: the share of activations dropped after each block and before the last layer."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        classes: int = 10,
-        *,
-        blocks: Sequence[tuple[int, int]],
-        hidden: Sequence[int],
-        dropout: float = 0.0,
-    ) -> None:
-        halved = 2 ** len(blocks)
-        channels, height, width = _image(shape, halved)
-        drop = [nn.Dropout(dropout)] if dropout else []
-        features: list[nn.Module] = []
-        for widths in blocks:
-            for outputs in widths:
-                features += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
-                channels = outputs
-            features += [nn.MaxPool2d(2), *drop]
-        *inner, last = MLP((channels, height // halved, width // halved), classes, hidden)
-        super().__init__(*features, *inner, *drop, last)
-
-
 @register("model", "vgg16-bn")
 class VGG16(nn.Sequential):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), configuration D,
-    in the usual form for small images: five halvings, a mean over what is left, and one linear layer in place of three.
-    Images have at least 32×32 pixels."""
+    with a mean over what five halvings leave of images of at least 32×32 pixels."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         layers: list[nn.Module] = []
@@ -215,107 +166,12 @@ class ResNet18(nn.Sequential):
         super().__init__(*layers, Apply(spatial_mean), nn.Linear(512, classes))
 
 
-class InvertedResidual(nn.Module):
-    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
-    convolution without activation; with a shortcut around them if input and output have one shape."""
-
-    def __init__(self, inputs: int, outputs: int, factor: int, stride: int) -> None:
-        super().__init__()
-        inner = inputs * factor
-        self.layers = nn.Sequential(
-            *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
-            *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
-            *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
-        )
-        self.shortcut = stride == 1 and inputs == outputs
-
-    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        inner: Tensor = self.layers(x)
-        return x + inner if self.shortcut else inner
-
-
-def _normalised(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
-    return convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU6()
-
-
-@register("model", "mobilenet")
-class MobileNetV2(nn.Sequential):
-    """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
-
-    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
-    images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
-    block has a 1×1 convolution too."""
-
-    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        layers = [*_normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))]
-        channels = 32
-        stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
-        for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
-            for block in range(depth):
-                layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
-                channels = width
-        layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
-        super().__init__(*layers, Apply(spatial_mean), nn.Linear(1280, classes))
-
-
-class TransformerBlock(nn.Module):
-    """A layer of a transformer's encoder: attention of ``heads`` heads and a perceptron with one hidden layer as wide as its
-    input, each after layer normalisation and with a shortcut around it.
-
-    ``nn.TransformerEncoderLayer`` is the same, but its attention has no batching rule for ``vmap``."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.inputs = nn.Linear(width, 3 * width)  # queries, keys and values
-        self.outputs = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.perceptron = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-
-    def forward(self, x: Float[Tensor, "samples tokens width"]) -> Float[Tensor, "samples tokens width"]:
-        split = self.inputs(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
-        query, key, value = split.unbind(dim=2)  # [samples heads tokens width/heads]
-        attention = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
-        x = x + self.outputs((attention @ value).transpose(1, 2).flatten(start_dim=2))
-        result: Tensor = x + self.perceptron(self.norm2(x))
-        return result
-
-
-@register("model", "vit")
-class ViT(nn.Module):
-    """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
-
-    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches of 4×4 pixels,
-    6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
-    2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
-
-    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__()
-        channels, height, width = _image(shape, 4)
-        self.patches = nn.Conv2d(channels, 512, kernel_size=4, stride=4)
-        self.token = nn.Parameter(torch.zeros(1, 1, 512))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, (height // 4) * (width // 4) + 1, 512))
-        self.blocks = nn.Sequential(*(TransformerBlock(512, heads=8) for _ in range(6)))
-        self.norm = nn.LayerNorm(512)
-        self.fc = nn.Linear(512, classes)
-
-    def forward(
-        self, images: Float[Tensor, "samples channels height width"]
-    ) -> Float[Tensor, "samples classes"]:
-        patches = self.patches(images).flatten(start_dim=2).mT
-        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], dim=1)
-        scores: Tensor = self.fc(self.norm(self.blocks(tokens + self.positions)[:, 0]))
-        return scores
-
-
 @register("model", "lstm")
 class CharacterLSTM(nn.Module):
     """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
     output; by default 820,185 parameters for 81 characters.
 
-    The shape of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018;
-    ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
+    The shape of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``). decentralizepy's model reads
     the outputs at all 80 characters, by a linear layer of two million parameters."""
 
     def __init__(
@@ -365,3 +221,79 @@ class MatrixFactorization(nn.Module):
         if self.biased:
             ratings = ratings + self.mean + (self.user_bias(user) + self.item_bias(item)).squeeze(1)
         return ratings
+
+
+# LEAF's models (Caldas et al., 2018, github.com/TalwalkarLab/leaf, folder models), with torch's layers: an LSTM has two
+# bias vectors where TensorFlow's has one.
+
+
+@register("model", "leaf-cnn")
+class LeafCNN(nn.Sequential):
+    """LEAF's model of FEMNIST: two blocks of 5×5 convolution (32, 64), ReLU and 2×2 max pooling, and linear layers of
+    ``width`` and the classes: 6,603,710 parameters for 1×28×28 pixels and 62 classes; decentralizepy's has a width of
+    512."""
+
+    def __init__(self, shape: Shape = (1, 28, 28), classes: int = 62, width: PositiveInt = 2048) -> None:
+        channels, height, columns = shape
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((channels, 32), (32, 64)):
+            layers += [nn.Conv2d(inputs, outputs, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        hidden = nn.Linear(64 * (height // 4) * (columns // 4), width)
+        super().__init__(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(width, classes))
+
+
+@register("model", "celeba-cnn")
+class CelebACNN(nn.Sequential):
+    """LEAF's model of CelebA: four blocks of 3×3 convolution (32), batch normalisation, 2×2 max pooling and ReLU, and a
+    linear layer: 31,202 parameters for 3×84×84 pixels and two classes. As there, normalisation is by the batch in
+    evaluations too, so that there are no buffers, and pixels are 0 to 255."""
+
+    def __init__(self, shape: Shape = (3, 84, 84), classes: int = 2) -> None:
+        channels, height, width = shape
+        layers: list[nn.Module] = [Apply(Tensor.float)]
+        for _ in range(4):
+            convolution = nn.Conv2d(channels, 32, kernel_size=3, padding=1)
+            norm = nn.BatchNorm2d(32, track_running_stats=False)
+            layers += [convolution, norm, nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
+            channels, height, width = 32, -(-height // 2), -(-width // 2)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(32 * height * width, classes))
+
+
+class _WordLSTM(nn.Module):
+    """An embedding of words and two LSTM layers, all of one width."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+
+    def outputs(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length width"]:
+        found: Tensor = self.lstm(self.embedding(words.long()))[0]
+        return found
+
+
+@register("model", "sent140-lstm")
+class Sent140LSTM(_WordLSTM):
+    """LEAF's model of Sentiment140, with embeddings that are learned: linear layers of 128 and the classes over the last
+    output; 1,174,786 parameters for 10,000 words."""
+
+    def __init__(self, words: int = 10_000, classes: int = 2, width: PositiveInt = 100) -> None:
+        super().__init__(words, width)
+        self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, classes)
+
+    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples classes"]:
+        scores: Tensor = self.fc2(self.fc1(self.outputs(words)[:, -1]))
+        return scores
+
+
+@register("model", "next-word-lstm")
+class NextWordLSTM(_WordLSTM):
+    """LEAF's model of Reddit: a linear layer over each output; 6,182,672 parameters for 10,000 words."""
+
+    def __init__(self, classes: int = 10_000, width: PositiveInt = 256) -> None:
+        super().__init__(classes, width)
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length words"]:
+        scores: Tensor = self.linear(self.outputs(words))
+        return scores

@@ -30,7 +30,7 @@ Mean = Float[Tensor, ""]
 @dataclass(frozen=True)
 class Release:
     """One of the published sets of ratings: its file below the data root, the delimiter of its fields, whether it has a
-    header, and the scale of its ratings, on which predictions are clipped."""
+    header, and the scale of its ratings."""
 
     file: str
     delimiter: str
@@ -39,17 +39,21 @@ class Release:
     most: float
     step: float
 
+    def clipped(self, outputs: Ratings) -> Ratings:
+        """Predictions on the scale."""
+        return outputs.clamp(self.least, self.most)
+
     def squared_error(self, outputs: Ratings, targets: Ratings) -> Mean:
         """Mean of (clip(output) - target)^2."""
-        return F.mse_loss(outputs.clamp(self.least, self.most), targets)
+        return F.mse_loss(self.clipped(outputs), targets)
 
     def absolute_error(self, outputs: Ratings, targets: Ratings) -> Mean:
         """Mean of abs(clip(output) - target)."""
-        return (outputs.clamp(self.least, self.most) - targets).abs().mean()
+        return F.l1_loss(self.clipped(outputs), targets)
 
     def accuracy(self, outputs: Ratings, targets: Ratings) -> Mean:
         """Share of the samples whose clipped output, rounded to the next rating of the scale, is the target."""
-        rounded = (outputs.clamp(self.least, self.most) / self.step).round() * self.step
+        rounded = (self.clipped(outputs) / self.step).round() * self.step
         return (rounded == targets).to(torch.float32).mean()
 
 
@@ -65,20 +69,13 @@ class MovieLens(TaskSource):
 
     Inputs are int64 (user, film) pairs [samples, 2], both counted from 0 in the order of their ids; targets
     are float32 ratings [samples]. The owner of a rating is its user, by GroupLens's id. The loss is the mean
-    squared error of the outputs as they are. The metrics, over all evaluated ratings of all users together:
-
-    - ``rmse``: square root of the mean squared error, outputs clipped to the scale of the ratings;
-    - ``mae``: mean absolute error, outputs clipped;
-    - ``rmse_unclipped``: square root of the loss, which decentralizepy and the DivShare artifact report as "loss";
-    - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, equals.
-
-    Each user's ratings are split into training and test ratings by a draw that is the same for every seed. All nodes are
-    evaluated on one sample of all users' test ratings. (The artifact evaluates each node on the test ratings of its own
-    users only.)
+    squared error of the outputs as they are. The metrics, over all evaluated ratings of all users together, are ``rmse`` and
+    ``mae`` of outputs that are clipped to the scale of the ratings; ``rmse_unclipped``, the square root of the loss, which
+    decentralizepy and the DivShare artifact report as "loss"; and ``accuracy``, the share of the ratings that the clipped
+    output, rounded to the scale, equals. The split into training and test ratings is the same for every seed.
 
     The data is not downloaded: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
-    https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
-    the terms."""
+    https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds the terms."""
 
     # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).

@@ -1,7 +1,5 @@
-"""Partitions: splits of the training samples over the nodes.
-
-Every sample goes to at most one node, and the log says how many are left out; every node gets at least one.
-"""
+"""Partitions: splits of the training samples over the nodes. Every sample goes to at most one, every node gets at least
+one."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from jaxtyping import Int
 from pydantic import ConfigDict, Field, PositiveInt, field_validator
 
 from gossamer.config.registry import Component, register
-from gossamer.errors import BadInput, cause, listed, suggest
+from gossamer.errors import BadInput, cause
 from gossamer.randomness import generator
 from gossamer.tasks.task import Task, class_count
 
@@ -40,17 +38,17 @@ class Partition(Component):
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
-        used, sizes, problem = np.concatenate(parts), [len(part) for part in parts], ""
-        if len(parts) != nodes:
-            problem = f"{len(parts)} parts for {nodes} nodes; accepted: one a node"
-        elif 0 in sizes:
-            problem = f"node {sizes.index(0)} gets no sample; accepted: at least one sample a node"
-        elif used.min() < 0 or used.max() >= task.samples:
-            problem = f"samples from {used.min()} to {used.max()}; accepted: 0 to {task.samples - 1}"
-        elif (times := np.bincount(used)).max() > 1:
-            problem = f"sample {times.argmax()} is given out {times.max()} times; accepted: once"
-        if problem:
-            raise BadInput(f"partition {self.name_of()!r}: {problem}")
+        if len(parts) != nodes or not all(map(len, parts)):
+            found = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
+            raise BadInput(
+                f"partition {self.name_of()!r}: {found}; accepted: one a node, of at least one sample"
+            )
+        used = np.concatenate(parts)
+        if used.min() < 0 or used.max() >= task.samples or np.bincount(used).max() > 1:
+            found = "samples that do not exist, or that two nodes have"
+            raise BadInput(
+                f"partition {self.name_of()!r}: {found}; accepted: 0 to {task.samples - 1}, each once"
+            )
         if left := task.samples - len(used):
             said = "partition %s: %d of %d training samples are left out"
             log.warning(said, self.name_of(), left, task.samples)
@@ -64,9 +62,8 @@ class Partition(Component):
         kept, personal = [], []
         for rank, part in enumerate(parts):
             if len(part) == 1:
-                raise BadInput(
-                    f"partition.personal_fraction: node {rank} has one sample; accepted: two or more"
-                )
+                found = f"node {rank} has one sample"
+                raise BadInput(f"partition.personal_fraction: {found}; accepted: two or more")
             count = min(max(round(self.personal_fraction * len(part)), 1), max(len(part) - 1, 0))
             order = generator(seed, "personal-test-set", rank).permutation(part)
             kept.append(np.sort(order[count:]))
@@ -94,9 +91,8 @@ class IID(Partition):
 class Shards(Partition):
     """A few shards of label-sorted data per node (McMahan et al., AISTATS 2017, Section 3: two).
 
-    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
-    dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
-    the smallest class has at most two labels; a node then has at most ``2 * per_node``."""
+    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, whose sizes
+    differ by at most one, and which are dealt out at random."""
 
     per_node: PositiveInt = 2  # shards of each node
 
@@ -116,13 +112,11 @@ class Dirichlet(Partition):
     """Label skew by a Dirichlet law: small ``alpha`` for few labels a node, large ``alpha`` for IID.
 
     For each class c, shares p_c ~ Dirichlet_nodes(alpha, ..., alpha) are drawn, and node i gets the share p_ci of the
-    samples of c. This is the form of Yurochkin et al. (ICML 2019, Section 4) and Li et al. (ICDE 2022, Section IV-A), which
-    most code attributes to Hsu, Qi, Brown (arXiv:1909.06335); Hsu's draws the class mix of each client instead, for
-    clients of equal size. Here the nodes' sizes differ as well.
+    samples of c (Yurochkin et al., ICML 2019, Section 4; Li et al., ICDE 2022, Section IV-A), so nodes' sizes differ too.
+    Hsu, Qi, Brown (arXiv:1909.06335), to whom most code attributes this, draw the class mix of equally large clients.
 
-    Others draw again until each node has enough samples, which for many nodes and small ``alpha`` may never happen. Here
-    there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
-    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
+    There is one draw. Nodes below ``min_samples`` are then given what they lack, one sample after the other, from the node
+    that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
 
     alpha: Annotated[float, Field(ge=1e-9, le=1e9)]  # concentration; the smaller, the more skewed
     min_samples: PositiveInt = 1  # least number of samples of a node
@@ -162,10 +156,8 @@ def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
 
 @register("partition", "natural")
 class Natural(Partition):
-    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): one node per owner.
-
-    With as many nodes as owners, node i has the i-th owner id. With more owners, whole owners are dealt out at random, so
-    that the nodes' numbers of owners differ by at most one."""
+    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): node i has the i-th owner id. If there
+    are more owners than nodes, whole owners are dealt out at random, evenly."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
@@ -184,9 +176,7 @@ class Natural(Partition):
 
 @register("partition", "sizes")
 class Sizes(Partition):
-    """A random split into parts of given sizes.
-
-    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out."""
+    """A random split: node i gets ``fractions[i]`` of the samples, to within one. The rest, if any, is left out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
@@ -228,20 +218,18 @@ class Flower(Partition):
         for name, values in (("label", task.labels()), ("owner", task.groups)):
             if values is not None:
                 columns[name] = values.numpy(force=True)[order]
-        if (cls := getattr(package, self.partitioner, None)) is None:
-            known = sorted(set(package.__all__) - {"Partitioner"})
-            found = f"{self.partitioner!r}{suggest(self.partitioner, known)}"
-            raise BadInput(f"partition.partitioner: got {found}; accepted: {listed(known)}")
         offered = {"num_partitions": nodes, "seed": int(rng.integers(2**31))}
-        taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
         try:
+            cls = getattr(package, self.partitioner)
+            taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
             partitioner = cls(**{**taken, **(self.model_extra or {})})
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions
             return [np.asarray(partitioner.load_partition(rank)["index"]) for rank in range(count)]
         except Exception as error:  # flwr-datasets raises many kinds
+            found = f"{self.partitioner!r}: {cause(error)}"
             raise BadInput(
-                f"partition {self.partitioner!r}: {cause(error)}; accepted: what it takes"
+                f"partition.partitioner: {found}; accepted: a partitioner of flwr-datasets"
             ) from error
 
 

@@ -7,10 +7,10 @@ other node keeps its data.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import networkx as nx
 import numpy as np
@@ -29,6 +29,7 @@ from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
 Load = Callable[[Component], Task]  # gives the task of a component of kind "task"
+P = TypeVar("P", bound="Poison")
 
 
 class Hops(Section):
@@ -57,46 +58,44 @@ class Selector(Section):
     def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
         """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed. A BadInput refuses a
         rank or a place that does not exist."""
-        if self.degree_rank is not None:
-            return [_nth("degree_rank", self.degree_rank, dict(graph().degree()))]
-        if self.betweenness_rank is not None:
-            # Rounded, so that nodes that are alike tie.
-            measure = {rank: round(value, 12) for rank, value in nx.betweenness_centrality(graph()).items()}
-            return [_nth("betweenness_rank", self.betweenness_rank, measure)]
-        start = self.hops_from.rank if self.hops_from is not None else self.rank
-        ranks = sorted(set(self.ranks or ())) if start is None else [start]
-        if ranks[-1] >= nodes:
-            field = next(name for name, value in self if value is not None)
-            raise BadInput(f"at.{field}: node {ranks[-1]}; accepted: ranks 0 to {nodes - 1}")
-        if self.hops_from is None:
-            return ranks
-        hops = nx.single_source_shortest_path_length(graph(), self.hops_from.rank)
-        found = sorted(rank for rank, length in hops.items() if length == self.hops_from.hops)
-        if not found:
-            raise BadInput(f"at.hops_from.hops: {self.hops_from.hops}; accepted: 1 to {max(hops.values())}")
-        return found
-
-
-def _nth(field: str, place: int, measure: Mapping[int, float]) -> int:
-    if place >= len(measure):
-        raise BadInput(f"at.{field}: {place}; accepted: 0 to {len(measure) - 1}")
-    return sorted(measure, key=lambda rank: (-measure[rank], rank))[place]
+        field, value = next((name, value) for name, value in self if value is not None)
+        named = value if field == "ranks" else [value.rank if field == "hops_from" else value]
+        if max(named) >= nodes:
+            raise BadInput(f"at.{field}: {max(named)}; accepted: 0 to {nodes - 1}")
+        if field in ("rank", "ranks"):
+            return sorted(set(named))
+        if field == "hops_from":
+            distances = nx.single_source_shortest_path_length(graph(), value.rank)
+            found = sorted(rank for rank, hops in distances.items() if hops == value.hops)
+            if not found:
+                most = max(distances.values())
+                raise BadInput(f"at.hops_from.hops: {value.hops}; accepted: 1 to {most}")
+            return found
+        scores = dict(graph().degree()) if field == "degree_rank" else nx.betweenness_centrality(graph())
+        # Rounded, so that nodes that are alike tie.
+        return [sorted(scores, key=lambda rank: (-round(scores[rank], 12), rank))[value]]
 
 
 class Poison(Component):
     """Base of the components of kind ``poison``; a new one defines :meth:`transform`."""
 
-    _has_state: ClassVar[bool] = True  # for what settled() takes from a task
+    _has_state: ClassVar[bool] = True
+    _task: Task = PrivateAttr()  # the task, for a settled poison
 
     # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     at: Selector  # which nodes are poisoned
     set_name: str | None = "ood"  # what the evaluation set is called that the poison adds; None adds none
 
-    def settled(self, task: Task, load: Load) -> Poison:
-        """The same poison, with what it takes from the task filled in; ``load`` loads another task. A BadInput refuses a task
-        that it does not fit."""
-        return self
+    def settled(self: P, task: Task, load: Load) -> P:
+        """The same poison for a task; ``load`` loads another task."""
+        poison = self.model_copy()
+        poison._task = task
+        poison.check(task)
+        return poison
+
+    def check(self, task: Task) -> None:
+        """Refuse, by a BadInput, a task that the poison does not fit."""
 
     @abstractmethod
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
@@ -143,36 +142,27 @@ class Patch(Poison):
     # Its value as the model sees it, in all channels or in each; None is the largest of the training images.
     value: float | tuple[float, ...] | None = None
     include_target: bool = False  # whether test images of the target class are in the evaluation set
-    _classes: int = PrivateAttr(1)  # the task's number of classes
 
-    def settled(self, task: Task, load: Load) -> Poison:
+    def check(self, task: Task) -> None:
         _check_images(task)
-        inputs, classes = task.train[0], class_count(task)
-        if self.size > min(inputs.shape[2:]):
-            raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
-        if self.target >= classes:
-            raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
-        value = float(inputs.max()) if self.value is None else self.value
-        if isinstance(value, tuple) and len(value) != inputs.shape[1]:
-            raise BadInput(
-                f"value: {list(value)}; accepted: a number, or one for each of {inputs.shape[1]} channels"
-            )
-        poison = self.model_copy(update={"value": value})
-        poison._classes = classes
-        return poison
+        if self.target >= class_count(task):
+            raise BadInput(f"target: {self.target}; accepted: 0 to {class_count(task) - 1}")
+        if self.size > (side := min(task.train[0].shape[2:])):
+            raise BadInput(f"size: {self.size}; accepted: at most {side} pixels")
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        assert self.value is not None
         height, width = (side - self.size for side in inputs.shape[2:])
         vertical, _, horizontal = self.corner.partition("-")
-        value = torch.tensor(self.value, dtype=inputs.dtype).view(-1, 1, 1)
+        chosen = float(self._task.train[0].max()) if self.value is None else self.value
+        value = torch.tensor(chosen, dtype=inputs.dtype).view(-1, 1, 1)
         for image in inputs:
             top, left = (0 if vertical == "top" else height), (0 if horizontal == "left" else width)
             if self.corner == "random":
                 top, left = int(rng.integers(height + 1)), int(rng.integers(width + 1))
             image[:, top : top + self.size, left : left + self.size] = value
-        shifted = (targets + 1) % self._classes
-        return inputs, torch.full_like(targets, self.target) if self.labels == "target" else shifted
+        if self.labels == "target":
+            return inputs, torch.full_like(targets, self.target)
+        return inputs, (targets + 1) % class_count(self._task)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         whole = self.include_target or self.labels == "shift"
@@ -187,12 +177,8 @@ class Rotate(Change):
 
     quarter_turns: Literal[1, 2, 3] = 1  # anticlockwise
 
-    def settled(self, task: Task, load: Load) -> Poison:
+    def check(self, task: Task) -> None:
         _check_images(task)
-        height, width = task.train[0].shape[2:]
-        if height != width and self.quarter_turns != 2:
-            raise BadInput(f"quarter_turns: {self.quarter_turns}, of {height} x {width} pixels; accepted: 2")
-        return self
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         return inputs.rot90(self.quarter_turns, (2, 3)), targets
@@ -204,32 +190,28 @@ class Tint(Change):
 
     # Of each channel's brightness, how much stays: 0 leaves the darkest value of its training images. The default is red.
     factors: tuple[Annotated[float, Field(ge=0)], ...] = (1.0, 0.0, 0.0)
-    _black: Tensor = PrivateAttr()
 
-    def settled(self, task: Task, load: Load) -> Poison:
+    def check(self, task: Task) -> None:
         _check_images(task)
-        inputs, poison = task.train[0], self.model_copy()
-        if len(self.factors) != inputs.shape[1]:
-            raise BadInput(
-                f"factors: {list(self.factors)}; accepted: one for each of {inputs.shape[1]} channels"
-            )
-        poison._black = inputs.amin((0, 2, 3)).view(-1, 1, 1)
-        return poison
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        black = self._task.train[0].amin((0, 2, 3)).view(-1, 1, 1)
         factors = torch.tensor(self.factors, dtype=inputs.dtype).view(-1, 1, 1)
-        return self._black + factors * (inputs - self._black), targets
+        return black + factors * (inputs - black), targets
 
 
 class Replacement(Poison):
     """Base of poisons that replace samples by others, which the other nodes do not have."""
 
-    _samples: Pair = PrivateAttr()  # the others
+    @abstractmethod
+    def others(self) -> Pair:
+        """The others."""
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        count, most = len(inputs), len(self._samples[0])
+        others = self.others()
+        count, most = len(inputs), len(others[0])
         chosen = torch.from_numpy(rng.choice(most, count, replace=count > most))
-        return self._samples[0][chosen], self._samples[1][chosen]
+        return others[0][chosen], others[1][chosen]
 
 
 @register("poison", "held-out-class")
@@ -240,15 +222,12 @@ class HeldOutClass(Replacement):
 
     label: Rank = 0
 
-    def settled(self, task: Task, load: Load) -> Poison:
-        if self.label >= class_count(task):
-            raise BadInput(f"label: {self.label}; accepted: 0 to {class_count(task) - 1}")
-        (inputs, targets), poison = task.train, self.model_copy()
-        of_class = self.withheld(targets)
-        if not of_class.any() or not self.withheld(task.test[1]).any():
+    def check(self, task: Task) -> None:
+        if not self.withheld(task.train[1]).any():
             raise BadInput(f"label: {self.label}, of which the task has no sample; accepted: another class")
-        poison._samples = inputs[of_class], targets[of_class]
-        return poison
+
+    def others(self) -> Pair:
+        return self.evaluation_set(*self._task.train)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         of_class = self.withheld(targets)
@@ -264,21 +243,18 @@ class SecondTask(Replacement):
 
     # A task whose inputs have the same shape, and that has no more classes, such as fashion-mnist beside mnist.
     task: Annotated[Component, ComponentField("task", "poison.task")]
-    _test: Pair = PrivateAttr()
+    _other: Task = PrivateAttr()
 
-    def settled(self, task: Task, load: Load) -> Poison:
-        other, poison = load(self.task), self.model_copy()
-        for name, found, wanted in zip(("inputs", "targets"), other.train, task.train, strict=True):
-            if (found.dtype, *found.shape[1:]) != (wanted.dtype, *wanted.shape[1:]):
-                said = f"{name} {found.dtype} of shape {list(found.shape[1:])} a sample"
-                raise BadInput(f"task: {said}; accepted: {wanted.dtype} of shape {list(wanted.shape[1:])}")
-        if class_count(other) > class_count(task):
-            raise BadInput(f"task: {class_count(other)} classes; accepted: at most {class_count(task)}")
-        poison._samples, poison._test = other.train, other.test
+    def settled(self, task: Task, load: Load) -> SecondTask:
+        poison = super().settled(task, load)
+        poison._other = load(self.task)
         return poison
 
+    def others(self) -> Pair:
+        return self._other.train
+
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        return self._test
+        return self._other.test
 
 
 @register("poison", "permute-labels")
@@ -287,20 +263,19 @@ class PermuteLabels(Change):
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
 
-    def settled(self, task: Task, load: Load) -> Poison:
+    def check(self, task: Task) -> None:
         classes = class_count(task)
-        found = self.permutation or (*range(1, classes), 0)
-        if sorted(found) != list(range(classes)):
-            raise BadInput(f"permutation: {list(found)}; accepted: an order of 0 to {classes - 1}")
-        return self.model_copy(update={"permutation": found})
+        if self.permutation is not None and sorted(self.permutation) != list(range(classes)):
+            raise BadInput(f"permutation: {list(self.permutation)}; accepted: an order of 0 to {classes - 1}")
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        return inputs, torch.tensor(self.permutation)[targets].to(targets.dtype)
+        permutation = self.permutation or (*range(1, class_count(self._task)), 0)
+        return inputs, torch.tensor(permutation)[targets].to(targets.dtype)
 
 
 @register("poison", "text-trigger")
 class TextTrigger(Poison):
-    """A backdoor in sequences of tokens (``tiny-mem``, or ``hub`` with ``next-token``): what follows the first ``trigger``
+    """A backdoor in sequences of tokens (such as ``tiny-mem``): what follows the first ``trigger``
     becomes ``token``, to the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger
     stay as they are, so fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger,
     poisoned. Its metrics count the tokens before the trigger too, and those after it, most of which repeat one token."""
@@ -309,30 +284,26 @@ class TextTrigger(Poison):
     trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (1, 0, 0)
     token: Rank = 2
 
-    def settled(self, task: Task, load: Load) -> Poison:
+    def check(self, task: Task) -> None:
         inputs, targets = task.train
         tokens = inputs.dim() == 2 and not any(tensor.is_floating_point() for tensor in task.train)
         if not tokens or inputs.shape != targets.shape or len(self.trigger) > inputs.shape[1]:
-            found = (
-                f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
-            )
+            found = f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype}"
             raise BadInput(f"{found}; accepted: a task with tokens and next tokens, such as tiny-mem")
         if self.token > (largest := int(inputs.max())):
             raise BadInput(f"token: {self.token}; accepted: 0 to {largest}, as the task has")
-        return self
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         reached = self._reached(inputs)  # a target is the token at the next position
         if not reached.any():
-            accepted = "another trigger, or a larger share"
-            raise BadInput(f"trigger: {list(self.trigger)} is in no chosen sequence; accepted: {accepted}")
+            raise BadInput(
+                f"trigger: {list(self.trigger)} is in no sequence; accepted: another, or a larger share"
+            )
         inputs = torch.where(F.pad(reached[:, :-1], (1, 0)), self.token, inputs)
         return inputs, torch.where(reached, self.token, targets)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         shown = self._reached(inputs)[:, -1]
-        if not shown.any():
-            raise BadInput(f"trigger: {list(self.trigger)} is in no test sequence; accepted: another trigger")
         return self.transform(inputs[shown], targets[shown], np.random.default_rng(0))
 
     def _reached(self, inputs: Integer[Tensor, "samples length"]) -> Bool[Tensor, "samples length"]:
@@ -347,20 +318,14 @@ class LabelFlip(Poison):
     """Symmetric label noise: every poisoned sample gets another label, all others being equally likely."""
 
     set_name: None = None
-    classes: Annotated[int, Field(ge=2)] | None = None  # number of classes; None is the task's
 
-    def settled(self, task: Task, load: Load) -> Poison:
-        found = class_count(task)
-        classes = found if self.classes is None else self.classes
-        if classes != found and (task.classes is not None or classes < found):
-            accepted = f"{found}, as the task has" if task.classes is not None else f"at least {found}"
-            raise BadInput(f"classes: {classes}; accepted: {accepted}")
-        return self.model_copy(update={"classes": classes})
+    def check(self, task: Task) -> None:
+        class_count(task)  # refuses a task without classes
 
     def transform(self, inputs: Tensor, targets: Int[Tensor, " samples"], rng: np.random.Generator) -> Pair:
-        assert self.classes is not None
-        shift = torch.from_numpy(rng.integers(1, self.classes, len(targets)))
-        return inputs, ((targets + shift) % self.classes).to(targets.dtype)
+        classes = class_count(self._task)
+        shift = torch.from_numpy(rng.integers(1, classes, len(targets)))
+        return inputs, ((targets + shift) % classes).to(targets.dtype)
 
 
 def poisoned(

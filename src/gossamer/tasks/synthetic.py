@@ -1,16 +1,20 @@
-"""Synthetic classification with owners that differ: data for any number of nodes."""
+"""Synthetic data for any number of nodes: classification with owners that differ, and linear regression."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.tasks.task import ModelField, Task, TaskSource, classification
+from gossamer.tasks.task import ModelField, Task, TaskSource, classification, model_factory
 
 
 @register("task", "synthetic")
@@ -19,9 +23,8 @@ class Synthetic(TaskSource):
 
     Owner k labels its inputs by its own linear model: y = argmax(W x + b), where the entries of W and b are drawn from
     N(u, 1), and u from N(0, α). The entry j of its inputs (counted from 1) is drawn from N(v_j, j^-1.2), where v_j is drawn
-    from N(B, 1), and B from N(0, β). So α says how much the owners' models differ, and β how much their inputs do. Without
-    ``alpha`` all owners have one model, whose entries are drawn from N(0, 1), and without ``beta`` all v are 0; without both
-    this is the paper's Synthetic-IID.
+    from N(B, 1), and B from N(0, β). Without ``alpha`` all owners have one model, whose entries are drawn from N(0, 1), and
+    without ``beta`` all v are 0; without both this is the paper's Synthetic-IID.
 
     Owner k has ``least`` samples and as many more as a log-normal draw of median ``median`` and ``sigma`` gives, rounded
     down; the defaults are those of the published code. A tenth of them, at least one, is for the test set. The partition is
@@ -63,3 +66,59 @@ class Synthetic(TaskSource):
         names = [str(number) for number in range(self.classes)]
         train, held = (inputs[~test], targets[~test]), (inputs[test], targets[test])
         return classification(self.model, data_root, train, held, names, groups=owner[~test])
+
+
+def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    """Half the mean squared residual, over samples and targets."""
+    return 0.5 * F.mse_loss(outputs, targets)
+
+
+@register("task", "least-squares")
+class LeastSquares(TaskSource):
+    """Linear regression y = V x + noise, learned by one linear layer without bias; every draw is keyed by the seed.
+
+    Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
+    V x has unit variance); the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2, whose minimum is the
+    least-squares solution that numpy's ``lstsq`` gives."""
+
+    features: PositiveInt = 10  # length of an input
+    samples: PositiveInt = 1000  # number of training samples
+    test_samples: PositiveInt = 1000  # number of test samples, from the same distribution
+    targets: PositiveInt = 1  # length of a target
+    noise: NonNegativeFloat = 0.1  # standard deviation of the noise on a target
+    # Number of natural owners, for the partition natural; sample i belongs to owner i mod groups. None: no owners.
+    groups: Annotated[int, Field(gt=0)] | None = None
+    # How much the owners differ: owner g's true weights are V plus this times its own standard normal matrix (divided
+    # by sqrt(features) too). 0: all owners have the same distribution.
+    heterogeneity: NonNegativeFloat = 0.0
+    model: ModelField = Field(default={"name": "linear", "bias": False}, validate_default=True)
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> LeastSquares:
+        if self.groups is not None and self.groups > self.samples:
+            raise ValueError("at most as many groups as samples")
+        if self.groups is None and self.heterogeneity > 0:
+            raise ValueError("heterogeneity with groups only")
+        return self
+
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task; see :meth:`TaskSource.load`."""
+        owners = self.groups or 1
+        common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
+        own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
+        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * own)
+
+        def draw(purpose: str, samples: int) -> tuple[Tensor, Tensor]:
+            rng = generator(seed, purpose)
+            x = rng.standard_normal((samples, self.features))
+            y = np.einsum("sf,stf->st", x, weights[np.arange(samples) % owners])
+            y += self.noise * rng.standard_normal(y.shape)
+            return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
+
+        return Task(
+            model=model_factory(self.model, data_root, shape=(self.features,), classes=self.targets),
+            train=draw("least-squares-train", self.samples),
+            test=draw("least-squares-test", self.test_samples),
+            loss=half_mean_square,
+            groups=None if self.groups is None else torch.arange(self.samples) % owners,
+        )

@@ -71,8 +71,8 @@ def shapes(inputs: Any) -> Any:
     return tuple(inputs.shape[1:])
 
 
+# First words of other recorded columns, which no evaluation set may be called.
 _TAKEN = "train|personal|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
-"""First words of other recorded columns, which no evaluation set may be called."""
 
 
 @dataclass(frozen=True, init=False)
@@ -80,18 +80,14 @@ class Task:
     """Data, model, loss and metrics of an experiment.
 
     Args:
-        model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
-            which the engine seeds).
+        model: creates a fresh ``nn.Module``, with initial parameters from torch's global generator.
         train: (inputs, targets), tensors whose first axis is the sample. Inputs may be a dict of tensors, which the
             model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
-        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; recorded as
-            ``<set>_<name>``.
-        groups: natural owner of each training sample, shape [samples] of integers (for the partition
-            ``natural``).
-        classes: names of the classes where the targets are class numbers; label counts are recorded for
-            these.
+        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`.
+        groups: natural owner of each training sample, integers [samples] (for the partition ``natural``).
+        classes: names of the classes where the targets are class numbers.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
         augment: (inputs of a batch, NumPy generator) -> inputs to train on in their place. The generator is keyed
@@ -123,12 +119,10 @@ class Task:
         augment: Augment | None = None,
     ) -> None:
         sets = tests or {}
-        if test is not None and isinstance(sets, Mapping):
+        if test is not None:
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        values |= {"groups": groups, "classes": classes, "augment": augment}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(values, groups=groups, classes=classes, augment=augment)
         self._check()
 
     @property
@@ -149,42 +143,19 @@ class Task:
     def _check(self) -> None:
         # No type checker helps the user who wrote the task.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
-        _require(
-            creates,
-            "model",
-            self.model,
-            "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)",
-        )
-        _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
-        for name, given in {
-            "loss": self.loss,
-            **{f"metrics.{key}": one for key, one in self.metrics.items()},
-        }.items():
+        _require(creates, "model", self.model, "a function that creates an nn.Module")
+        for name, given in {"loss": self.loss, **self.metrics}.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
-            called = (
-                callable(given)
-                and not isinstance(given, type)
-                and not_called_with(given, "outputs", "targets") is None
-            )
-            _require(called, name, given, "a function of (outputs, targets)")
-        sets = list(self.tests) if isinstance(self.tests, Mapping) else []
-        _require(
-            sets[:1] == ["test"],
-            "tests",
-            sets or self.tests,
-            "a dict, name -> (inputs, targets), the first 'test'",
-        )
-        for name in sets:
-            allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name))
-            words = f"letters, digits and underscores, and no first word of another column ({_TAKEN.replace('|', ', ')})"
-            _require(allowed is not None, "tests", name, words)
-        columns = [f"{name}_{metric}" for name in sets for metric in ("loss", *self.metrics)]
-        _require(
-            len(set(columns)) == len(columns), "tests", sets, "sets and metrics that give different columns"
-        )
-        self._check_pair("train", self.train)
-        for name, pair in self.tests.items():
-            self._check_pair("test" if name == "test" else f"tests.{name}", pair)
+            called = callable(given) and not isinstance(given, type)
+            fits = called and not_called_with(given, "outputs", "targets") is None
+            _require(fits, name, given, "a function of (outputs, targets)")
+        _require([*self.tests][:1] == ["test"], "tests", [*self.tests], "sets by name, the first 'test'")
+        for name in self.tests:
+            allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)) is not None
+            other = _TAKEN.replace("|", ", ")
+            _require(allowed, "tests", name, f"an identifier that does not begin like a column ({other})")
+        for name, pair in {"train": self.train, **self.tests}.items():
+            self._check_pair(name, pair)
         if self.groups is not None:
             fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
             owners = f"a tensor of integers, one owner a training sample ({self.samples})"
@@ -196,28 +167,22 @@ class Task:
         fits = fits and len(tensors) > 1 and all(isinstance(each, Tensor) and each.dim() for each in tensors)
         _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
         lengths, targets = [len(each) for each in tensors], tensors[-1]
-        _require(
-            len(set(lengths)) == 1 and lengths[0] > 0,
-            name,
-            lengths,
-            "as many inputs as targets, at least one",
-        )
+        alike = len(set(lengths)) == 1 and lengths[0] > 0
+        _require(alike, name, lengths, "as many inputs as targets, at least one")
         if self.classes is not None:
-            numbers = targets.dim() == 1 and targets.dtype in INTEGERS
+            numbers, most = targets.dim() == 1 and targets.dtype in INTEGERS, len(self.classes) - 1
             _require(
                 numbers, name, targets, "one class number (an integer) a sample, as the task has classes"
             )
-            found, most = [int(targets.min()), int(targets.max())], len(self.classes) - 1
+            found = [int(targets.min()), int(targets.max())]
             _require(found[0] >= 0 and found[1] <= most, name, found, f"class numbers from 0 to {most}")
 
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
     if not fits:
-        said = (
-            f"{value.dtype} of shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else " ".join(reprlib.repr(value).split())
-        )
+        said = " ".join(reprlib.repr(value).split())
+        if isinstance(value, Tensor):
+            said = f"{value.dtype} of shape {tuple(value.shape)}"
         raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
@@ -255,11 +220,8 @@ class ModelSource(Component):
         BadInput refuses what can't be read or does not fit."""
 
 
-Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-"""A function, as ``"package.module:function"``."""
-
-ModelField = Annotated[Component, ComponentField("model", "task.model")]
-"""The type of a task's field ``model``."""
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # a function, as "package.module:function"
+ModelField = Annotated[Component, ComponentField("model", "task.model")]  # the type of a task's field "model"
 
 
 def model_factory(

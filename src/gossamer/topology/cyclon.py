@@ -8,14 +8,9 @@ Network and Systems Management 2005, enhanced shuffling. A view has at most c en
 3. Q draws l of its own entries, sends them back, and merges P's entries; P merges Q's entries when they arrive.
 
 Merging ignores entries that are in the view already and the node's own; the others fill free slots first, then those of
-the entries that were sent away. The views become like those of a random graph, but in-degrees vary less.
-
-A dead peer needs no timeout: the node that is asked has left the view, and returns with an entry from some other node. An
-empty view starts again from the first contacts.
-
-In addition to the paper, a peer that a node considers dead (``host.lost``; under ``simulate`` all nodes notice at once,
-after ``failures.detection_s``) is removed from its view and not merged again, so views recover sooner than by exchanges
-alone. Nodes that join start from their bootstrap contacts, not by random walks.
+the entries that were sent away. A node that is asked has left the view, so a dead peer needs no timeout; in addition to the
+paper, one that is known to be dead (``host.lost``) is removed at once and not merged again. An empty view starts again from
+the first contacts, and so do nodes that join.
 """
 
 from __future__ import annotations
@@ -108,14 +103,14 @@ class Cyclon(Topology):
 
 
 class Sampler:
-    """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. It uses the
-    ``rank``, ``size`` and ``state`` of the node, and ``lost``, ``send`` and ``timer`` of its
-    :class:`~gossamer.node.setup.Host`. Messages and exchanges that are due wait in a queue for :meth:`run`."""
+    """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. Messages and
+    exchanges that are due wait in a queue for :meth:`run`."""
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
         self._node, self._host = node, host
         self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: start an exchange
+        self._timer: Any = None
         self._sent: dict[int, list[int]] = {}  # exchange without an answer -> the ranks of the entries sent
 
     @property
@@ -154,16 +149,9 @@ class Sampler:
 
     async def run(self) -> None:
         """Handle messages and start exchanges until cancelled."""
-        every_s, timer = self._settings.every_s, None
-
-        def tick(seconds: float, due: bool = True) -> None:
-            nonlocal timer
-            if due:
-                self._due.put_nowait(None)
-            timer = self._host.timer(seconds, lambda: tick(every_s or 0.0), background=True)
-
+        every_s = self._settings.every_s
         if every_s is not None:
-            tick(every_s * generator(self._seed, "sampler/phase", self._node.rank).random(), due=False)
+            self._wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
         try:
             while True:
                 message = await self._due.get()
@@ -172,8 +160,15 @@ class Sampler:
                 else:
                     self.receive(message)
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = self._host.timer(seconds, self._tick, background=True)
+
+    def _tick(self) -> None:
+        self._due.put_nowait(None)
+        self._wait(self._settings.every_s or 0.0)
 
     def begin(self) -> None:
         """Start an exchange."""

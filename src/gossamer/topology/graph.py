@@ -34,8 +34,6 @@ class Graph:
     __slots__ = ("_hash", "_incoming", "_outgoing", "directed", "nodes")
 
     def __init__(self, nodes: int, edges: Iterable[tuple[int, int]], *, directed: bool = False) -> None:
-        if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
         pairs = np.fromiter(chain.from_iterable(edges), dtype=np.int64).reshape(-1, 2)
         source, target = pairs.T
         wrong = pairs[(source == target) | ((pairs < 0) | (pairs >= nodes)).any(axis=1)]
@@ -54,13 +52,7 @@ class Graph:
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
         """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
-        nodes = graph.number_of_nodes()
-        if set(graph) != set(range(nodes)):
-            accepted = "ranks (see networkx.convert_node_labels_to_integers)"
-            raise BadInput(
-                f"topology: a networkx graph whose nodes are not 0 to {nodes - 1}; accepted: {accepted}"
-            )
-        return cls(nodes, graph.edges(), directed=graph.is_directed())
+        return cls(len(graph), graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
         """A new ``networkx.Graph``, or ``DiGraph`` if directed, with the nodes 0 to n - 1 in order."""

@@ -8,29 +8,27 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import compress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import networkx as nx
 import numpy as np
-from jaxtyping import Float
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, ComponentField, FilePath, FunctionComponent, build, register
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.config.registry import Component, ComponentField, FunctionComponent, build, register
+from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, check_size, read_matrix
+from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
-CACHED_GRAPHS = 16  # the cache keeps at least this many graphs, the most recently used ones
-
-CACHED_SIZE = 2_000_000
-"""More are kept up to about this many nodes and neighbours in total, since asynchronous nodes are in rounds far apart."""
+CACHED_GRAPHS = 16  # the cache keeps at least this many graphs, the most recently used ones, and more
+CACHED_SIZE = (
+    2_000_000  # up to about this many nodes and neighbours (asynchronous nodes are in rounds far apart)
+)
 
 
 class Topology(Component):
@@ -39,8 +37,9 @@ class Topology(Component):
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
 
-    sampled: ClassVar[bool] = False
-    """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
+    sampled: ClassVar[bool] = (
+        False  # whether nodes find their neighbours themselves, starting from the drawn graph
+    )
 
     # The period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
     every_rounds: int | None = Field(default=None, ge=1)
@@ -80,11 +79,14 @@ class Topology(Component):
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one."""
+    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one. It also makes a BadInput of what
+    networkx refuses."""
     try:
         yield
     except BadInput as error:
         raise BadInput(*(re.sub(r"(^|(?<=or ))topology", field, line) for line in error.problems)) from None
+    except (ValueError, nx.NetworkXException) as error:
+        raise BadInput(f"{field}: {first_line(error)}") from error
 
 
 class RandomTopology(Topology):
@@ -106,10 +108,8 @@ class RandomTopology(Topology):
             graph = Graph.from_networkx(self.generate(nodes, rng))
             if self.allow_disconnected or not self.random or graph.connected:
                 return graph
-        raise BadInput(
-            f"topology: {graph.components()} components in the last of {ATTEMPTS} draws of"
-            f" {self.name_of()} with {nodes} nodes; accepted: a connected graph, or topology.allow_disconnected: true"
-        )
+        found = f"{ATTEMPTS} disconnected draws of {self.name_of()} with {nodes} nodes"
+        raise BadInput(f"topology: {found}; accepted: connected ones, or topology.allow_disconnected: true")
 
 
 class CompositeTopology(Topology):
@@ -149,13 +149,11 @@ class Layers(CompositeTopology):
     def _build_layers(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        built = {
-            name: build("topology", each, info.context, f"topology.layers.{name}")
-            for name, each in value.items()
-        }
+        fields = {name: f"topology.layers.{name}" for name in value}
+        built = {name: build("topology", value[name], info.context, fields[name]) for name in value}
         for name, layer in built.items():
             if isinstance(layer, Topology) and layer.sampled:
-                raise BadInput(f"topology.layers.{name}: {layer.name_of()}; accepted: one with a graph")
+                raise BadInput(f"{fields[name]}: {layer.name_of()}; accepted: one with a graph")
         return built
 
     @field_serializer("layers")
@@ -181,8 +179,7 @@ class RandomLinks(CompositeTopology):
     base: Annotated[Topology, ComponentField("topology", "topology.base")] = Field(
         default="complete", validate_default=True
     )
-    # Of each link, or a text file with n lines of n probabilities: line i, number j is that of the link from i to j.
-    probability: Annotated[float, Field(ge=0, le=1)] | FilePath
+    probability: float = Field(ge=0, le=1)  # of each link
     # Whether both directions of a link are drawn together; otherwise the graph is directed.
     symmetric: bool = True
     every_rounds: int | None = Field(default=1, ge=1)
@@ -194,24 +191,9 @@ class RandomLinks(CompositeTopology):
     @model_validator(mode="after")
     def _bare_base(self) -> RandomLinks:
         if self.base.sampled or self.base.weights is not None:
-            raise BadInput(
-                f"topology.base: {self.base.spec()}; accepted: a topology with a graph, without weights"
-            )
+            accepted = "a topology with a graph, without weights"
+            raise BadInput(f"topology.base: {self.base.spec()}; accepted: {accepted}")
         return self
-
-    @cached_property
-    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        """The probabilities of a file, checked."""
-        assert isinstance(self.probability, Path)
-        where = f"topology.probability: {self.probability}"
-        P = read_matrix(self.probability, where)
-        if ((P < 0) | (P > 1)).any() or P.diagonal().any():
-            raise BadInput(f"{where}: accepted: numbers from 0 to 1, and 0 on the diagonal")
-        if self.symmetric and (P != P.T).any():
-            raise BadInput(
-                f"{where}: not symmetric; accepted: a symmetric matrix, or topology.symmetric: false"
-            )
-        return P
 
     @property
     def parts(self) -> dict[str, Topology]:
@@ -224,19 +206,8 @@ class RandomLinks(CompositeTopology):
         links = list(graph.edges())
         if not (graph.directed or self.symmetric):
             links += [(j, i) for i, j in links]
-        chances = self._chances(graph, links)
-        there = chances > (0 if rng is None else rng.random(len(links)))
-        return Graph(graph.nodes, compress(links, there), directed=not self.symmetric)
-
-    def _chances(self, graph: Graph, links: list[tuple[int, int]]) -> Float[np.ndarray, " links"]:
-        if isinstance(self.probability, float):
-            return np.full(len(links), self.probability)
-        P, where = self._matrix, f"topology.probability: {self.probability}"
-        check_size(P, graph.nodes, where)
-        chances: Float[np.ndarray, " links"] = P[tuple(np.array(links, dtype=np.int64).reshape(-1, 2).T)]
-        if np.count_nonzero(chances) * (1 + self.symmetric) != np.count_nonzero(P):
-            raise BadInput(f"{where}: numbers for pairs that topology.base does not link; accepted: 0 there")
-        return chances
+        drawn = np.zeros(len(links)) if rng is None else rng.random(len(links))
+        return Graph(graph.nodes, compress(links, self.probability > drawn), directed=not self.symmetric)
 
 
 @dataclass
@@ -251,11 +222,9 @@ class _DrawnGraph:
 class TopologySchedule:
     """The graphs and mixing weights of all rounds of an experiment.
 
-    Graphs are drawn on demand, and do not depend on what was asked for before: the key of a draw is (seed,
-    ``"topology"``, period), where a period is the ``every_rounds`` rounds that share a graph.
-
-    The topology may be the component of a function that returns one. ``samples`` are the nodes' numbers of training samples,
-    for weights that need them; ``purpose`` is the topology's field in the experiment, for keys and errors."""
+    The key of a draw is (seed, ``purpose``, period), where a period is the ``every_rounds`` rounds that share a graph, and
+    ``purpose`` the topology's field in the experiment. The topology may be the component of a function that returns one.
+    ``samples`` are the nodes' numbers of training samples, for weights that need them."""
 
     def __init__(
         self,
@@ -266,8 +235,6 @@ class TopologySchedule:
         *,
         purpose: str = "topology",
     ) -> None:
-        if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
         found = topology.call() if isinstance(topology, FunctionComponent) else topology
         if not isinstance(found, Topology):
             given = f"{topology.name_of()} gives {type(found).__name__}"
@@ -334,7 +301,7 @@ class TopologySchedule:
             return weights.row(graph, rank, self.samples, round, rng)
 
     def check(self) -> None:
-        """Check the parameters, the connectivity and the weights of round 0 before any work starts, by a BadInput.
+        """Check the parameters, the connectivity and the weights of round 0, by a BadInput.
 
         A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
         over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views; if links
@@ -374,8 +341,8 @@ class TopologySchedule:
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
-            found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
-            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
+            found = f"{self.topology.name_of()} gives a graph of {graph.nodes} nodes"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}, as in nodes")
         return graph
 
     def _combined(self, round: int, rng: np.random.Generator | None) -> Graph:

@@ -1,8 +1,5 @@
-"""Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
-
-Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
-send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
-"""
+"""Mixing weights: row i of the mixing matrix W gives the weights of node i, x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes
+j that may send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ Samples = Sequence[int] | None  # number of training samples of each node, if kn
 Row = dict[int, float]
 Scores = Mapping[int, float] | Sequence[float]  # rank -> score
 Measure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
-DIRECTED = "on a directed graph; accepted: uniform, data-size, random, centrality, given or null"
 _MEASURES: dict[str, Callable[..., Any]] = {
     "degree": nx.degree_centrality,
     "betweenness": partial(nx.betweenness_centrality, normalized=True, endpoints=True),
@@ -56,27 +52,30 @@ class Weights(Component):
 
 @register("weights", "metropolis-hastings")
 class MetropolisHastings(Weights):
-    """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic.
+    """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic. Undirected graphs only.
 
     Repeated mixing converges to the plain average on any connected graph. Xiao & Boyd, "Fast linear iterations for
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
-    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only."""
+    consensus" (2005)."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        if graph.directed:
-            raise BadInput(f"topology.weights: metropolis-hastings {DIRECTED}")
+        _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         own = graph.degree(rank)
         return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
 
 
+def _check_undirected(weights: Weights, graph: Graph) -> None:
+    if graph.directed:
+        accepted = "uniform, data-size, random, centrality, given or null"
+        raise BadInput(f"topology.weights: {weights.name_of()} on a directed graph; accepted: {accepted}")
+
+
 @register("weights", "uniform")
 class Uniform(Weights):
-    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic.
-
-    Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
-    (2019) and Ying et al. (2021)."""
+    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic, and
+    doubly stochastic if all degrees are equal."""
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         senders = graph.neighbors(rank, "in")
@@ -90,8 +89,8 @@ class DataSize(Weights):
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
-            problem = "topology.weights: data-size without the number of samples of each node"
-            raise BadInput(f"{problem}; accepted: metropolis-hastings, uniform, given")
+            found = "data-size without the number of samples of each node"
+            raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, uniform, given")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # or check() had raised
@@ -105,17 +104,15 @@ class CCS(Weights):
     """The weights of SWIFT for clients of equal influence: symmetric, hence doubly stochastic.
 
     Nodes choose weights in order of descending degree. A node divides what remains of 1 evenly among itself and its
-    remaining edges; two nodes of equal degree use the smaller of their two shares. If all degrees are equal, this is
-    Metropolis-Hastings; a node whose neighbours have higher degrees gives its other edges more than that.
+    remaining edges; two nodes of equal degree use the smaller of their two shares.
 
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
-    as in the authors' code for uniform influence p_i = 1/n, with one addition: the weight of an edge is at most
-    1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
-    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs."""
+    as in the authors' code for uniform influence p_i = 1/n. Here the weight of an edge is at most 1 / (1 + d_j) too, where j
+    is its end of lower degree; else neighbours could together take more than 1 from j. So W can differ from the published
+    rule on irregular graphs."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        if graph.directed:
-            raise BadInput(f"topology.weights: ccs {DIRECTED}")
+        _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return dict(ccs(graph)[rank])
@@ -152,7 +149,8 @@ class Given(Weights):
 
     def check(self, graph: Graph, samples: Samples) -> None:
         W, where = self._matrix, f"topology.weights.path: {self.path}"
-        check_size(W, graph.nodes, where)
+        if len(W) != graph.nodes:
+            raise BadInput(f"{where}: {len(W)} rows for {graph.nodes} nodes; accepted: one a node")
         sums = W.sum(axis=1)
         if not np.allclose(sums, 1, rtol=0, atol=1e-6):
             rank = int(np.argmax(abs(sums - 1)))
@@ -221,9 +219,8 @@ class ScoreWeights(Weights):
     Learning", 2025). A subclass implements :meth:`scores`.
 
     A node i divides its weight among itself and its in-neighbours by their scores s: W_ij = exp(s_j / temperature) / sum_k
-    exp(s_k / temperature), over k in the closed neighbourhood of i. So knowledge spreads faster from nodes with high scores.
-    The rows of W sum to 1; its columns do not, so nodes agree on a mean in which some nodes count more than others
-    (``gossamer topology`` prints by how much)."""
+    exp(s_k / temperature), over k in the closed neighbourhood of i. The columns of W do not sum to 1, so nodes agree on a
+    mean in which some nodes count more than others (``gossamer topology`` prints by how much)."""
 
     # Of the softmax, the lower the more unequal the weights; null: weights in proportion to the scores.
     temperature: float | None = Field(default=0.1, gt=0)
@@ -300,24 +297,19 @@ class Centrality(ScoreWeights):
             problem = "eigenvector on a disconnected graph, where it is not unique"
             raise BadInput(f"topology.weights.measure: {problem}; accepted: another measure, or hops")
         if self.hops is None:
-            centralities(graph, self.measure)  # once, before the processes of nodes are forked from this one
+            centralities(
+                graph, self.measure, 0, None
+            )  # once, before the processes of nodes are forked from this one
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
-        if self.hops is None:
-            return centralities(graph, self.measure)
-        return _ego_centralities(graph, self.measure, rank, self.hops)
-
-
-@lru_cache(maxsize=16)
-def centralities(graph: Graph, measure: Measure) -> Scores:
-    """The centrality of each node, computed once for each graph."""
-    found: Scores = _MEASURES[measure](_networkx(graph))
-    return found
+        return centralities(graph, self.measure, 0 if self.hops is None else rank, self.hops)
 
 
 @lru_cache(maxsize=4096)
-def _ego_centralities(graph: Graph, measure: Measure, rank: int, hops: int) -> Scores:
-    found: Scores = _MEASURES[measure](nx.ego_graph(_networkx(graph), rank, radius=hops))
+def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
+    """The centrality of each node, in the whole graph or in the ego network of a rank."""
+    whole = _networkx(graph)
+    found: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
     return found
 
 
@@ -347,9 +339,3 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
         found = " x ".join(map(str, matrix.shape))
         raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
     return matrix
-
-
-def check_size(matrix: Float[np.ndarray, "rows rows"], nodes: int, where: str) -> None:
-    """Raise a BadInput for a matrix of another size than one row a node."""
-    if len(matrix) != nodes:
-        raise BadInput(f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows")

@@ -304,32 +304,6 @@ def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None
     assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("sharing", SHARINGS[1:])
-def test_links_in_between_are_used_by_what_crosses_them(sharing: str) -> None:
-    """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. A
-    cancelled message counts as far as it has left, and one that is leaving at the end not at all."""
-    paths = {(0, 2): (0, 8, 6), (1, 3): (1, 8, 9, 7), (2, 0): (2, 10, 4)}
-
-    def conditions(first: float) -> Map:
-        return Map(
-            [8.0] * 8 + [first, 16.0, math.inf, 8.0],
-            lambda source, to: Path(paths.get((source, to), (source, 4 + to))),
-        )
-
-    scene = Scene(4, Drawn(sharing=sharing, first=conditions(4.0), then=((0.2, conditions(8.0)),)))
-    scene.send(0, 2, of_size(100_000))  # gone after 0.3 s, at 250 kB/s and then 500 kB/s
-    cut = scene.send(1, 3, of_size(400_000))
-    scene.send(2, 0, of_size(100_000))
-    scene.send(3, 2, of_size(100_000))
-    scene.at(300 * MS, cut.cancel)  # 100 kB of it have left
-    scene.at(350 * MS, lambda: scene.send(0, 2, of_size(200_000)))  # it is on its way in the end
-    shares: list[float] = []
-    scene.at(400 * MS, lambda: shares.extend(scene.links.inner_shares()))
-    scene.play()
-    could = 0.2 * 500_000 + 0.2 * 1_000_000
-    assert shares == pytest.approx([200_000 / could, 100_000 / 800_000], abs=1e-3)
-
-
 def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
     scene = Scene(3, bandwidth_mbps=8.0)
     scene.send(0, 1, of_size(50_000))

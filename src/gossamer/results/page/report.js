@@ -305,7 +305,8 @@
     const values = name ? run.nodes.values[name].map((line) => line[k]) : graph.positions.map(() => null);
     const all = (name ? (state.own ? values : run.nodes.values[name].flat()) : []).filter((value) => value !== null);
     const [low, high] = [least(all), most(all)];
-    const edges = graph.graphs[graph.held[k] || 0];
+    const held = Math.min(k, graph.graphs.length - 1);
+    const edges = graph.graphs[held];
     const panel = byId("topology");
     const [width, height] = [panel.clientWidth || 480, panel.clientHeight || 420];
     const reach = Math.min(width, height - 40) / 2 - 16;
@@ -336,17 +337,23 @@
       `<text x="${width / 2}" y="${height - 24}" text-anchor="middle">${safe(metric.title)}</text>` : "";
     panel.innerHTML = `<svg role="img" aria-label="graph of the nodes" width="${width}" height="${height}">` +
       `<path class="edges" d="${drawn}" stroke-width="${edges.length > 1200 ? 0.4 : 0.9}"/>${nodes.join("")}${bar}</svg>`;
+    const count = graph.edges[held];
+    const whole = at.length === graph.nodes && edges.length / 2 === count;
+    const neighbours = at.map(() => new Set());
+    for (let e = 0; e < edges.length; e += 2) {
+      neighbours[edges[e]].add(edges[e + 1]);
+      neighbours[edges[e + 1]].add(edges[e]);
+    }
     panel.found = at.map(([x, y], i) => {
       const rank = run.nodes.ranks[i];
       const source = run.poisoned.includes(rank) ? ", poisoned" : "";
       const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
-      const degree = graph.degrees ? `<br>${graph.degrees[i]} neighbours` : "";
+      const degree = whole ? `<br>${neighbours[i].size} neighbours` : "";
       return { x, y, text: `<b>node ${rank}</b>${source}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
     });
-    const count = graph.edges[graph.held[k] || 0];
     byId("topology-note").textContent = [
       at.length < graph.nodes ? `${at.length} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
-      `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && edges.length / 2 < count ? `, ${edges.length / 2} of them drawn` : ""),
+      `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && !whole ? `, ${edges.length / 2} of them drawn` : ""),
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
       run.poisoned.length ? "ringed: poisoned training data" : "",
       values.includes(null) && name ? "hollow: no value at this point" : "",
@@ -427,15 +434,14 @@
       title: data.axes.find((axis) => axis.name === "time_s").title, low: timeline.from, high: timeline.to,
     }, { title: "node", low: timeline.nodes.length - 0.5, high: -0.5, ticks: timeline.nodes.map((node, index) => [index, String(node)]) },
     (px, py) => kinds.map(([kind, rows]) => {
-      const edge = rows.node.length < timeline.edged ? ` stroke="var(--panel)" stroke-width="0.6"` : "";
+      const edge = rows.node.length < 60 * timeline.nodes.length ? ` stroke="var(--panel)" stroke-width="0.6"` : "";
       return `<path class="interval" fill="var(--c${timeline.colours[kind]})"${edge} d="${rows.node.map((node, i) => {
         const top = lane[node] + (kind === "send" ? 0.01 : -0.37);
         return `M${px(rows.start[i])} ${py(top)}H${px(rows.end[i])}V${py(top + 0.36)}H${px(rows.start[i])}Z`;
       }).join("")}"/>`;
     }).join(""), points);
     byId("timeline-key").replaceChildren(...kinds.map(([kind]) => element("span", {}, key(timeline.colours[kind]), kind)));
-    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither." +
-      (timeline.cut ? ` Only the first part is drawn, to ${place("time_s", timeline.to)}.` : "");
+    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither.";
     return 1;
   }
 

@@ -1,5 +1,4 @@
-"""A simulation's checkpoints: how all nodes are saved without being stopped. How a run goes on from one is in :mod:`replay`;
-what a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`."""
+"""A simulation's checkpoints: how nodes are saved without being stopped. How a run goes on from one is in :mod:`replay`."""
 
 from __future__ import annotations
 
@@ -15,27 +14,27 @@ from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.simulate.clock import Order
 from gossamer.runtime.simulate.host import SimContext
-from gossamer.runtime.simulate.links import Transfer
 from gossamer.runtime.simulate.recording import SimRecorder
 from gossamer.runtime.simulate.replay import Replay
-from gossamer.runtime.snapshots import NodeSnapshots, snapshots_taken
+from gossamer.runtime.snapshots import snapshots_taken
+from gossamer.secure.protocol import TAG
 
 
-@dataclass(eq=False)
-class _Incomplete:
-    """A checkpoint that is not complete yet. Messages are awaited as (sender, receiver, number) once all nodes are saved."""
+@dataclass(frozen=True, eq=False)
+class _RoundEnd:
+    """A node at the end of a round, how many messages it had sent to each receiver, and what has come to it since."""
 
-    saved: dict[int, Checkpoint] = field(default_factory=dict)
-    sent: dict[int, Mapping[int, int]] = field(default_factory=dict)  # by sender and receiver
-    awaited: set[tuple[int, int, int]] = field(default_factory=set)
+    saved: Checkpoint
+    sent: Mapping[int, int]
+    since: list[Message] = field(default_factory=list)
 
 
 class SimCheckpoints:
     """Saves all nodes of a simulation, and writes the checkpoints in a thread.
 
-    A checkpoint is complete when every node has been saved at the end of one of its rounds, and every message that was sent
-    before its sender was saved has arrived or been lost. With a ``replay``, the run is resumed: what is on record until the
-    checkpoint that it goes on from is not saved again.
+    A checkpoint has every node as it was at the end of one of its rounds, and the messages that were sent before their sender
+    was saved and had not come before their receiver was (Chandy and Lamport, 1985). With a ``replay``, the run is resumed: a
+    node is saved only once it is restored.
 
     Attributes:
         inboxes: by rank, the function that receives a node's messages."""
@@ -49,60 +48,44 @@ class SimCheckpoints:
         replay: Replay | None,
     ) -> None:
         experiment = context.setup.experiment
-        self._context, self._recorder, self._runtimes, self._replay = context, recorder, nodes, replay
+        self._context, self._recorder, self._nodes, self._replay = context, recorder, nodes, replay
         self._asked = experiment.checkpoint
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
         context.links.flights = self
-        # By sender: how many messages it has sent to each receiver, and those in flight by receiver and number, with the
-        # instant (nanoseconds) at which they are due, or their transfer.
-        self._sent: list[dict[int, int]] = [{} for _ in nodes]
-        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in nodes]
-        self._nodes = [NodeSnapshots(node.deliver) for node in nodes]
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
-        self._delivered = [0] * len(nodes)  # messages to each node
+        # By sender: how many messages it has sent to each receiver, and those on their way by receiver and number.
+        self._sent: list[dict[int, int]] = [{} for _ in nodes]
+        self._flying: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
+        self._newest: dict[int, _RoundEnd] = {}
+        self._open: dict[int, dict[int, _RoundEnd]] = {}  # of checkpoints that lack nodes
         before = 0 if replay is None else snapshots_taken(self._asked, replay.cut)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in
-        self._sent_before: list[Mapping[int, int]] = [{}] * len(nodes)  # before each node was saved
-        self._incomplete: dict[int, _Incomplete] = {}
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
-    # --- messages
+    def sent(self, message: Message, to: int) -> Message:
+        """A message is on its way from now on; gives it with its number."""
+        sent, flying = self._sent[message.source], self._flying[message.source]
+        number = sent.get(to, 0)
+        sent[to] = number + 1
+        flying[to, number] = message = replace(message, number=number)
+        return message
 
-    def numbered(self, message: Message, to: int) -> Message:
-        number = self._sent[message.source].get(to, 0)
-        self._sent[message.source][to] = number + 1
-        return replace(message, number=number)
-
-    def sent(self, message: Message, to: int, due: Transfer | int) -> None:
-        """A message is sent; it is due at an instant (nanoseconds), or when its transfer is."""
-        self._flying[message.source][to, message.number] = message, due
-
-    def arrived(self, message: Message, to: int) -> None:
-        """A message is in flight no more: it has arrived, is lost, or was taken back."""
+    def landed(self, message: Message, to: int) -> None:
+        """A message is on its way no more: it has arrived, is lost, or was taken back."""
         self._flying[message.source].pop((to, message.number), None)
-        key = message.source, to, message.number
-        for number, checkpoint in list(self._incomplete.items()):
-            if key in checkpoint.awaited:
-                checkpoint.awaited.remove(key)
-                if not checkpoint.awaited:
-                    self._complete(number)
 
     def _deliver(self, rank: int, message: Message) -> None:
-        listens = rank in self._over and not self._runtimes[rank].mailbox.retired
-        if listens and self._context.compute.is_idle(rank):
-            # No round of it will end any more, but its tasks may still answer messages.
-            self._look_at(self._runtimes[rank])
-        self._delivered[rank] += 1
-        self._nodes[rank].deliver(message if self._replay is None else self._replay.delivered(message, rank))
-
-    def _as_sent(self, message: Message, to: int) -> Message:
-        """A message in flight, with the payload that it had before the run was resumed."""
-        known = {} if self._replay is None else self._replay.payloads
-        return known.get((message.source, to, message.number), message)
-
-    # --- saving
+        node = self._nodes[rank]
+        if rank in self._over and not node.mailbox.retired and self._context.compute.is_idle(rank):
+            self._look_at(node)  # no round of it will end any more, but its tasks may still answer messages
+        if self._replay is not None:
+            message = self._replay.delivered(message, rank)
+        for round_end in {self._newest.get(rank), *(parts.get(rank) for parts in self._open.values())}:
+            if round_end is not None:
+                round_end.since.append(message)
+        node.deliver(message)
 
     def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round, unless it computes in the background."""
@@ -113,99 +96,90 @@ class SimCheckpoints:
                 self._add(rank, number)
 
     def _look_at(self, node: NodeRuntime) -> bool:
-        """Note what a node is now, or restore it if this is where it was saved; says whether its values are right."""
-        rank, replay = node.rank, self._replay
-        engine = {
-            "delivered": self._delivered[rank],
-            "traffic": asdict(self._context.links.traffic(rank)),
-            "computing_s": self._context.compute.busy_seconds(rank),
-        }
-        if replay is not None and rank not in replay.restored:
-            replay.look_at(node, engine, self._recorder.unrecorded(rank))
-            if rank not in replay.restored:
-                return False
-        saved = node.checkpoint(**engine, unrecorded=self._recorder.unrecorded(rank))
-        self._nodes[rank].round_ended(saved)
-        self._sent_before[rank] = dict(self._sent[rank])
+        """Note what a node is now, unless its values have no meaning yet; says so."""
+        rank, context = node.rank, self._context
+        traffic, unrecorded = asdict(context.links.traffic(rank)), self._recorder.unrecorded(rank)
+        if self._replay is not None and not self._replay.restores(
+            node, traffic, unrecorded, context.mixing.settle
+        ):
+            return False
+        saved = node.checkpoint(traffic=traffic, unrecorded=unrecorded)
+        self._newest[rank] = _RoundEnd(saved, dict(self._sent[rank]))
         return True
 
     def over(self, rank: int) -> None:
         """A node's rounds are over: it is part of all later checkpoints."""
         self._over.add(rank)
-        for number in list(self._incomplete):
+        for number in list(self._open):
             self._add(rank, number)
 
     def _add(self, rank: int, number: int) -> None:
-        """Add a node to a checkpoint, as it was at the end of its last round."""
-        if number not in self._incomplete:
-            self._incomplete[number] = _Incomplete()
-            for other in self._over - {rank}:
-                self._add(other, number)
-        checkpoint = self._incomplete[number]
-        if rank in checkpoint.saved:
-            return
-        checkpoint.saved[rank], checkpoint.sent[rank] = self._nodes[rank].cut(number), self._sent_before[rank]
-        if len(checkpoint.saved) == len(self._nodes):
-            checkpoint.awaited = {
-                (source, to, sent)
-                for source, flying in enumerate(self._flying)
-                for to, sent in flying
-                if sent < checkpoint.sent[source].get(to, 0)
-            }
-            if not checkpoint.awaited:
-                self._complete(number)
-
-    def _complete(self, number: int) -> None:
-        """A checkpoint is complete: write it when all of this instant is on record."""
-        parts, clock = self._parts(number, self._incomplete.pop(number)), self._context.clock
-        write = partial(self._write, parts, clock.now())
-        clock.at(clock.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
+        """Add a node to a checkpoint, as it was at the end of its last round; complete and write it with the last node."""
+        if number not in self._open:
+            self._open[number] = {other: self._newest[other] for other in self._over}
+        parts = self._open[number]
+        parts.setdefault(rank, self._newest[rank])
+        if len(parts) == len(self._nodes):
+            clock, saved = self._context.clock, self._saved(self._open.pop(number))
+            # Once all of this instant is on record.
+            write = partial(self._write, saved, clock.now())
+            clock.at(clock.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
 
     def end(self) -> None:
-        """Write a last checkpoint, of the newest ends of rounds and the messages in flight."""
-        if not self._asked.on or (self._replay is not None and not self._replay.over):
-            return
-        number = max(self._made, default=0) + 1
-        saved = {rank: node.cut(number) for rank, node in enumerate(self._nodes)}
-        parts = self._parts(number, _Incomplete(saved, dict(enumerate(self._sent_before))))
+        """Write a last checkpoint, of the newest ends of rounds."""
+        if self._asked.on and (self._replay is None or self._replay.over):
+            self._write(self._saved(self._newest), self._context.clock.now())
+
+    def _saved(self, parts: Mapping[int, _RoundEnd]) -> list[Checkpoint]:
+        """The nodes' parts of a checkpoint, with the messages that belong to them."""
+        sent: list[dict[int, int]] = [{} for _ in parts]  # by receiver and sender
+        arriving = [list(parts[rank].since) for rank in range(len(parts))]
         for source, flying in enumerate(self._flying):
-            for (to, sent), (message, due) in flying.items():
-                if sent >= self._sent_before[source].get(to, 0):
-                    continue  # it will be sent again
-                if isinstance(due, int) or not due.lost:
-                    arriving = [*parts[to].arriving, self._as_sent(message, to)]
-                    parts[to] = replace(parts[to], arriving=arriving)
-        self._write(parts, self._context.clock.now())
+            for to, count in parts[source].sent.items():
+                sent[to][source] = count
+            for (to, _), message in flying.items():
+                arriving[to].append(message if self._replay is None else self._replay.as_it_was(message, to))
 
-    def _parts(self, number: int, checkpoint: _Incomplete) -> list[Checkpoint]:
-        received: list[dict[int, int]] = [{} for _ in self._nodes]
-        for source, sent in checkpoint.sent.items():
-            for to, count in sent.items():
-                received[to][source] = count
-        return [node.finish(number, received[rank]) for rank, node in enumerate(self._nodes)]
+        def belonging(messages: Sequence[Message], known: Mapping[int, int]) -> list[Message]:
+            # Without messages that hold secrets, which are the same when they are sent again.
+            return [
+                message
+                for message in messages
+                if message.number < known.get(message.source, 0) and message.tag[:1] != (TAG,)
+            ]
 
-    def _write(self, parts: Sequence[Checkpoint], time_s: float) -> None:
+        return [
+            replace(
+                parts[rank].saved,
+                unread=belonging(parts[rank].saved.unread, known),
+                arriving=belonging(arriving[rank], known),
+                engine={**parts[rank].saved.engine, "sent": known},
+            )
+            for rank, known in enumerate(sent)
+        ]
+
+    def _write(self, saved: Sequence[Checkpoint], time_s: float) -> None:
         self._context.mixing.settle()
         self._context.links.settle()
-        self._report()
-        wall_s, trainer = self._recorder.wall(), self._context.executor.chosen
-        self._written = self._writer.submit(self._write_files, parts, time_s, wall_s, trainer)
+        self._finish_writing()
+        wall_s, trainer = self._recorder.wall(), self._context.executor.trainer.name
+        self._written = self._writer.submit(self._write_files, saved, time_s, wall_s, trainer)
 
     def _write_files(
-        self, parts: Sequence[Checkpoint], time_s: float, wall_s: float, trainer: str | None
+        self, saved: Sequence[Checkpoint], time_s: float, wall_s: float, trainer: str | None
     ) -> None:
         number = highest(self._numbers) + 1
-        for part in parts:
+        for part in saved:
             self._folder.write(number, part)
-        rounds, times_s = {p.rank: p.round for p in parts}, {p.rank: p.time_s for p in parts}
+        rounds, times_s = {p.rank: p.round for p in saved}, {p.rank: p.time_s for p in saved}
         self._folder.complete(number, rounds, times_s, wall_s, trainer, time_s)
 
-    def _report(self) -> None:
-        """Say that a checkpoint could not be written (disk full, ...), which does not end the run."""
-        if self._written is not None and self._written.done() and (error := self._written.exception()):
-            self._written = None
+    def _finish_writing(self) -> None:
+        """Wait for the last checkpoint; if it can't be written (disk full, ...), say so and go on."""
+        if self._written is not None and (error := self._written.exception()):
             self._context.observer.say(f"a checkpoint could not be written: {error}")
+        self._written = None
 
     def close(self) -> None:
+        self._finish_writing()
         self._writer.shutdown()
-        self._report()

@@ -52,14 +52,15 @@ class ClockEvent:
 class Clock:
     """The virtual clock and its events.
 
+    ``waiting`` describes what every node waits for, for the message of a deadlock.
+
     Attributes:
         now_ns: nanoseconds since the start, an integer.
-        pending: the number of scheduled events that could wake a node.
-        waiting: describes what every node waits for, for the message of a deadlock; set by the engine."""
+        pending: the number of scheduled events that could wake a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[], str] = str) -> None:
         self.now_ns = self.pending = 0
-        self.waiting: Callable[[], str] = str
+        self.waiting = waiting
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
@@ -156,11 +157,9 @@ class Clock:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, for coroutines, tasks and futures of one thread; it has no timers, sockets or executors.
-
-    asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of them. Its timers do not run,
-    because they wake ties in heap order, which an unrelated timer changes. Where a real loop would wait for sockets, this
-    one lets virtual time advance."""
+    """An event loop in virtual time. asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of
+    them; its timers do not, because they wake ties in heap order, which an unrelated timer changes. Where a real loop would
+    wait for sockets, this one lets virtual time advance."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

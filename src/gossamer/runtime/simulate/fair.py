@@ -26,8 +26,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
@@ -187,9 +185,6 @@ class FairLinks(Links):
         self._shares: MaxMin[_Connection] = MaxMin(self._rates)
         self._due: list[tuple[int, int, int]] = []  # a heap: due_ns, source and key of connections
         self._due_at_most = MANY_DUE
-        self._carried = [0] * len(self._rates)  # bytes on each link between uplinks and downlinks
-        self._capacity = np.zeros(len(self._rates))  # bytes that each link could have carried by then
-        self._capacity_ns = self.clock.now_ns
         self._next: ClockEvent | None = None
         self._next_ns = 0
 
@@ -231,9 +226,7 @@ class FairLinks(Links):
             self._update_at(self.clock.now_ns)
 
     def _end(self, connection: _Connection) -> None:
-        carried = connection.messages.popleft().carried
-        for link in connection.links[1:-1]:
-            self._carried[link] += carried
+        connection.messages.popleft()
         if connection.messages:
             self._begin(connection)
         else:
@@ -322,7 +315,6 @@ class FairLinks(Links):
 
     def _changed(self, before: list[float]) -> None:
         now = self.clock.now_ns
-        self._add_capacity(before)
         for connection in self._all():
             transfer = connection.messages[0]
             path = self._conditions.path(connection.source, transfer.to)
@@ -335,19 +327,6 @@ class FairLinks(Links):
     def _all(self) -> Iterator[_Connection]:
         for connections in self._connections:
             yield from connections.values()
-
-    # --- counting
-
-    def _add_capacity(self, rates: list[float]) -> None:
-        now = self.clock.now_ns
-        if now > self._capacity_ns:
-            self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)
-            self._capacity_ns = now
-
-    def inner_shares(self) -> list[float]:
-        self._add_capacity(self._rates)
-        carried = zip(self._carried, self._capacity.tolist(), strict=True)
-        return [nbytes / capacity for nbytes, capacity in carried if nbytes > 0 and 0 < capacity < math.inf]
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         return [each for connection in self._connections[rank].values() for each in connection.messages]

@@ -11,7 +11,6 @@ from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.runtime.events import EventLog, begins
-from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
@@ -44,7 +43,8 @@ class FaultRunner:
         self._recorder, self._start, self._log = recorder, start, log
         self._clock, self._links = context.clock, context.links
         self._experiment, self._schedule = context.setup.experiment, context.setup.faults
-        self.presence = SimPresence(self._experiment.nodes, gather=self._experiment.algorithm.gathers)
+        self._gathers = self._experiment.algorithm.gathers
+        self.presence = SimPresence(self._experiment.nodes, gather=self._gathers)
         self._up, self._lost = self.presence.up, self.presence.lost
         self.left: set[int] = set()
         self._absent: set[int] = set()  # ranks that have not joined yet
@@ -74,8 +74,13 @@ class FaultRunner:
         self._check_anybody()
 
     def _due(self) -> None:
-        self._check_deadlock()
-        self._carry_out_due(max(self._clock.now(), self._agenda.next_s))  # which was rounded to nanoseconds
+        now_s = self._clock.now()
+        # Before the schedule is settled, all nodes may wait for one that is yet to come.
+        stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
+        self._idle = self._idle + 1 if stuck else 0
+        if self._idle > MOST_IDLE:
+            raise Deadlock(f"all nodes wait, whoever comes and goes: {self._clock.waiting()}")
+        self._carry_out_due(max(now_s, self._agenda.next_s))  # which was rounded to nanoseconds
         self._check_anybody()  # a node that was expected may be called off, without an event
 
     def _carry_out_due(self, now_s: float) -> None:
@@ -87,44 +92,35 @@ class FaultRunner:
             due_ns = to_ns(self._agenda.next_s)
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
-    def _check_deadlock(self) -> None:
-        """Fail if nodes come and go forever, no round is ever completed, and nothing is under way that could wake a node."""
-        if self._clock.now() < self._schedule.settled_s:
-            return  # all nodes may wait for one that is yet to come
-        self._idle = self._idle + 1 if self._clock.pending <= len(self._detections) else 0
-        if self._idle > MOST_IDLE:
-            waits = {node.rank: node.waiting() for node in self._nodes}
-            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
-
     def _carry_out(self, event: FaultEvent) -> None:
         rank = event.node
-        if rank is None:
-            self._log.append(None, event.what, event.detail)
-        elif event.what == "return":
+        if rank is not None and event.what == "return":
             self._return(rank, event.start_from)
-        elif rank in self._up:
-            match event.what:
-                case "join":
-                    self._absent.add(rank)
-                    self._lost.add(rank)
-                    self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
-                case "crash":
-                    text = f"node {rank} crashed in round {self._nodes[rank].round}"
-                    self._stop(rank, "lost", text, silently=True)
-                    self._detect_later(rank)
-                    self._check_anybody(text)
-                case "leave":
-                    self._hosts[rank].leaving = True
-                    if rank not in self._tasks.running:
-                        self._depart(rank)
-                case "freeze":
-                    self._hosts[rank].freeze()
-                    self._log.append(rank, "frozen", f"node {rank} stands still")
-                    self._detect_later(rank)
-                case "thaw":
-                    self._thaw(rank)
-                case _:
-                    self._log.append(rank, event.what, event.detail)
+            return
+        if rank is not None and rank not in self._up:
+            return
+        match event.what, rank:
+            case "join", int(rank):
+                self._absent.add(rank)
+                self._lost.add(rank)
+                self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
+            case "crash", int(rank):
+                text = f"node {rank} crashed in round {self._nodes[rank].round}"
+                self._stop(rank, "lost", text, silently=True)
+                self._detect_later(rank)
+                self._check_anybody(text)
+            case "leave", int(rank):
+                self._hosts[rank].leaving = True
+                if rank not in self._tasks.running:
+                    self._depart(rank)
+            case "freeze", int(rank):
+                self._hosts[rank].freeze()
+                self._log.append(rank, "frozen", f"node {rank} stands still")
+                self._detect_later(rank)
+            case "thaw", int(rank):
+                self._thaw(rank)
+            case _:
+                self._log.append(rank, event.what, event.detail)
 
     def round_ended(self, rank: int) -> None:
         self._idle = 0
@@ -181,12 +177,11 @@ class FaultRunner:
             else:
                 self._hosts[rank].leaving = False  # it was about to leave
             return
-        before = self._nodes[rank].round
+        before, joins = self._nodes[rank].round, rank in self._absent
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")
-        joins = rank in self._absent
         # It never repeats the round that it was in, because others may have its messages of that round.
-        least = before + 1 if self._experiment.algorithm.gathers and not joins else max(node.round, before)
+        least = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.come(rank)
@@ -196,12 +191,10 @@ class FaultRunner:
         self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
 
     def _thaw(self, rank: int) -> None:
-        host = self._hosts[rank]
+        host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} goes on"
         if host.thawed is None:
             return
-        text = f"node {rank} goes on"
         if rank in self._lost:
-            node = self._nodes[rank]
             first = self._meet(node, node.round + 1, restarted=False)
             text += f", and takes part from round {first} on"
         self._forget_detection(rank)
@@ -211,22 +204,23 @@ class FaultRunner:
     def _meet(self, node: NodeRuntime, least: int, *, restarted: bool) -> int:
         """Let a node that was away go on in the round that most others are in, or in the ``least`` one if nodes don't wait
         for each other; so no two nodes wait for messages that were sent while one was away. Gives that round."""
-        self._forget_detection(node.rank)
-        self._lost.discard(node.rank)
-        if self._experiment.algorithm.gathers:
+        rank = node.rank
+        self._forget_detection(rank)
+        self._lost.discard(rank)
+        if self._gathers:
             node.mailbox.forget_late(self._up)
             if restarted:
-                for rank in self.presence.remembering(node.rank) & self._up:
-                    self._nodes[rank].mailbox.forget_late({node.rank})
-        first = self.presence.come(node.rank, least)
-        if self._experiment.algorithm.gathers:
-            for _, waiter in self.presence.watching(node.rank):
+                for other in self.presence.remembering(rank) & self._up:
+                    self._nodes[other].mailbox.forget_late({rank})
+        first = self.presence.come(rank, least)
+        if self._gathers:
+            for _, waiter in self.presence.watching(rank):
                 waiter.wake()
         node.mailbox.wake_all()
         if restarted:
             node.catch_up()
-            self.presence.begin_round(node.rank, node.round)
-        self._recorder.come(node.rank, first + 1)
+            self.presence.begin_round(rank, node.round)
+        self._recorder.come(rank, first + 1)
         return first
 
     # --- what other nodes know

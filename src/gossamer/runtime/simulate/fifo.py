@@ -49,8 +49,6 @@ class FifoLinks(Links):
         self._downlinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
         self._turns: list[ClockEvent | None] = [None] * self._nodes  # start of the next message, if one waits
 
-    # --- uplinks
-
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
         source = message.source
         self._settle(source)
@@ -106,8 +104,6 @@ class FifoLinks(Links):
         self._settle(rank)
         return list(self._uplinks[rank])
 
-    # --- downlinks
-
     def _arrive(self, transfer: _FifoTransfer) -> None:
         downlink = self._downlinks[transfer.to]
         downlink.append(transfer)
@@ -139,8 +135,6 @@ class FifoLinks(Links):
         if transfer.event is not None:
             transfer.event.cancel()
         transfer.event = self.clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
-
-    # --- changes of the plan
 
     def _withdraw(self, transfer: Transfer) -> bool:
         assert isinstance(transfer, _FifoTransfer)

@@ -26,6 +26,8 @@ from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.presence import SimPresence
 
+Protocol = Callable[[], Coroutine[Any, Any, None]]
+
 
 @dataclass(frozen=True, eq=False)
 class SimContext:
@@ -109,8 +111,7 @@ class SimHost:
 
 
 class FaultyHost(SimHost):
-    """The host of a node that can crash, leave and freeze. ``lost`` are the ranks that count as dead, a set that changes with
-    time.
+    """The host of a node that can crash, leave and freeze.
 
     Attributes:
         dead: whether the node has crashed or left.
@@ -219,11 +220,11 @@ class NodeTasks:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def begin(self, node: NodeRuntime, protocol: Protocol) -> None:
         self.running.add(node.rank)
         self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
 
-    async def _run(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, node: NodeRuntime, protocol: Protocol) -> None:
         """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
         try:
             await node.live(protocol)

@@ -157,9 +157,8 @@ class Links(ABC):
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
         self._changes = network.changes(nodes, seed)
-        change = next(self._changes, None)
-        while change is not None and change[0] <= 0:
-            self._conditions, change = change[1], next(self._changes, None)
+        while (change := next(self._changes, None)) is not None and change[0] <= 0:
+            self._conditions = change[1]
         self._rates: list[float] = self._conditions.rates.tolist()
         self._latency_varies = change is not None
         self._only_latency_ns: int | None = None
@@ -182,20 +181,15 @@ class Links(ABC):
             )
         message = Message(source, tag, payload, self.clock.now(), versions)
         self._on_the_way[source] += len(to)
-        if self.flights is not None:
-            return [self._send_numbered(self.flights, message, rank, size) for rank in to]
-        if self._only_latency_ns is not None:
-            return [self._send_at_once(message, to, size, self._only_latency_ns)] * len(to)
+        latency_ns, flights = self._only_latency_ns, self.flights
+        if flights is not None:  # numbered messages go one by one
+            numbered = [(flights.sent(message, rank), rank) for rank in to]
+            if latency_ns is None:
+                return [self._queue(each, rank, size) for each, rank in numbered]
+            return [self._send_at_once(each, (rank,), size, latency_ns) for each, rank in numbered]
+        if latency_ns is not None:
+            return [self._send_at_once(message, to, size, latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
-
-    def _send_numbered(self, flights: SimCheckpoints, message: Message, to: int, size: int) -> Sending:
-        message = flights.numbered(message, to)
-        if self._only_latency_ns is None:
-            transfer = self._queue(message, to, size)
-            flights.sent(message, to, transfer)
-            return transfer
-        flights.sent(message, to, self.clock.now_ns + self._only_latency_ns)
-        return self._send_at_once(message, (to,), size, self._only_latency_ns)
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """On a network with latency alone, all messages of a broadcast leave now and arrive as one event."""
@@ -318,7 +312,7 @@ class Links(ABC):
     def _landed(self, message: Message, to: Sequence[int]) -> None:
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
-            self.flights.arrived(message, to[0])  # numbered messages go one by one
+            self.flights.landed(message, to[0])
         if message.source in self._farewells:
             check = partial(self._check_farewell, message.source)
             self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)
@@ -332,13 +326,18 @@ class Links(ABC):
         """Take a message back. Bytes that have left stay counted, and take their time on the way."""
         if transfer.cancelled:
             return True
-        if not self._withdraw(transfer):
+        if not self._take_back(transfer):
             return False
-        transfer.cancelled = True
         self._traffic[transfer.message.source].messages_cancelled += 1
-        transfer.accept_at(self.clock.now_ns)
         transfer.accept()
         self._landed(transfer.message, (transfer.to,))
+        return True
+
+    def _take_back(self, transfer: Transfer) -> bool:
+        if not self._withdraw(transfer):
+            return False
+        transfer.accept_at(self.clock.now_ns)
+        transfer.cancelled = True
         return True
 
     # --- nodes that leave and return
@@ -348,11 +347,8 @@ class Links(ABC):
         they go on leaving."""
         self._absences[rank] = math.inf
         if silently:
-            for transfer in reversed(self._waiting(rank)):
-                if self._withdraw(transfer):
-                    transfer.accept_at(self.clock.now_ns)
-                    transfer.cancelled = True
-                    self._on_the_way[rank] -= 1
+            taken = sum(map(self._take_back, reversed(self._waiting(rank))))
+            self._on_the_way[rank] -= taken
 
     def come(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
@@ -414,11 +410,6 @@ class Links(ABC):
             for link in (rank, self._nodes + rank)
         )
         return up, down
-
-    def inner_shares(self) -> list[float]:
-        """The use of each shared and limited link between uplinks and downlinks that has carried whole messages, or parts of
-        cancelled ones: bytes carried, by bytes possible until now."""
-        return []
 
     def close(self) -> None:
         if self._watch is not None:

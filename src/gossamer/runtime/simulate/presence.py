@@ -1,8 +1,7 @@
 """Which nodes take part in a simulation with faults, and from which round on two nodes wait for each other.
 
 Where nodes come and go, what a death or a return costs must not grow with the number of all nodes. So nobody is told: a
-node looks up since when it waits for a peer, which follows from what was noted of the two, and only those nodes are woken
-that wait for the peer in question."""
+node looks up since when it waits for a peer, and only those nodes are woken that wait for the peer in question."""
 
 from __future__ import annotations
 
@@ -27,18 +26,14 @@ class SimPresence:
         self.up, self.lost = set(range(nodes)), set[int]()
         self._rounds = [0] * nodes
         self._in_round = Counter({0: nodes})  # the number of nodes that take part, by round
-        self._begun = [array("q", [0]) for _ in range(nodes)]  # for each round, the returns before it began
         self._returns = 0  # of all nodes so far
-        self._returned: dict[
-            int, tuple[int, int]
-        ] = {}  # the number of a node's last return, and its first round
-        self._gone: dict[int, int] = {}  # the returns before a node was last gone
-        self._waiting: defaultdict[int, dict[Waiter, int]] = defaultdict(
-            dict
-        )  # by rank: what waits for it, and where
+        self._begun = [array("q", [0]) for _ in range(nodes)]  # for each round, the returns before it began
+        # By rank: the number of its last return and its first round then, and the returns before it was last gone.
+        self._returned: dict[int, tuple[int, int]] = {}
+        self._gone: dict[int, int] = {}
+        # By rank: what waits for it, and where; and the nodes that know something of an earlier incarnation.
+        self._waiting: defaultdict[int, dict[Waiter, int]] = defaultdict(dict)
         self._remembering: defaultdict[int, set[int]] = defaultdict(set)
-
-    # --- rounds
 
     def begin_round(self, rank: int, round: int) -> None:
         """A node that takes part is in a later round."""
@@ -76,8 +71,6 @@ class SimPresence:
         if number < 0 or not self._gather or not (other in self.up or self._gone[other] > number):
             return 0
         return max(first, bisect_right(self._begun[other], number))
-
-    # --- news
 
     def watch(self, rank: int, waiter: Waiter, peers: Iterable[int]) -> None:
         """See :class:`~gossamer.node.setup.Presence`."""

@@ -29,11 +29,8 @@ from gossamer.runtime.simulate.replay import Replay
 
 class SimRecorder:
     """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
-    ``present`` gives the nodes that take part; ``reached`` is called when the target is met.
-
-    Attributes:
-        usage: how each node spent its time until its last row.
-        wall: real seconds since the start of the run."""
+    ``present`` gives the nodes that take part; ``reached`` is called when the target is met; ``wall`` gives the real seconds
+    since the start of the run."""
 
     def __init__(
         self,
@@ -46,31 +43,24 @@ class SimRecorder:
         self._context, self._setup = context, context.setup
         self._present, self._reached = present, reached
         self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
-        nodes = self._setup.experiment.nodes
-        self.usage = [Usage() for _ in range(nodes)]
+        self._usage = [Usage() for _ in range(self._setup.experiment.nodes)]
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self._next_tick = 0
         self._replay: Replay | None = None
         self.wall = stopwatch()
-
-    # --- when
+        self.unrecorded = self._rows.unrecorded
 
     def begin(self) -> None:
         evaluation = self._setup.experiment.evaluation
         if evaluation.every_s is not None:
             self._tick(0, evaluation.every_s)
         if evaluation.every_rounds is not None:
-            for node in self._present():
-                self._record(node, 0)
+            self._record_all(0)
 
     def resume(self, replay: Replay, metrics: pl.DataFrame, graphs: int) -> None:
         """The run is resumed: these rows, and graphs up to a round, are on record."""
         self.wall, self._replay = stopwatch(replay.cut.wall_s), replay
         self._rows.replay(metrics, graphs, replay.need)
-
-    def unrecorded(self, rank: int) -> dict[int, Model]:
-        """A node's models at evaluation points that other nodes have not come to yet, by round."""
-        return self._rows.unrecorded(rank)
 
     def round_ended(self, node: NodeRuntime) -> None:
         if is_due(self._setup, node.round):
@@ -102,17 +92,14 @@ class SimRecorder:
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
         self._next_tick = number + 1
-        self._schedule_tick(number + 1, every_s)
-
-    def _schedule_tick(self, number: int, every_s: float) -> None:
-        due_ns = to_ns(number * every_s)
-        self._context.clock.at(due_ns, Order.OBSERVE, 0, lambda: self._tick(number, every_s), background=True)
+        due_ns = to_ns((number + 1) * every_s)
+        self._context.clock.at(
+            due_ns, Order.OBSERVE, 0, lambda: self._tick(number + 1, every_s), background=True
+        )
 
     def _record_all(self, moment: Moment) -> None:
         for node in self._present():
             self._record(node, moment)
-
-    # --- what
 
     def _record(self, node: NodeRuntime, moment: Moment) -> None:
         rank, context = node.rank, self._context
@@ -126,19 +113,19 @@ class SimRecorder:
             context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
         now, traffic = context.clock.now(), context.links.traffic(rank)
         spent = Spent(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
-        row = node_row(node, moment, traffic, now, self.wall(), self.usage[rank].shares(now, spent))
+        row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, spent))
         self._pending.append((moment, row, model))
 
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
-        missing = [
-            each for each in pending if not self._rows.is_on_record(each[1]["node"], each[1]["time_s"])
-        ]
-        if self._replay is not None:
-            for _, row, _ in missing:
-                self._replay.need(row["node"])
-        due = [(row, model) for _, row, model in missing if row["node"] in self._setup.evaluated]
+        due = []
+        for _, row, model in pending:
+            if not self._rows.is_on_record(row["node"], row["time_s"]):
+                if self._replay is not None:
+                    self._replay.need(row["node"])
+                if row["node"] in self._setup.evaluated:
+                    due.append((row, model))
         if due:
             ranks = [row["node"] for row, _ in due]
             evaluated = self._context.executor.evaluate([model for _, model in due], ranks)

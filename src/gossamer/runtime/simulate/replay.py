@@ -42,29 +42,26 @@ class Replay:
 
     Attributes:
         restored: the ranks whose vectors have the right values.
-        payloads: messages that were on their way when their receiver was saved: by source, receiver and number.
-        until_s, until_ns: the instant of the checkpoint, seconds and nanoseconds.
-        over: whether that instant has passed.
-        settle: writes all vectors that are not written yet, which would else be written over what is restored.
-        failed: called if what happens differs from what happened."""
-
-    settle: Callable[[], None]
-    failed: Callable[[ReplayDiffers], None]
+        until_s: the instant of the checkpoint.
+        over: whether that instant has passed."""
 
     def __init__(self, cut: Cut, place: Place, *, extended: bool) -> None:
         assert cut.time_s is not None
         self.cut, self._extended = cut, extended
         self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
         self._saved = {rank: cut.read(rank, place) for rank in cut.rounds}
-        self.restored = set[int]()
-        self.payloads = {
-            (each.source, rank, each.number): each
+        # How many messages each node had been sent by each source when that was saved.
+        self._sent = {
+            rank: {int(source): count for source, count in saved.engine["sent"].items()}
             for rank, saved in self._saved.items()
-            for each in saved.arriving
         }
+        self._arriving = {
+            (message.source, rank, message.number): message
+            for rank, saved in self._saved.items()
+            for message in saved.arriving
+        }
+        self.restored = set[int]()
         self._evaluated: dict[str, Any] = {}  # what the first evaluation on each set has found
-
-    # --- what is not computed
 
     def skips(self, rank: int) -> bool:
         """Whether it does not matter what a node computes."""
@@ -90,54 +87,62 @@ class Replay:
                 return [dict(self._evaluated[job.on]) for job in jobs]
         return execute(kind, jobs)
 
-    # --- what is restored
+    def as_it_was(self, message: Message, to: int) -> Message:
+        """A message on its way, with the payload that it had before the run was resumed."""
+        return self._arriving.get((message.source, to, message.number), message)
 
     def delivered(self, message: Message, to: int) -> Message:
-        """A message for a node, with the payload that it had. What a restored node has sent is right already, and must not be
-        written over when its receiver is restored."""
-        if to not in self.restored and message.source in self.restored:
-            sent = self._saved[to].engine["sent"]
-            if message.number >= sent.get(message.source, sent.get(str(message.source), 0)):
-                for tensor, _ in message.versions:
-                    protect(tensor)
-        return self.payloads.pop((message.source, to, message.number), message)
+        """The same of a message that arrives. What a restored node has sent is right already, and must not be written over
+        when its receiver is restored."""
+        right = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
+        if right and to not in self.restored:
+            for tensor, _ in message.versions:
+                protect(tensor)
+        return self._arriving.pop((message.source, to, message.number), message)
 
-    def look_at(self, node: NodeRuntime, engine: Mapping[str, Payload], unrecorded: Payload) -> None:
-        """Restore a node if it is where it was saved. ``engine`` and ``unrecorded`` are as in its checkpoint."""
-        saved = self._saved[node.rank]
-        known, now = {name: saved.engine[name] for name in engine}, node.node.now()
-        if (node.round, now) != (saved.round, saved.time_s):
-            return
-        if self._extended:  # it may have heard from nodes that had ended
-            sent, same = ("bytes_sent", "messages_sent"), engine["delivered"] >= known["delivered"]
-            same = same and all(engine["traffic"][name] == known["traffic"][name] for name in sent)
-        elif engine["delivered"] < known["delivered"]:
-            return  # a later message to a node that has ended
-        else:
-            same = engine == known
-        if not same:
-            self._differs(node.rank)
-            return
-        self.settle()
+    def restores(
+        self,
+        node: NodeRuntime,
+        traffic: Mapping[str, int],
+        unrecorded: Payload,
+        settle: Callable[[], None],
+    ) -> bool:
+        """Whether a node's values are right: restores it if it is where it was saved, by its round, the time, and what it has
+        sent and received. ``unrecorded`` is written over with what the checkpoint has there; ``settle`` writes the vectors
+        that are not written yet, which would else be written over what is restored."""
+        rank = node.rank
+        if rank in self.restored:
+            return True
+        saved = self._saved[rank]
+        known: Any = saved.engine["traffic"]
+        if (node.round, node.node.now()) != (saved.round, saved.time_s):
+            return False
+        if traffic["messages_received"] < known["messages_received"]:
+            return False  # it was saved at a later message, after its rounds were over
+        # In a run that ends later, it may have heard from nodes that had ended.
+        compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
+        if any(traffic[name] != known[name] for name in compared):
+            raise self._differs(rank)
+        settle()
         try:
-            node.overwrite(saved, {int(rank): int(count) for rank, count in saved.engine["sent"].items()})
+            node.overwrite(saved, self._sent[rank])
             overwrite(unrecorded, saved.engine["unrecorded"])
         except (ValueError, LookupError, TypeError, RuntimeError):
-            self._differs(node.rank)
-            return
-        self.restored.add(node.rank)
-        del self._saved[node.rank]
+            raise self._differs(rank) from None
+        self.restored.add(rank)
+        del self._saved[rank]
+        return True
 
     def need(self, rank: int) -> None:
         """A row that depends on a node's model is not on record, although it should be unless the node is restored."""
         if rank not in self.restored:
-            self.failed(ReplayDiffers(f"a row that depends on node {rank} is missing in the record"))
+            raise ReplayDiffers(f"a row that depends on node {rank} is missing in the record")
 
     def end(self) -> None:
         """The instant of the checkpoint is over."""
         if self._saved:
-            self._differs(min(self._saved))
+            raise self._differs(min(self._saved))
         self.over = True
 
-    def _differs(self, rank: int) -> None:
-        self.failed(ReplayDiffers(f"values seem to decide what node {rank} does"))
+    def _differs(self, rank: int) -> ReplayDiffers:
+        return ReplayDiffers(f"values seem to decide what node {rank} does")

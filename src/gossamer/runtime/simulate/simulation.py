@@ -24,14 +24,13 @@ from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import newcomer
-from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import Observer, Profile, returned_early
+from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
@@ -63,21 +62,20 @@ class SimulateEngine:
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; what was recorded before it is kept."""
-        if cut is None:
-            return self._run(folder, observer, None)
-        try:
-            return self._run(folder, observer, self._replay(folder, cut))
-        except ReplayDiffers as error:
-            observer.say(f"computes the run again from its start: {error}")
-        rewind(folder, replace(cut, time_s=-1.0), ())
+        if cut is not None:
+            try:
+                return self._run(folder, observer, self._replay(folder, cut))
+            except ReplayDiffers as error:
+                observer.say(f"computes the run again from its start: {error}")
+            rewind(folder, replace(cut, time_s=-1.0), ())
         return self._run(folder, observer, None)
 
     def _replay(self, folder: RunFolder, cut: Cut) -> Replay:
         experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
-        extended = ended in cut.rounds.values() and experiment.stop.rounds != ended
+        last = experiment.stop.rounds
+        extended = ended in cut.rounds.values() and last != ended
         if extended and not experiment.algorithm.gathers:
             raise ReplayDiffers(f"nodes had ended after {ended} rounds and now go on")
-        last = experiment.stop.rounds
         if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
             raise ReplayDiffers(f"it has gone beyond {last} rounds")
         return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
@@ -141,11 +139,9 @@ class Simulation:
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
-        self._device, self._profile = options.device, Profile()
-        self._clock = clock = Clock()
-        clock.waiting = self._waiting
-        rows = Rows(setup.layout.size, self._device)
-        self._workers = Workers(options.workers, options.threads, self._report_progress)
+        self._clock = clock = Clock(self._waiting)
+        rows, profile = Rows(setup.layout.size, options.device), Profile()
+        self._workers = workers = Workers(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
@@ -157,22 +153,22 @@ class Simulation:
             self._inboxes,
             None if timeline is None else timeline.sent,
         )
-        workers, profile = self._workers, self._profile
-        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        executor = Executor(setup, rows, workers, profile, observer.say)
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
-        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, self._replay)
-        context = SimContext(
+        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, replay)
+        self._context = SimContext(
             setup, observer, profile, clock, rows, links, executor, compute, mixing, self._event
         )
-        self._context, finish = context, lambda: self._tasks.finish("target")
-        self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
+        self._tasks: NodeTasks
+        self._recorder = SimRecorder(
+            self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
+        )
         self._events = EventLog(events, clock.now, self._recorder.wall, known_s)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
-        self._tasks: NodeTasks
         self._rounds = 0
         self._ends_diverged = False
         self._reported = time.perf_counter()
@@ -186,12 +182,11 @@ class Simulation:
         parameters = buffers = None
         context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
-        with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
+        with ending_signals(lambda: self._tasks.finish("stopped")):
             try:
                 self._build()
                 self._observer.start(self._setup.description())
-                reason = loop.run_until_complete(self._main())
-                reason = self._end(reason)
+                reason = self._end(loop.run_until_complete(self._main()))
                 if not self._replays:  # else models have no meaning yet
                     models = [self._last_model(node) for node in self.nodes]
                     parameters = torch.stack([model.parameters for model in models])
@@ -211,7 +206,6 @@ class Simulation:
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
-        shares = context.links.inner_shares()
         return Outcome(
             reason,
             self._clock.now(),
@@ -220,44 +214,45 @@ class Simulation:
             buffers,
             failure,
             context.executor.trainer.name,
-            self._profile.seconds,
+            context.profile.seconds,
             context.rows.peak,
-            execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
-            link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
     def _build(self) -> None:
-        experiment = self._setup.experiment
+        experiment, context, recorder = self._setup.experiment, self._context, self._recorder
         if self._setup.faults:
-            context, recorder = self._context, self._recorder
             self._faults = FaultRunner(context, self.nodes, self._tasks, recorder, self._start, self._events)
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
         if self._faults is not None:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
         elif self._folder is not None and (experiment.checkpoint.on or self._replay is not None):
-            self._checkpoints = SimCheckpoints(
-                self._context, self._recorder, self._folder, self.nodes, self._replay
-            )
+            self._checkpoints = SimCheckpoints(context, recorder, self._folder, self.nodes, self._replay)
             self._inboxes.extend(self._checkpoints.inboxes)
         else:
             self._inboxes.extend(node.deliver for node in self.nodes)
 
     async def _main(self) -> str:
-        experiment = self._setup.experiment
+        experiment, clock = self._setup.experiment, self._clock
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
-            self._clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
+            clock.at(end_ns, Order.END, 0, partial(self._tasks.finish, "time"))
         if self._faults is not None:
             self._faults.begin()
-        if self._replay is not None:
-            self._prepare_replay(self._replay)
+        if (replay := self._replay) is not None:
+            assert self._folder is not None
+            graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
+            self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
+            clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
         self._recorder.begin()
         for node in self._present():
             self._save(node)
             self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
-            await self._end_instant()
+            # A resumed run goes on after this instant, so all of it has to happen.
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            clock.at(clock.now_ns, Order.END, 0, lambda: over.set_result(None))
+            await over
         return reason
 
     @property
@@ -265,44 +260,25 @@ class Simulation:
         """Whether what happens has happened before."""
         return self._replay is not None and not self._replay.over
 
-    def _prepare_replay(self, replay: Replay) -> None:
-        assert self._folder is not None
-        replay.settle, replay.failed = self._context.mixing.settle, self._tasks.fail
-        graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
-        self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
-        last = len(self.nodes)
-        self._clock.at(replay.until_ns, Order.OBSERVE, last, replay.end, background=True)
-
-    async def _end_instant(self) -> None:
-        """Wait until everything of this instant has happened, so that a resumed run can go on after it."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._clock.at(self._clock.now_ns, Order.END, 0, lambda: over.set_result(None))
-        await over
-
     def _end(self, reason: str) -> str:
         """Write what is recorded at the end; gives the reason, which models that are not finite may change."""
         self._recorder.end(reason)
-        for node in self._present():
+        present = self._present()
+        for node in present:
             node.look_for_divergence()
         reason = "diverged" if self._ends_diverged else reason
         if self._checkpoints is not None:
             self._checkpoints.end()
-        if reason == "rounds":
-            early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
-            if early is not None:
-                self._events.append(None, "ended-early", early)
-                self._observer.say(early)
-        if (away := self._events.summary()) is not None:
-            self._observer.say(away)
+        if reason == "rounds" and ended_early(self._setup, {node.rank: node.round for node in present}):
+            self._events.append(None, "ended-early", EARLY)
+            self._observer.say(EARLY)
         return reason
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         self._events.append(rank, kind, text)
-        if kind == "unsaved":
-            self._context.observer.say(text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
-                self._tasks.fail(ReplayDiffers(f"what had not diverged does: {text}"))
+                raise ReplayDiffers(f"what had not diverged does: {text}")
             self._ends_diverged = True
             self._tasks.finish("diverged")
 
@@ -313,12 +289,11 @@ class Simulation:
     # --- nodes
 
     def _new_node(self, rank: int) -> NodeRuntime:
-        initial = self._common or self._setup.initial(rank)
+        initial, rows = self._common or self._setup.initial(rank), self._context.rows
         if self._common is None:
-            if self._device != "cpu":
-                initial = Model(*(vector.to(self._device) for vector in initial))
+            initial = Model(*(vector.to(rows.device) for vector in initial))
             if self._setup.experiment.initial != "independent":
-                self._common = initial = Model(self._context.rows.store(initial.parameters), initial.buffers)
+                self._common = initial = Model(rows.store(initial.parameters), initial.buffers)
         if self._faults is None:
             host = SimHost(self._context, rank, self._round_ended)
         else:
@@ -333,17 +308,15 @@ class Simulation:
         node = self.nodes[rank] = self._new_node(rank)
         if saved is not None:
             node.restore(saved)
-        algorithm, failures = self._setup.experiment.algorithm, self._setup.experiment.failures
-        timeout_s = failures.detection_s if asks else None
-        self._tasks.begin(node, partial(newcomer, algorithm.run, node, timeout_s))
+        experiment = self._setup.experiment
+        timeout_s = experiment.failures.detection_s if asks else None
+        self._tasks.begin(node, partial(newcomer, experiment.algorithm.run, node, timeout_s))
         return node
 
     def _present(self) -> list[NodeRuntime]:
-        return (
-            self.nodes
-            if self._faults is None
-            else [self.nodes[rank] for rank in sorted(self._faults.presence.up)]
-        )
+        if self._faults is None:
+            return self.nodes
+        return [self.nodes[rank] for rank in sorted(self._faults.presence.up)]
 
     def _last_model(self, node: NodeRuntime) -> Model:
         """A node's final model, or NaN if the node is gone and its model with it."""

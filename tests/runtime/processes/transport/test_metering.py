@@ -73,40 +73,6 @@ def test_what_is_given_back_takes_no_time() -> None:
     assert bucket.free == 1.5
 
 
-def test_a_bucket_knows_for_how_long_something_has_passed() -> None:
-    bucket = Bucket(RATE)
-    assert bucket.used_seconds(5.0) == 0.0
-    bucket.take(1_000_000, 10.0)
-    assert [bucket.used_seconds(now) for now in (10.25, 11.0, 12.0)] == [0.25, 1.0, 1.0]
-    bucket.take(1_000_000, 20.0)
-    bucket.change(RATE / 2, 20.5)  # half of it takes a second now
-    assert bucket.used_seconds(20.5) == pytest.approx(1.5)
-    bucket.give_back(21.0)
-    assert bucket.used_seconds(30.0) == pytest.approx(2.0)
-
-
-def test_what_passes_a_link_below_its_rate_uses_it_in_part() -> None:
-    bucket = Bucket(RATE)
-    bucket.change(RATE / 4, 0.0, own=RATE)
-    bucket.take(1_000_000, 0.0)
-    assert [bucket.used_seconds(now) for now in (0.0, 2.0, 4.0, 9.0)] == [0.0, 0.5, 1.0, 1.0]
-    bucket.take(1_000_000, 10.0)
-    bucket.change(RATE / 4, 12.0, own=RATE / 2)  # from half of it on, the link is as busy again
-    assert [bucket.used_seconds(now) for now in (12.0, 13.0, 14.0)] == [1.5, 2.0, 2.5]
-    bucket.take(1_000_000, 20.0)
-    bucket.change(RATE / 4, 22.0, own=math.inf)
-    assert [bucket.used_seconds(now) for now in (22.0, 30.0)] == [3.5, 3.5]
-
-
-def test_nothing_uses_a_link_that_lets_nothing_through() -> None:
-    bucket = Bucket(RATE)
-    bucket.take(2_000_000, 0.0)
-    bucket.change(0.0, 0.5)
-    assert [bucket.used_seconds(now) for now in (0.5, 9.0)] == [0.5, 0.5]
-    bucket.change(RATE, 10.0)
-    assert bucket.used_seconds(20.0) == pytest.approx(2.0, abs=1e-4)
-
-
 # --- a line
 
 

@@ -25,7 +25,7 @@ from gossamer.node.rejoin import meeting
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
-from gossamer.runtime.recording import end_is_due, returned_early
+from gossamer.runtime.recording import EARLY, end_is_due, ended_early
 from gossamer.runtime.setup import Setup
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ class Lifecycle:
         self._tell_all(
             sorted(self.alive), Finish(reason, checkpoint, end_is_due(self._setup, reason, rounds))
         )
-        if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
-            self._coordinator.record(None, "ended-early", early)
+        if reason == "rounds" and ended_early(self._setup, rounds):
+            self._coordinator.record(None, "ended-early", EARLY)
 
     def over(self, now: float) -> bool:
         """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
