@@ -300,6 +300,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
-        execution=outcome.execution,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

@@ -132,7 +132,7 @@ class Gather(Section):
 
     timeout_s: float | None = Field(default=None, gt=0)
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
-    malformed: Literal["drop", "lose_peer", "fail"] = "lose_peer"
+    malformed: Literal["drop", "fail"] = "fail"
     missing: Literal["own", "renormalize"] = "own"
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class Simulate(Section):
     """The engine ``simulate``: virtual time on one machine."""
 
     name: Literal["simulate"] = "simulate"
-    trainer: Literal["auto", "sequential", "batched", "compiled", "fused"] = "auto"
+    trainer: Literal["auto", "sequential", "batched", "fused"] = "auto"
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")

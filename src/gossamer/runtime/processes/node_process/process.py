@@ -20,7 +20,6 @@ from torch import Tensor
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
-from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
@@ -146,14 +145,13 @@ class NodeProcess:
             self._tell(protocol.Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                with unawaited_calls_fail((self._node,)):
-                    await self._take_part()
+                await self._take_part()
             if slow := self._host.slow:
                 of = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
+            self._tell(protocol.Final(self._node.round, private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             self._tell(protocol.Failed.of(error, self._node.failure_round))
             await self._finish
@@ -316,7 +314,7 @@ class NodeProcess:
             case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
-                self._node.peer_lost()
+                self._node.mailbox.wake_all()
             case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
@@ -334,7 +332,7 @@ class NodeProcess:
             case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
-                    self._node.rejoin(first)
+                    self._node.peer_found(self._rank, first, restarted=False)
             case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
             case protocol.Note("consumed"):
@@ -360,7 +358,7 @@ class NodeProcess:
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
-        self._node.rejoin(arrival.first)
+        self._node.peer_found(self._rank, arrival.first, restarted=False)
         self._node.catch_up()
 
     # --- what is saved
