@@ -77,7 +77,7 @@ class Clock:
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
-        self._pauses: list[float] = []  # since when evaluations go on
+        self._pauses, self._since = 0, 0.0  # evaluations that go on, and since when
         self.begin(monotonic())
 
     def begin(self, start: float) -> None:
@@ -86,7 +86,7 @@ class Clock:
         self._wall_start = start - self._wall_before_s
 
     def now(self) -> float:
-        now = self._pauses[0] if self._pauses else monotonic()
+        now = self._since if self._pauses else monotonic()
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
@@ -94,14 +94,15 @@ class Clock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        self._pauses.append(monotonic())
+        if not self._pauses:
+            self._since = monotonic()
+        self._pauses += 1
         try:
             yield
         finally:
-            began = self._pauses[0]
-            self._pauses.pop()
+            self._pauses -= 1
             if not self._pauses:
-                self._paused_s += monotonic() - began
+                self._paused_s += monotonic() - self._since
 
     async def until(self, time_s: float) -> None:
         while (left := time_s - self.now()) > 0:
