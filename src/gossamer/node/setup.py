@@ -59,8 +59,8 @@ class Setup:
     outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
     evaluated: frozenset[int]  # ranks whose own model is evaluated
     message_limit: int  # the largest message that a node accepts, bytes
-    trainer: str  # its name; "auto" is still to be measured
-    not_fused: str | None  # why the trainer "auto" is not "fused"
+    trainer: str  # its name, which is not "auto"
+    not_fused: str  # why "auto" is not "fused", if it is not
     poisoned: Sequence[Sequence[int]] = ()  # the ranks that each of the experiment's poisons reaches
     warm_start: Model | None = None  # what all nodes start with, if the experiment names a model
 
@@ -71,10 +71,6 @@ class Setup:
         shared = self.experiment.initial == "common"
         seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
         return initial_model(self.task.model, seed)
-
-    def unfused(self) -> dict[str, int]:
-        """What the record of how steps were computed says of the trainer that "auto" did not choose."""
-        return {} if self.not_fused is None else {f"not fused: {self.not_fused}": 1}
 
     @property
     def aggregator(self) -> Aggregator | None:
@@ -103,16 +99,14 @@ class Setup:
 class Timer(Protocol):
     """A call that is due later."""
 
-    def cancel(self) -> None:
-        """Don't make the call."""
+    def cancel(self) -> None: ...
 
 
 @runtime_checkable
 class Waiter(Protocol):
-    """Something that waits for messages of some nodes."""
+    """Something that waits for messages of some nodes; waking lets it look again whether there is something to wait for."""
 
-    def wake(self) -> None:
-        """Look again whether there is still something to wait for."""
+    def wake(self) -> None: ...
 
 
 @runtime_checkable
@@ -135,14 +129,16 @@ class Presence(Protocol):
 
 @runtime_checkable
 class Host(Protocol):
-    """One node's side of an engine. A node knows its engine only through this."""
+    """One node's side of an engine. A node knows its engine only through this.
+
+    Attributes:
+        lost: ranks known to be dead.
+        presence: looks up and wakes in place of an engine that tells each node; None where the engine does.
+        paced: whether computations take as long as the compute profile says."""
 
     lost: set[int]
-    """Ranks known to be dead."""
     presence: Presence | None
-    """Looks up and wakes in place of an engine that tells each node; None where the engine does."""
     paced: bool
-    """Whether computations take as long as the compute profile says."""
 
     @property
     def traffic(self) -> Traffic:
@@ -164,9 +160,6 @@ class Host(Protocol):
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is (a view of) an immutable vector of the store."""
-
-    def fresh(self, length: int) -> Tensor:
-        """A new, writable vector float32 [length], aligned to 64 bytes."""
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         """Queue a message to each of some ranks, in this order. The payload is frozen

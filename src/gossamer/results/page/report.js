@@ -441,8 +441,7 @@
       }).join("")}"/>`;
     }).join(""), points);
     byId("timeline-key").replaceChildren(...kinds.map(([kind]) => element("span", {}, key(timeline.colours[kind]), kind)));
-    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither." +
-      (timeline.cut ? ` Only the first part is drawn, to ${place("time_s", timeline.to)}.` : "");
+    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither.";
     return 1;
   }
 

@@ -24,7 +24,6 @@ from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import newcomer
-from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics, read_setup, rewind
@@ -154,7 +153,7 @@ class Simulation:
             self._inboxes,
             None if timeline is None else timeline.sent,
         )
-        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        executor = Executor(setup, rows, workers, profile, observer.say)
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, replay)
@@ -183,7 +182,7 @@ class Simulation:
         parameters = buffers = None
         context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
-        with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
+        with ending_signals(lambda: self._tasks.finish("stopped")):
             try:
                 self._build()
                 self._observer.start(self._setup.description())
@@ -217,7 +216,6 @@ class Simulation:
             context.executor.trainer.name,
             context.profile.seconds,
             context.rows.peak,
-            execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
         )
 
     def _build(self) -> None:
@@ -278,8 +276,6 @@ class Simulation:
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         self._events.append(rank, kind, text)
-        if kind == "unsaved":
-            self._observer.say(text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
                 raise ReplayDiffers(f"what had not diverged does: {text}")
