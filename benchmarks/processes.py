@@ -1,6 +1,6 @@
 """``make bench-processes``: what the engine ``processes`` costs, compared with what the machine can do.
 
-    python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--memory POLICY] [--json FILE]
+    python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--json FILE]
 
 D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one
 with fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
@@ -59,21 +59,20 @@ def main() -> None:
     root = os.environ.get("GOSSAMER_DATA_ROOT")
     parser.add_argument("--data-root", type=Path, default=root, help="a folder with hub/uoft-cs/cifar10/...")
     parser.add_argument("--nodes", default=",".join(map(str, NODES)), help="numbers of nodes")
-    parser.add_argument("--memory", default="auto", help="engine.memory: auto, keep or trim")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
     data_root = None if arguments.data_root is None else str(arguments.data_root.resolve())
     print("data:", "random images of CIFAR-10's shape (no data root)" if data_root is None else "CIFAR-10")
     sizes = map(int, arguments.nodes.split(","))
-    report((beside_bare(nodes, data_root, arguments.memory) for nodes in sizes), arguments.json)
+    report((beside_bare(nodes, data_root) for nodes in sizes), arguments.json)
 
 
-def beside_bare(nodes: int, data_root: str | None, memory: str) -> Row:
+def beside_bare(nodes: int, data_root: str | None) -> Row:
     """Measure one size, and the machine before and after it."""
     before = bare()
-    engine = {"name": "processes", "memory": memory}
+    engine = {"name": "processes"}
     row = {"start_up_s": start_up(experiment(nodes, 4, data_root, engine=engine))}
-    row |= in_process(nodes, data_root, memory)
+    row |= in_process(nodes, data_root)
     rate, cpu_ms = (statistics.mean(both) for both in zip(before, bare(), strict=True))
     row["bare_steps_per_s"], row["bare_cpu_ms_a_step"] = rate, cpu_ms
     row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / rate
@@ -210,16 +209,16 @@ def measure(described: Experiment) -> Row:
     }
 
 
-def in_process(nodes: int, data_root: str | None, memory: str) -> Row:
+def in_process(nodes: int, data_root: str | None) -> Row:
     """Measure one size in a separate process."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
-    row: Row = answer(f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r})")
+    row: Row = answer(f"import processes; processes.one({nodes}, {rounds}, {data_root!r})")
     return row
 
 
-def one(nodes: int, rounds: int, data_root: str | None, memory: str) -> None:
+def one(nodes: int, rounds: int, data_root: str | None) -> None:
     """Measure one size and print the row; runs in a separate process."""
-    engine = {"name": "processes", "memory": memory}
+    engine = {"name": "processes"}
     print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine))))
 
 

@@ -9,7 +9,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType
 
 
 class GossamerError(Exception):
@@ -103,12 +102,6 @@ def is_own(error: BaseException) -> bool:
     """Whether the user's own code raised an error, rather than a library that it called."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _is_own(frames[-1].filename)
-
-
-def own_line(code: CodeType, place: int) -> str:
-    """The file and line of a place in compiled code, in words; empty unless it is the user's own code."""
-    line = next((line for start, end, line in code.co_lines() if start <= place < end), None)
-    return f"{Path(code.co_filename).name}, line {line}," if _is_own(code.co_filename) else ""
 
 
 _NOT_OWN = tuple(

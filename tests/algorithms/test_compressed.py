@@ -207,8 +207,7 @@ def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tm
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "beer"])
 @pytest.mark.parametrize("gather", [{"timeout_s": 5.0}, {"lost_peer": "skip"}], ids=str)
 def test_a_wait_that_may_end_early_is_refused(algorithm: str, gather: dict[str, Any], tmp_path: Path) -> None:
-    [field] = gather
-    with pytest.raises(BadInput, match=rf"gather\.{field}: .*, for {algorithm}, which needs every message"):
+    with pytest.raises(BadInput, match=f"gather: {algorithm} needs every message"):
         gossamer.run(described(algorithm, 2, gather=gather), tmp_path)
 
 
@@ -233,9 +232,7 @@ def test_a_codec_that_loses_more_than_there_is_is_refused(codec: Any, said: str,
 
 def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> None:
     async def body(node: Any) -> None:
-        with pytest.raises(
-            ValueError, match=r"node\.compress: for an algorithm with sends_differences = True"
-        ):
+        with pytest.raises(ValueError, match=r"node\.compress: accepted with sends_differences = True"):
             node.compress(node.parameters)
 
     script(tmp_path, body, 2, codec="wavelet")

@@ -260,6 +260,6 @@ def test_an_age_that_is_no_number_of_steps_ends_the_run(tmp_path: Path, age: Any
     experiment = least_squares(
         2, 3, algorithm="gossip-learning", topology="complete", wrappers=[Ages(age=age)]
     )
-    said = r"age of a peer: got .*; accepted: a whole number from 1 to |the value inf|'age' \(nothing\)"
+    said = r"age of a peer: got .*; accepted: a whole number from 1 to |the value inf|'age', \('nothing'"
     with pytest.raises(RunFailed, match=said):
         gossamer.run(experiment, tmp_path)

@@ -70,24 +70,3 @@ def test_a_strong_pull_holds_models_together(tmp_path: Path) -> None:
     free = spread()
     assert spread(proximal=2.0) < 0.9 * free
     assert spread(proximal=0.2, distance="norm") < 0.9 * free
-
-
-def test_the_sign_of_scores_follows_the_least_similar_model(tmp_path: Path) -> None:
-    topology = {"name": "barabasi-albert", "m": 2, "weights": {"name": "centrality", "temperature": 0.5}}
-    alone = played(tmp_path, 1, algorithm={"name": "local", "local_steps": 4}, topology=topology)
-    assert alone.parameters is not None
-    x = alone.parameters.double()
-    tensors = x.split([64 * 8, 8, 8 * 10, 10], dim=1)
-    cosines = torch.stack([(t @ t.T) / (t.norm(dim=1) * t.norm(dim=1)[:, None]) for t in tensors]).mean(0)
-    near = torch.eye(6, dtype=torch.bool)
-    for i, j in alone.setup["graphs"]["0"]:
-        near[i, j] = near[j, i] = True
-    score = (near.sum(1) - 1) / 5
-    least = torch.where(near & ~torch.eye(6, dtype=torch.bool), cosines, 2.0).argmin(dim=1)
-    sign = torch.where(score[least] < score, -1.0, 1.0)
-    assert set(sign.tolist()) == {-1.0, 1.0}
-    C = torch.where(near, torch.exp(sign[:, None] * score / 0.5), 0.0).double()
-    expected = C / C.sum(1, keepdim=True) @ x
-    signed = {"name": "topology-aware", "similarity_signed": True}
-    found = played(tmp_path, 1, algorithm=signed, topology=topology).parameters
-    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)

@@ -169,8 +169,8 @@ def test_the_same_engine_keeps_its_options() -> None:
     [
         ("", (), None, "simulate"),
         ("engine: processes", (), None, "processes"),
-        ("engine: {name: processes, memory: trim}", (), None, "processes"),
-        ("engine: {memory: trim}", ("engine.name=processes",), None, "processes"),
+        ("engine: {name: processes, pace: true}", (), None, "processes"),
+        ("engine: {pace: true}", ("engine.name=processes",), None, "processes"),
         ("engine: processes", ("engine={name: simulate}",), None, "simulate"),
         ("engine: processes", (), "simulate", "simulate"),
         ("nodes: wrong, and not looked at", ("engine=processes",), None, "processes"),

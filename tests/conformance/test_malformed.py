@@ -58,7 +58,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "server": {"algorithm": "fedavg"},
     "codec": {"algorithm": "d-psgd", "codec": {"name": "top-k", "fraction": 0.4}},
     "differences": {"algorithm": {"name": "deepsqueeze"}, "codec": {"name": "top-k", "fraction": 0.4}},
-    "secure": {"algorithm": "d-psgd", "secure_aggregation": {"drop_outs": "recover"}},
+    "secure": {
+        "algorithm": "d-psgd",
+        "secure_aggregation": {"drop_outs": "recover"},
+        "gather": {"malformed": "drop", "lost_peer": "skip", "timeout_s": 0.5},
+    },
 }
 BAD = {"questions": 2}
 """The rank of the peer; 3 in all other settings. (Rank 2 asks, and rank 3 answers.)"""
@@ -89,7 +93,7 @@ def described(setting: str, engine: str = "simulate", *, rounds: int = 8, **chan
         "optimizer": {"name": "sgd", "lr": 0.01},
         "compute": {"name": "constant", "seconds_per_step": 0.01},
         "network": {"name": "uniform", "latency_s": 0.001},
-        "gather": {"lost_peer": "skip"},
+        "gather": {"malformed": "drop", "lost_peer": "skip"},
         "evaluation": {"every_rounds": 4},
         "stop": {"rounds": rounds},
         "engine": {"name": engine, **options},
@@ -133,9 +137,8 @@ def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: s
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "codec"])
-@pytest.mark.parametrize("malformed", ["drop", "lose_peer"])
-def test_each_message_is_refused_once(setting: str, malformed: str, tmp_path: Path) -> None:
-    gather = {"malformed": malformed, "lost_peer": "skip"}
+def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
+    gather = {"malformed": "drop", "lost_peer": "skip"}
     wrapper = Malformed(kind="model of NaN", since=2)
     run = gossamer.run(described(setting, rounds=8, gather=gather, wrappers=[wrapper]), tmp_path)
     counts = run.metrics.filter(pl.col("round") == 8, pl.col("node") >= 0)
@@ -144,24 +147,21 @@ def test_each_message_is_refused_once(setting: str, malformed: str, tmp_path: Pa
 
 @pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
 def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
-    """Every kind in one run, in which the peer is not lost, only its messages are. (Where masks are agreed on, it is lost: it
-    waits for what follows from its own messages.)"""
+    """Every kind in one run, in which the peer is not lost, only its messages are."""
     bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)
-    gather = {"malformed": "lose_peer" if setting == "secure" else "drop", "lost_peer": "skip"}
-    experiment = described(setting, "processes", rounds=rounds, gather=gather, wrappers=[Malformed(rank=bad)])
+    experiment = described(setting, "processes", rounds=rounds, wrappers=[Malformed(rank=bad)])
     run = gossamer.run(experiment, tmp_path)
     assert run.status == "done"
     assert honest(run, bad).isfinite().all()
     told = refusals(run)
     assert set(told["node"]) <= {0, 1, 2, 3} - {bad}
-    most = 1 if setting == "secure" else 8  # of more, the counter tells
-    assert told.group_by("node").len()["len"].max() == most
+    assert told.group_by("node").len()["len"].max() == 8  # of more, the counter tells
     if setting == "synchronous":
         last = run.metrics.filter(pl.col("round") == rounds, pl.col("node").is_in([0, 1, 2]))
         assert set(last["messages_refused"]) == {len(KINDS)}
 
 
-def test_both_engines_lose_a_malformed_peer_alike(tmp_path: Path) -> None:
+def test_both_engines_go_on_without_a_malformed_peer_alike(tmp_path: Path) -> None:
     models = []
     for engine in ("simulate", "processes"):
         experiment = described("synchronous", engine, wrappers=[Malformed(kind="model of NaN")])
@@ -207,7 +207,11 @@ class Steps(NodeWrapper):
 )
 @pytest.mark.parametrize("step", ["keys", "roster", "shares", "relay", "survivors", "unmask"])
 def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: str, tmp_path: Path) -> None:
-    gather = {"lost_peer": "skip", "timeout_s": 0.5}  # what a node withholds, others don't wait for
+    gather = {
+        "malformed": "drop",
+        "lost_peer": "skip",
+        "timeout_s": 0.5,
+    }  # what a node withholds, others don't wait for
     wrappers = [Steps(step=step, kind=kind)]
     run = gossamer.run(described("secure", gather=gather, wrappers=wrappers), tmp_path)
     assert run.status == "done"
@@ -236,7 +240,7 @@ class Flood(NodeWrapper):
 
 
 def flooded(
-    frames: int, policy: str, engine: str, out: Path, *, rounds: int = 20, step_s: float = 0.01, **more: Any
+    frames: int, engine: str, out: Path, *, rounds: int = 20, step_s: float = 0.01, **more: Any
 ) -> Run:
     """A run of 20 rounds, in the first ``rounds`` of which a node sends malformed frames."""
     experiment = described(
@@ -244,7 +248,7 @@ def flooded(
         engine,
         rounds=20,
         compute={"name": "constant", "seconds_per_step": step_s},
-        gather={"malformed": policy, "lost_peer": "skip"},
+        gather={"malformed": "drop", "lost_peer": "skip"},
         wrappers=[Flood(frames=frames, rounds=rounds)],
     )
     run = gossamer.run(experiment, out, **more)
@@ -255,10 +259,9 @@ def flooded(
     return run
 
 
-@pytest.mark.parametrize("policy", ["lose_peer", "drop"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, policy: str, tmp_path: Path) -> None:
-    flooded(1_000, policy, engine, tmp_path)
+def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, tmp_path: Path) -> None:
+    flooded(1_000, engine, tmp_path)
 
 
 @pytest.mark.slow
@@ -271,7 +274,7 @@ def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path
         for _ in range(2):
             fleet.start(f"127.0.0.1:{port}", slots=2)
         listen = Listen(f"127.0.0.1:{port}", TOKEN, 2)
-        run = flooded(50_000, "lose_peer", "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
+        run = flooded(50_000, "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
     finally:
         fleet.close()
     refused = run.metrics.group_by("node").agg(pl.col("messages_refused").max())

@@ -78,10 +78,7 @@ def test_freeze_is_independent_and_keeps_what_it_may() -> None:
 
 
 def test_lazy_and_scattered_tensors_become_plain() -> None:
-    complex_numbers = torch.tensor([1 + 2j, 3 - 1j])
     payload = [
-        complex_numbers.conj(),
-        complex_numbers.conj().imag,
         torch.arange(6).reshape(2, 3).t(),
         torch.ones(1).expand(4),
         nn.Parameter(torch.ones(2)),
@@ -95,8 +92,6 @@ def test_lazy_and_scattered_tensors_become_plain() -> None:
         for tensor in (buffer, clone):
             assert type(tensor) is Tensor
             assert tensor.is_contiguous()
-            assert not tensor.is_conj()
-            assert not tensor.is_neg()
             assert not tensor.requires_grad
 
 
@@ -175,22 +170,22 @@ def test_indices_outside_the_vector_cannot_be_sent() -> None:
 
 
 def test_both_sides_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MAX_ITEMS", 60)
+    monkeypatch.setattr(encoding, "MAX_ITEMS", 61)
     monkeypatch.setattr(encoding, "MAX_TENSORS", 20)
     part = Part(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1)
     model = Model(torch.zeros(1), torch.zeros(1))
     coded = Model(Coded([torch.zeros(1), 1]))  # type: ignore[arg-type]
     largest = [
         nested(MAX_DEPTH),
-        {str(i): i for i in range(59)},
+        {str(i): i for i in range(30)},
         [part] * 10,
         [model] * 10,
         [torch.zeros(0)] * 20,
-        [coded] * 14,
+        [coded] * 12,
     ]
     for payload in largest:
         encoded = encode(payload)
         assert same(payload, decode(encoded.structure, encoded.buffers))
-    for payload in ({str(i): i for i in range(60)}, [*largest[2], part], [*largest[3], model], [coded] * 15):
+    for payload in ({str(i): i for i in range(31)}, [*largest[2], part], [*largest[3], model], [coded] * 13):
         with pytest.raises(ValueError, match="more than"):
             encode(payload)

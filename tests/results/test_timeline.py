@@ -52,7 +52,7 @@ def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytes
     run = with_timeline(tmp_path)
     data = timeline_data(run)
     assert data is not None
-    assert (data["from"], data["to"], data["cut"], data["nodes"]) == (0.5, 4.0, False, [0, 1, 2])
+    assert (data["from"], data["to"], data["nodes"]) == (0.5, 4.0, [0, 1, 2])
     assert data["kinds"] == {
         "train": {"node": [0, 2], "start": [0.5, 2.0], "end": [1.0, 4.0]},
         "evaluate": {"node": [0], "start": [3.0], "end": [4.0]},
@@ -61,7 +61,7 @@ def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module, "MOST_DRAWN", 3)
     cut = timeline_data(run)
     assert cut is not None
-    assert (cut["to"], cut["cut"]) == (2.0, True)
+    assert cut["to"] == 2.0
     assert cut["kinds"].keys() == {"train", "send"}
     assert timeline_data(timed(tmp_path, [(0.0, [0.1])])) is None
 

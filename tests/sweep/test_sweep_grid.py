@@ -15,7 +15,7 @@ from gossamer import BadInput, Experiment, Sweep
 
 
 def names(found: Sweep) -> list[str]:
-    return [cell.name for cell in found.cells]
+    return [*dict.fromkeys(each.cell.name for each in found.planned)]
 
 
 def test_cells_times_grid_times_seeds_the_last_key_fastest(tmp_path: Path) -> None:

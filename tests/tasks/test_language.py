@@ -19,7 +19,7 @@ from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import Hub, TextTrigger, TinyMem
+from gossamer.tasks import TextTrigger, TinyMem
 from gossamer.tasks.language import GPT2, token_accuracy, token_loss
 from gossamer.tasks.tiny_mem import TOKENS
 
@@ -206,44 +206,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BadInput, match=r"no package 'transformers'; .* pip install 'gossamer\[llm\]'"):
         prepare(experiment(task={**TINY, "model": SMALL}))
-
-
-# --- text
-
-
-def text(path: Path, **changes: Any) -> Hub:
-    return Hub(path=path, loss="next-token", **{"model": small(), **changes})
-
-
-def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
-    said = "to be or not to be, that is the question" * 3
-    (tmp_path / "a.txt").write_text(said)
-    known = sorted(set(said))
-    task = text(tmp_path / "a.txt", context=10).load(None, 1)
-    assert (len(task.train[0]), len(task.test[0])) == (10, 1)
-    rows = torch.cat([task.train[0], task.test[0]]).tolist()
-    assert "".join(known[token] for row in rows for token in row) == said[:110]
-    assert "".join(known[token] for token in task.test[1][0].tolist()) == said[101:111]
-    assert task.model()(task.test[0]).shape == (1, 10, len(known))
-    with pytest.raises(BadInput, match="task: 120 tokens; accepted: 129 or more"):
-        text(tmp_path / "a.txt").load(None, 1)
-    (tmp_path / "c.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(BadInput, match=r"c\.txt can't be read .*accepted: a whole file"):
-        text(tmp_path / "c.txt").load(None, 1)
-
-
-def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
-    rows = {"role": ["b", "a", "b", "c"], "line": ["01234", "abcdefghi", "5678", "x"]}
-    pl.DataFrame(rows).write_csv(tmp_path / "lines.csv")
-    said = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
-    task = text(tmp_path / "lines.csv", **said).load(None, 1)
-    known = sorted({"\n", *"".join(rows["line"])})
-    read = [
-        "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
-    ]
-    assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
-    assert task.groups is not None
-    assert task.groups.tolist() == [0, 1, 1]
 
 
 # --- a backdoor

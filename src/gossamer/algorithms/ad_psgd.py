@@ -1,22 +1,6 @@
 """AD-PSGD: asynchronous decentralized parallel stochastic gradient descent.
 
-Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, Algorithm 1: at any time
-some node i draws a neighbour j, both take their average, and i applies a gradient that it took at an older model,
-
-    x_i, x_j <- (x_i + x_j) / 2;    x_i <- x_i - eta g_i(x_i as it was)
-
-Nodes are active or passive, so that no circle of nodes can wait for each other: active ones ask, passive ones answer. A
-question carries x_i; the passive node averages and answers in one step,
-
-    d = (x_i - x_j) / 2;    x_j <- x_j + d;    answer -d;    and when it arrives:  x_i <- x_i - d
-
-The active node's model may have moved since it asked. It therefore takes the half difference, not the average, and averaging
-keeps the sum of all models and of the answers on their way. A node waits for its answers even after its last round, up to
-twice ``timeout_s`` after it asked; later ones are missing from the sum. (The published protocol answers with x_j, from which
-the active node derives the same half difference. The answer here takes as many bytes and is right however late it comes.)
-
-A codec encodes the questions. Where it sends only some coordinates, d is zero at the others. Answers are exact, so that the
-sum is kept.
+Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -39,10 +23,20 @@ from gossamer.topology import Graph
 class ADPSGD(Algorithm):
     """AD-PSGD (Lian et al., 2018) on an undirected graph.
 
-    The graph of the first round decides who is active (:func:`active_ranks`). It need not be bipartite: edges between two
-    active or two passive nodes are not used. A round is ``local_steps`` steps, during which an active node averages with one
-    passive neighbour, drawn for the round. Where neighbours are sampled (``cyclon``), every node is both active and passive:
-    answering waits for nothing, so no circle can form; two nodes that ask each other at once swap their models.
+    At any time some node i draws a neighbour j, both average, and i applies a gradient at an older model:
+
+        x_i, x_j <- (x_i + x_j) / 2;    x_i <- x_i - eta g_i(x_i as it was)
+
+    Active nodes ask and passive ones answer, so that no circle of nodes can wait for each other (:func:`active_ranks` of the
+    first graph; edges between two active or two passive nodes are not used). A passive node averages and answers in one step:
+
+        d = (x_i - x_j) / 2;    x_j <- x_j + d;    answer -d;    and when it arrives:  x_i <- x_i - d
+
+    The published protocol answers with x_j. The half difference takes as many bytes and is right however late it comes:
+    averaging keeps the sum of all models and of the answers on their way. A codec encodes the questions only; d is zero at
+    coordinates that it leaves out. Where neighbours are sampled (``cyclon``), every node is both active and passive.
+
+    A round is ``local_steps`` steps, during which an active node averages with one passive neighbour, drawn for the round.
 
     Args:
         local_steps: mini-batch steps a round, and so to one averaging of an active node.

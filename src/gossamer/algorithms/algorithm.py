@@ -68,6 +68,10 @@ class Algorithm(Component):
         """Ranks that the others can't do without. The default is none."""
         return ()
 
+    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
+        """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
+        return tuple(range(nodes))
+
     def reaches_all(self) -> bool:
         """Whether any node may send to any other, whatever the topology. The default is no."""
         return False
@@ -84,10 +88,6 @@ class Algorithm(Component):
     def takes_back(self) -> bool:
         """Whether it cancels messages. The default is no."""
         return False
-
-    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
-        """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
-        return tuple(range(nodes))
 
 
 def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], share: float) -> list[int]:

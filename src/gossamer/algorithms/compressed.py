@@ -2,32 +2,8 @@
 
 The experiment's codec is their compressor C, of the difference between a vector and what the neighbours know of it; what C
 loses is in the next difference, so that any C whose error is below the difference itself will do. Without a codec C is the
-identity. W is the mixing matrix of the topology, symmetric and doubly stochastic, and eta the learning rate.
-
-CHOCO-SGD: Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
-Communication", ICML 2019, Algorithm 2. Every node has a replica x̂_j of what it knows of each neighbour, zero at first:
-
-    x_i <- x_i - eta g_i(x_i)
-    q_i = C(x_i - x̂_i), which is sent;   x̂_j <- x̂_j + q_j for j = i and all neighbours
-    x_i <- x_i + gamma sum_j W_ij (x̂_j - x̂_i)
-
-Where the graph changes, a node sends its x̂ itself, not encoded, to those that were not its neighbours in the round before.
-
-DeepSqueeze: Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, as in the
-code of epfml/powergossip. Nodes keep their own error e and no replicas:
-
-    x_i <- x_i - eta g_i(x_i),   v_i = x_i + e_i,   C(v_i) is sent,   e_i <- v_i - C(v_i)
-    x_i <- x_i + gamma sum_j W_ij (C(v_j) - C(v_i))
-
-BEER: Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with Communication Compression", NeurIPS
-2022, Algorithm 1: gradient tracking with replicas H of the models and G of the directions V, where V = the first gradient,
-H = G = 0:
-
-    X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
-    V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)
-
-The formulas are those of the authors' code (epfml/ChocoSGD, epfml/powergossip, liboyue/beer); the papers' texts were not at
-hand.
+identity. W is that of ``topology.weights``, symmetric and doubly stochastic, and eta the learning rate. The formulas are
+those of the authors' code (epfml/ChocoSGD, epfml/powergossip, liboyue/beer); the papers' texts were not at hand.
 """
 
 from __future__ import annotations
@@ -52,8 +28,7 @@ class _Compressed(Algorithm):
     """Base of algorithms that mix compressed differences.
 
     Args:
-        gamma: step size of the mixing; the more C loses, the smaller it has to be. 1 is the plain weighted mean.
-    """
+        gamma: step size of the mixing; the more C loses, the smaller it has to be. 1 is the plain weighted mean."""
 
     sends_differences: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
@@ -70,7 +45,8 @@ async def _exchange(
     node: Node, r: int, name: str, vector: Float[Tensor, " params"], *, buffers: bool = False
 ) -> Model:
     """Send what has changed in a vector, and mix what is known of it: sum_j W_ij x̂_j - x̂_i, and the mean of the buffers.
-    ``node.state[name]`` has the replicas by rank, the own one among them."""
+    ``node.state[name]`` has the replicas by rank, the own one among them. Where the graph changes, new neighbours get the
+    replica itself, not encoded."""
     known: dict[int, Tensor] = node.state.setdefault(name, {})
     zeros = torch.zeros_like(vector)
     sent, change = node.compress(vector - known.get(node.rank, zeros))
@@ -85,24 +61,25 @@ async def _exchange(
         if rank in known or r == 0:
             model = Model(node.store(known.get(rank, zeros) + dense(model.parameters)), model.buffers)
         replicas[rank] = model
-    node.state[name] = {
-        node.rank: own.parameters,
-        **{rank: each.parameters for rank, each in replicas.items()},
-    }
+    others = {rank: each.parameters for rank, each in replicas.items()}
+    node.state[name] = {node.rank: own.parameters, **others}
     mixed: Model = await node.combine(own, replicas, node.mixing_weights(r))
     return Model(mixed.parameters - own.parameters, mixed.buffers)
 
 
 @register("algorithm", "choco-sgd")
 class ChocoSGD(_Compressed):
-    """CHOCO-SGD (Koloskova et al., 2019); weights come from ``topology.weights``, the compressor is the experiment's
-    ``codec``.
+    """CHOCO-SGD (Koloskova et al., 2019): nodes keep a replica of what they know of each neighbour's model.
 
-    Memory: a replica of the model for each neighbour.
+    Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication",
+    ICML 2019, Algorithm 2, with replicas x̂, zero at first:
+
+        x_i <- x_i - eta g_i(x_i)
+        q_i = C(x_i - x̂_i), which is sent;   x̂_j <- x̂_j + q_j for j = i and all neighbours
+        x_i <- x_i + gamma sum_j W_ij (x̂_j - x̂_i)
 
     Args:
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     local_steps: LocalSteps = 1
 
@@ -115,12 +92,16 @@ class ChocoSGD(_Compressed):
 
 @register("algorithm", "deepsqueeze")
 class DeepSqueeze(_Compressed):
-    """DeepSqueeze (Tang et al., 2019); weights come from ``topology.weights``, the compressor is the experiment's
-    ``codec``. A neighbour that is missing from a round counts as the node itself.
+    """DeepSqueeze (Tang et al., 2019): nodes keep what compression has lost, and no replicas.
+
+    Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, with the error e,
+    zero at first. A neighbour that is missing from a round counts as the node itself.
+
+        x_i <- x_i - eta g_i(x_i),   v_i = x_i + e_i,   C(v_i) is sent,   e_i <- v_i - C(v_i)
+        x_i <- x_i + gamma sum_j W_ij (C(v_j) - C(v_i))
 
     Args:
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     needs_every_message: ClassVar[bool] = False
     tolerates_loss: ClassVar[bool] = True
@@ -143,12 +124,14 @@ class DeepSqueeze(_Compressed):
 
 @register("algorithm", "beer")
 class BEER(_Compressed):
-    """BEER (Zhao et al., 2022): the optimum of the average loss, however the data differ from node to node, with compressed
-    messages; weights come from ``topology.weights``, the compressor is the experiment's ``codec``.
+    """BEER (Zhao et al., 2022): the optimum of the average loss, however the data differ, with compressed messages.
 
-    A round is one gradient and two messages to each neighbour. The step is the plain one, -eta V: the optimizer has to be
-    plain SGD.
-    """
+    Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with Communication Compression", NeurIPS
+    2022, Algorithm 1: gradient tracking with replicas H of the models and G of the directions V; V = the first gradient, and
+    H = G = 0, at first. A round is one gradient and two messages to each neighbour. The optimizer has to be plain SGD.
+
+        X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
+        V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)"""
 
     gamma: float = Field(default=0.1, gt=0, le=1)
 
@@ -156,25 +139,21 @@ class BEER(_Compressed):
         super().check(setting)
         optimizer = setting.optimizer
         if optimizer != SGD(lr=optimizer.lr, schedule=optimizer.schedule):
-            raise BadInput(
-                "optimizer: other than plain sgd, for beer; accepted: sgd with lr and schedule alone"
-            )
+            accepted = "sgd with lr and schedule alone"
+            raise BadInput(f"optimizer: other than plain sgd, for beer; accepted: {accepted}")
 
     async def run(self, node: Node) -> None:
-        state = node.state
+        state, gamma = node.state, self.gamma
         async for r in node.rounds():
             if r == 0:
                 state["gradient"] = state["direction"] = await node.gradient()
                 state["model drift"] = state["direction drift"] = torch.zeros_like(node.parameters)
-            node.parameters = (
-                node.parameters + self.gamma * state["model drift"] - node.lr * state["direction"]
-            )
+            node.parameters = node.parameters + gamma * state["model drift"] - node.lr * state["direction"]
             moved = await _exchange(node, r, "models", node.parameters, buffers=True)
             node.model = Model(node.parameters, moved.buffers)
             state["model drift"] = moved.parameters
             gradient = await node.gradient()
-            state["direction"] = (
-                state["direction"] + self.gamma * state["direction drift"] + gradient - state["gradient"]
-            )
+            followed = state["direction"] + gamma * state["direction drift"]
+            state["direction"] = followed + gradient - state["gradient"]
             state["gradient"] = gradient
             state["direction drift"] = (await _exchange(node, r, "directions", state["direction"])).parameters

@@ -1,51 +1,8 @@
 """Corrected algorithms for data that differ between nodes: D2, gradient tracking, quasi-global momentum.
 
-D2: decentralized training over decentralized data.
-
-Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018, Algorithm 1. With the mixing matrix W,
-symmetric and doubly stochastic, and the step size eta,
-
-    x^1     = W (x^0 - eta g^0)
-    x^{t+1} = W (2 x^t - x^{t-1} - eta g^t + eta g^{t-1})
-
-which equals carrying a correction c, zero at first, from round to round:
-
-    u_i = -eta g_i(x_i),   x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
-
-The second form, with any optimizer's step instead of u, was checked against epfml/relaysgd (``algorithms.d2``). When the
-learning rate changes, c is scaled with it, as in "D2+" of Lin et al. (2021; epfml/quasi-global-momentum). The condition on W
-is as the paper is commonly cited.
-
-Gradient tracking: each node descends along an estimate of the average gradient.
-
-The estimate y follows the gradients, and mixing makes it their average:
-
-    y_i^{t+1} = sum_j W_ij y_j^t + g_i^{t+1} - g_i^t,   y_i^0 = g_i^0
-
-- dsgt: x_i^{t+1} = sum_j W_ij (x_j^t - eta y_j^t). Pu and Nedic, "Distributed Stochastic Gradient Tracking Methods",
-  Mathematical Programming 2021; Algorithm GT-DSGD of others.
-- diging: x_i^{t+1} = sum_j W_ij x_j^t - eta y_i^t. Nedic, Olshevsky and Shi, "Achieving Geometric Convergence for
-  Distributed Optimization over Time-Varying Graphs", SIAM Journal on Optimization 2017, there DIGing.
-
-With the local step u_i = -eta g_i and a correction c_i = -eta (y_i - g_i), zero at first, this is
-
-    -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
-
-with any optimizer's step in the place of u. dsgt was checked against epfml/relaysgd (``algorithms.gradient_tracking``),
-diging against epfml/quasi-global-momentum (``decentralized_sgd_with_gradient_tracking.py``), not against the papers. Where
-the learning rate changes, c is scaled with it.
-
-Quasi-global momentum: the momentum follows the mixed models, not the node's own gradients.
-
-Lin et al., "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data", ICML 2021, Algorithm 1
-(QG-DSGDm). With the mixing matrix W and the step size eta,
-
-    m_i      = beta mhat_i + g_i(x_i)
-    x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in the place of m_j
-    mhat_i  <- mu mhat_i + (1 - mu) (x_i - x'_i) / eta   mhat_i = 0 at first
-
-Checked against the authors' code (epfml/quasi-global-momentum, ``decentralized_qg_sgd.py``, with a slow buffer of one
-local step, whose ``factor`` is 1 - mu), not against the paper's text.
+The formulas were checked against code, not against the papers: ``algorithms.d2`` and ``algorithms.gradient_tracking`` of
+epfml/relaysgd; ``decentralized_sgd_with_gradient_tracking.py`` and ``decentralized_qg_sgd.py`` of
+epfml/quasi-global-momentum.
 """
 
 from __future__ import annotations
@@ -69,13 +26,19 @@ LOWEST = -1 / 3  # D2 converges if every eigenvalue of W is above this
 
 @register("algorithm", "d2")
 class D2(Algorithm):
-    """D2 (Tang et al., 2018): the optimum of the average loss, however the data differ from node to node; weights come
-    from ``topology.weights``.
+    """D2 (Tang et al., 2018): the optimum of the average loss, however the data differ from node to node.
 
-    A round is one local step. A neighbour that is missing from a round counts as the node itself, as for d-psgd.
+    Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018, Algorithm 1, with W of ``topology.weights``,
 
-    A static topology has to have a symmetric W with eigenvalues above -1/3; one that changes is not checked, because the
-    analysis does not cover it.
+        x^1     = W (x^0 - eta g^0)
+        x^{t+1} = W (2 x^t - x^{t-1} - eta g^t + eta g^{t-1})
+
+    in an equal form, with any optimizer's step u and a correction c, zero at first:
+
+        x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
+
+    When the learning rate changes, c is scaled with it ("D2+" of Lin et al., 2021). A round is one local step; a neighbour
+    that is missing from it counts as the node itself. A static W has to be symmetric with eigenvalues above -1/3.
 
     Args:
         exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
@@ -137,11 +100,19 @@ def correction(node: Node) -> Float[Tensor, " params"]:
 
 @register("algorithm", "gradient-tracking")
 class GradientTracking(Algorithm):
-    """Gradient tracking: the optimum of the average loss, however the data differ from node to node, for twice the traffic of
-    d-psgd; weights come from ``topology.weights``, whose W has to be doubly stochastic (checked where it is static).
+    """Gradient tracking: the optimum of the average loss, however the data differ, for twice the traffic of d-psgd.
 
-    A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is
-    missing from a round counts as the node's own, as for d-psgd.
+    Nodes descend along an estimate of the average gradient, y_i <- sum_j W_ij y_j + g_i(new x_i) - g_i(old x_i):
+
+        dsgt:    x_i <- sum_j W_ij (x_j - eta y_j)     Pu and Nedic, "Distributed Stochastic Gradient Tracking Methods", 2021
+        diging:  x_i <- sum_j W_ij x_j - eta y_i       Nedic, Olshevsky and Shi, SIAM Journal on Optimization 2017
+
+    With any optimizer's step u_i, and a correction c_i = -eta (y_i - g_i), zero at first and scaled with the learning rate:
+
+        -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
+
+    A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is missing
+    counts as the node's own. W is that of ``topology.weights``; it has to be doubly stochastic (checked where it is static).
 
     Args:
         variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from."""
@@ -173,11 +144,17 @@ class GradientTracking(Algorithm):
 
 @register("algorithm", "qg-momentum")
 class QuasiGlobalMomentum(Algorithm):
-    """Quasi-global momentum (Lin et al., 2021); weights come from ``topology.weights``.
+    """Quasi-global momentum (Lin et al., 2021): the momentum follows the mixed models, not the node's own gradients.
 
-    A round is one local step, and its messages are those of d-psgd. A neighbour that is missing from a round counts as the
-    node itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without momentum. W of a static
-    topology has to be doubly stochastic.
+    Lin et al., "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data", ICML 2021,
+    Algorithm 1 (QG-DSGDm), with W of ``topology.weights``, doubly stochastic where it is static:
+
+        m_i      = beta mhat_i + g_i(x_i)
+        x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in the place of m_j
+        mhat_i  <- mu mhat_i + (1 - mu) (x_i - x'_i) / eta   mhat_i = 0 at first
+
+    A round is one local step. A neighbour that is missing from it counts as the node itself. The optimizer has to be SGD
+    without momentum.
 
     Args:
         beta: factor of the momentum in a step.

@@ -1,11 +1,6 @@
 """D-PSGD: decentralized parallel stochastic gradient descent.
 
 Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017, Algorithm 1.
-With the mixing matrix W of the topology (symmetric, doubly stochastic for Metropolis-Hastings weights):
-
-- local steps before mixing (the usual form; DecentralizePy's): x_i <- sum_j W_ij (x_j - eta g_j(x_j))
-- overlapped (the paper's Algorithm 1, which communicates while it computes): x_i <- sum_j W_ij x_j - eta
-  g_i(x_i)
 """
 
 from __future__ import annotations
@@ -20,13 +15,15 @@ from gossamer.node import Node
 
 @register("algorithm", "d-psgd")
 class DPSGD(Algorithm):
-    """D-PSGD (Lian et al., 2017); weights come from ``topology.weights``.
+    """D-PSGD (Lian et al., 2017): local steps, then the weighted mean, by W of ``topology.weights``.
+
+        local steps first (as in DecentralizePy):    x_i <- sum_j W_ij (x_j - eta g_j(x_j))
+        overlap (the paper's):                       x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
     Args:
         local_steps: mini-batch steps a round.
-        overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1
-            for one step; the displacement of all steps for several). Batch-norm buffers are not mixed in this
-            form."""
+        overlap: mix the models from before the steps, while the steps are computed; for several steps, their displacement
+            takes the place of the step. Batch-norm buffers are not mixed in this form."""
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
@@ -50,7 +47,6 @@ class DPSGD(Algorithm):
         node.broadcast(await node.neighbors(r, "out"), Model(before), tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
         mixed = await node.combine(before, inbox, node.mixing_weights(r), aggregate=True)
-        # What training has added so far stays; what it adds from now on is added to the mixed model when it
-        # is committed.
+        # What training has added so far stays; the rest is added to the mixed model when it is committed.
         node.parameters = mixed + (node.parameters - before)
         await training

@@ -1,26 +1,11 @@
 """DivShare: models in fragments, each to other nodes, and what is not sent in time is dropped.
 
-Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The
-coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. At its own pace,
-each node i
-
-1. takes H local steps, while messages travel,
-2. drops the messages that it has not sent yet,
-3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
-4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
-   over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
-
-These rules and their order were read from the authors' code; the text of the paper was not at hand. (Its Algorithm 1 is said
-to begin a round with the averaging, which is the same cycle.)
-
-The baselines are those of the authors' code, which differ from the protocols that they are named after (``ad-psgd`` and
-``swift``). In both, a node that has done its steps averages with the newest model of every node that it has heard from since
-the last averaging,
-
-    x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|)
-
-and it never drops queued messages, so a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with
-``queue: keep`` separates the two differences.
+Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The rules
+and their order were read from the authors' code. So were the baselines, which differ from the protocols that they are named
+after (``ad-psgd`` and ``swift``): a node that has done its steps averages with the newest model of every node that it has
+heard from since the last averaging, x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|), and never drops queued messages, so
+that a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates the two
+differences.
 """
 
 from __future__ import annotations
@@ -47,13 +32,19 @@ from gossamer.node import Node, Setting
 
 @register("algorithm", "divshare")
 class DivShare(Algorithm):
-    """DivShare (Biswas et al., 2025).
+    """DivShare (Biswas et al., 2025): each of C fragments of the model to J nodes.
 
-    Each tensor of the model is dealt out separately: every fragment gets the same number of its coordinates, and the last
-    fragment also gets the rest, so a tensor of fewer than C values is entirely in the last one. Buffers count as one tensor.
+    The coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. Each tensor is
+    dealt out separately (buffers count as one); the last fragment also gets the rest. At its own pace, each node i
+
+    1. takes H local steps, while messages travel,
+    2. drops the messages that it has not sent yet,
+    3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
+    4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
+       over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
 
     Args:
-        fraction: Omega; there are C = floor(1 / Omega) fragments. Above 1/2, whole models are sent.
+        fraction: Omega. Above 1/2, whole models are sent.
         recipients: J, how many nodes each fragment is sent to; null is ceil(log2 n).
         local_steps: H, mini-batch steps a round.
         recipients_from: "all" others, whatever the topology, or "neighbors" in it (all of them where they are fewer
@@ -78,9 +69,8 @@ class DivShare(Algorithm):
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
         if (J := self.recipients) is not None and nodes <= J:
-            raise BadInput(
-                f"algorithm.recipients: {J} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
-            )
+            accepted = f"1 to {nodes - 1}, or null"
+            raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
         if topology.sampled and self.recipients_from == "all":
@@ -230,8 +220,9 @@ def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
 
 @register("algorithm", "swift-artifact")
 class SwiftArtifact(Algorithm):
-    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round. It uses no graph and no weights
-    and keeps no models; it is DivShare with one fragment and a kept queue.
+    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round.
+
+    It uses no graph and no weights and keeps no models; it is DivShare with one fragment and a kept queue.
 
     Args:
         recipients: J; null is ceil(log2 n).

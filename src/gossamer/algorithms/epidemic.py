@@ -1,17 +1,13 @@
 """Epidemic Learning: each node draws new recipients in every round.
 
-De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS
-2023, Algorithm 1: local steps, the model to s nodes, then the plain average of the own and all received
-models,
-
-    x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|)
-
+De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS 2023, Algorithm 1.
 All nodes draw senders and receivers from one shared generator, with the paper's distribution. The published artifact asks a
 sampling process (Oracle) or notifies every node that is not chosen, O(n^2) small messages a round (Local).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -27,7 +23,8 @@ from gossamer.topology import Graph, random_regular
 
 
 class Epidemic(Algorithm):
-    """The protocol that both variants share.
+    """The protocol that both variants share: local steps, the model to s nodes, then the plain mean of all that came,
+    x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|).
 
     Args:
         degree: s, how many nodes a node sends its model to.
@@ -48,18 +45,16 @@ class Epidemic(Algorithm):
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            recipients, senders = self._draw(node, r)
+            seed = int(node.rng("epidemic", r, shared=True).integers(2**63))
+            recipients, senders = self._draw(seed, node)
             node.broadcast(recipients, node.model, tag=r)
             inbox = await node.gather(senders, tag=r)
             await node.mix(inbox, {j: 1 / (1 + len(inbox)) for j in inbox})
             del inbox  # frees this round's vectors before the next round's are computed
 
-    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
+        """The recipients and the senders of a node."""
         raise NotImplementedError
-
-    @staticmethod
-    def _seed(node: Node, r: int) -> int:
-        return int(node.rng("epidemic", r, shared=True).integers(2**63))
 
 
 @register("algorithm", "epidemic-oracle")
@@ -68,13 +63,12 @@ class EpidemicOracle(Epidemic):
 
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
-            raise BadInput(
-                f"algorithm.degree: {self.degree} for {setting.nodes} nodes; accepted: an even one"
-            )
+            found = f"{self.degree} for {setting.nodes} nodes"
+            raise BadInput(f"algorithm.degree: {found}; accepted: an even one")
         super().check(setting)
 
-    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        neighbors = _regular_graph(self._seed(node, r), node.size, self.degree).neighbors(node.rank)
+    def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
+        neighbors = _regular_graph(seed, node.size, self.degree).neighbors(node.rank)
         return neighbors, neighbors
 
 
@@ -83,10 +77,10 @@ class EpidemicLocal(Epidemic):
     """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement;
     in-degrees vary."""
 
-    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        table = _recipients(self._seed(node, r), node.size, self.degree)
+    def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
+        table = _recipients(seed, node.size, self.degree)
         senders = np.flatnonzero((table == node.rank).any(axis=1))
-        return tuple(table[node.rank].tolist()), tuple(senders.tolist())
+        return table[node.rank].tolist(), senders.tolist()
 
 
 @lru_cache(maxsize=8)  # a simulation draws each round once, not once for each node

@@ -1,17 +1,8 @@
 """Gossip learning: models walk at random, and nodes that they meet train and merge them.
 
 Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Distributed Data", Concurrency and Computation
-2013. Every node, on its own clock, trains, merges the models that have come in, and sends its model x with its age a
-(the number of steps behind it) to one random neighbour. A model is weighted by its age (Hegedus, Danner and Jelasity,
-"Gossip Learning as a Decentralized Alternative to Federated Learning", DAIS 2019):
-
-- each: x_i <- (a_i x_i + a_j x_j) / (a_i + a_j), a_i <- max(a_i, a_j), for one message after the other
-- all (Super-Gossip): x_i <- (a_i x_i + sum_j a_j x_j) / (a_i + sum_j a_j), a_i <- max over all, for the whole queue
-
-Both were checked against sacs-epfl/async-dl (``GossipSharing``, ``SuperGossipNode``), not against the papers. Its
-``GossipNode`` and the papers train only when a message comes: ``gossip-learning-on-receipt`` does that, with the merges of
-2013. Here nodes train on their own clock. The age of async-dl counts samples, which gives the same weights if all batches
-have one size.
+2013; merging by age: Hegedus, Danner and Jelasity, "Gossip Learning as a Decentralized Alternative to Federated Learning",
+DAIS 2019. The age a of a model is the number of steps behind it.
 """
 
 from __future__ import annotations
@@ -23,15 +14,37 @@ from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
-from gossamer.messages.tags import Message
+from gossamer.messages.tags import Message, Model, Sending
 from gossamer.node import Node
 
 
-@register("algorithm", "gossip-learning")
-class GossipLearning(Algorithm):
-    """Gossip learning (Ormandi et al., 2013) with merging by age: asynchronous, no node waits for another.
+class _Gossip(Algorithm):
+    """What both protocols have in common. A node waits for no other, only for its own uplink: until at most one window
+    (64 KiB) of its last message is left to send."""
 
-    A node waits only for its own uplink: until at most one window (64 KiB) of its last message is left to send.
+    gathers: ClassVar[bool] = False
+    tolerates_sampling: ClassVar[bool] = True
+    local_steps: LocalSteps = 1
+
+    async def _pass_on(self, node: Node, r: int, before: Sending | None) -> Sending | None:
+        """Send the model with its age to one random neighbour, when the message before it has left."""
+        if before is not None:
+            await before
+        peers = await node.neighbors(r, "out")
+        if not peers:
+            return before
+        to = peers[int(node.rng("peer", r).integers(len(peers)))]
+        return node.send(to, {"model": node.model, "age": node.state["age"]}, tag="model")
+
+
+@register("algorithm", "gossip-learning")
+class GossipLearning(_Gossip):
+    """Gossip learning with merging by age (Hegedus et al., 2019): nodes train, merge and send on their own clocks.
+
+        each:                  x_i <- (a_i x_i + a_j x_j) / (a_i + a_j),                  a_i <- max(a_i, a_j)
+        all (Super-Gossip):    x_i <- (a_i x_i + sum_j a_j x_j) / (a_i + sum_j a_j),      a_i <- max over all
+
+    Both were checked against sacs-epfl/async-dl (``GossipSharing``, ``SuperGossipNode``), whose age counts samples.
 
     Args:
         local_steps: mini-batch steps a round.
@@ -39,50 +52,36 @@ class GossipLearning(Algorithm):
             of the steps, at once.
         period_s: seconds from one round's start to the next; null, or less than the round takes: as fast as it goes."""
 
-    gathers: ClassVar[bool] = False
-    tolerates_sampling: ClassVar[bool] = True
     mixes_models: ClassVar[bool] = True
-    local_steps: LocalSteps = 1
     merge: Literal["each", "all"] = "each"
     period_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)
-        like = {"model": node.model, "age": 1}
-        node.expect("model", like, check=lambda message: whole_number(message.payload["age"], 1, "age"))
+        _expect_models(node, least=1)
         sending = None
         async for r in node.rounds():
             start = node.now()
             await node.train(self.local_steps)
             node.state["age"] += self.local_steps
             await self._merge_queue(node)
-            if sending is not None:
-                await sending
-            peers = await node.neighbors(r, "out")
-            if peers:
-                to = peers[int(node.rng("peer", r).integers(len(peers)))]
-                sending = node.send(to, {"model": node.model, "age": node.state["age"]}, tag="model")
+            sending = await self._pass_on(node, r, sending)
             if self.period_s is not None:
                 await self._idle(node, start + self.period_s)
 
     async def _merge_queue(self, node: Node) -> None:
         queue = node.drain("model")
-        if self.merge == "all":
-            queues = [sorted(queue, key=lambda message: message.source)] if queue else []
-        else:
-            queues = [[message] for message in queue]
-        for messages in queues:
-            await self._merge(node, messages)
+        if self.merge == "each":
+            for message in queue:
+                await self._merge(node, [message])
+        elif queue:
+            await self._merge(node, sorted(queue, key=lambda message: message.source))
 
     async def _idle(self, node: Node, until: float) -> None:
         if self.merge == "all":
             await node.sleep(max(until - node.now(), 0.0))
             return
-        while (left := until - node.now()) > 0:
-            try:
-                message = await node.receive("model", timeout=left)
-            except TimeoutError:
-                return
+        while (message := await _received(node, until)) is not None:
             await self._merge(node, [message])
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
@@ -95,3 +94,76 @@ class GossipLearning(Algorithm):
             {place: age / total for place, age in enumerate(ages)},
             self_weight=own / total,
         )
+
+
+@register("algorithm", "gossip-learning-on-receipt")
+class GossipLearningOnReceipt(_Gossip):
+    """Gossip learning that trains on receipt (Ormandi et al., 2013), as it was published first.
+
+    Algorithms 1 and 2, as they are cited: if a node receives a model m after m', its freshest model becomes
+
+        rw (random walk):    update(m)
+        mu:                  update(merge(m, m'))
+        um:                  merge(update(m), update(m'))
+
+    where update takes local steps, merge(m, m') = (m + m') / 2 has the age max(a, a'), and the first m' is the initial model.
+    The paper's learners lower their rate with the age of a model; here ``optimizer`` sets the rate.
+
+    A node handles one model after the other. A period ends late if it ends while the node trains; so a period has to be
+    longer than the steps that one model takes, or models pile up.
+
+    Args:
+        local_steps: mini-batch steps of one update.
+        create: how the freshest model is made of the last two that were received: "rw", "mu" or "um".
+        period_s: seconds between two models that a node sends: the paper's Delta."""
+
+    create: Literal["rw", "mu", "um"] = "mu"
+    period_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    async def run(self, node: Node) -> None:
+        node.state.setdefault("age", 0)
+        node.state.setdefault("last", node.model)
+        node.state.setdefault("last_age", 0)
+        _expect_models(node, least=0)
+        sending = None
+        async for r in node.rounds():
+            until = node.now() + self.period_s
+            while (message := await _received(node, until)) is not None:
+                await self._create(node, message)
+            sending = await self._pass_on(node, r, sending)
+
+    async def _create(self, node: Node, message: Message) -> None:
+        received, age = message.payload["model"], message.payload["age"]
+        last, last_age = node.state["last"], node.state["last_age"]
+        node.state.update(last=received, last_age=age)
+        if self.create == "rw":
+            await self._update(node, received)
+        elif self.create == "mu":
+            node.model = received
+            await node.mix({0: last}, {0: 0.5}, self_weight=0.5)
+            await node.train(self.local_steps)
+        else:
+            other = await self._update(node, last)
+            await self._update(node, received)
+            await node.mix({0: other}, {0: 0.5}, self_weight=0.5)
+        node.state["age"] = (age if self.create == "rw" else max(age, last_age)) + self.local_steps
+
+    async def _update(self, node: Node, model: Model) -> Model:
+        node.model = model
+        await node.train(self.local_steps)
+        return node.model
+
+
+def _expect_models(node: Node, least: int) -> None:
+    like = {"model": node.model, "age": 1}
+    node.expect("model", like, check=lambda message: whole_number(message.payload["age"], least, "age"))
+
+
+async def _received(node: Node, until: float) -> Message | None:
+    """The next model that comes before an instant; None if none does."""
+    if (left := until - node.now()) <= 0:
+        return None
+    try:
+        return await node.receive("model", timeout=left)
+    except TimeoutError:
+        return None

@@ -1,17 +1,7 @@
 """Topology-aware mixing without knowledge of the graph: nodes compute their centralities by gossip, while they train.
 
 The weights are those of Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv
-2505.11760: over the closed neighbourhood of i, with scores s and a temperature,
-
-    x_i <- sum_j C_ij x_j,   C_ij = exp(s_j / temperature) / sum_k exp(s_k / temperature)
-
-A node sends its score and its degree with its model. The degree needs no more than that. PageRank (Brin & Page, 1998) is the
-limit of a power iteration, of which nodes take one step a round, with in-neighbours j that have d_j out-neighbours:
-
-    p_i <- (1 - damping) / n + damping * sum_j p_j / d_j
-
-Each step brings it nearer to its limit by the factor ``damping``, so a changing graph is followed. The last score that came
-stands in for a lost one.
+2505.11760.
 """
 
 from __future__ import annotations
@@ -29,8 +19,18 @@ from gossamer.topology.weights import shares
 
 @register("algorithm", "gossiped-centrality")
 class GossipedCentrality(Algorithm):
-    """Training by epochs, and mixing by centralities that nodes learn from their neighbours, not by ``topology.weights``. The
-    column ``score`` has them.
+    """Training by epochs, and mixing by centralities that nodes learn from their neighbours, not by ``topology.weights``.
+
+    Over the closed neighbourhood of i, with scores s and a temperature,
+
+        x_i <- sum_j C_ij x_j,   C_ij = exp(s_j / temperature) / sum_k exp(s_k / temperature)
+
+    A node sends its score and its degree with its model. PageRank (Brin & Page, 1998) is the limit of a power iteration, of
+    which nodes take one step a round, with in-neighbours j that have d_j out-neighbours:
+
+        p_i <- (1 - damping) / n + damping * sum_j p_j / d_j
+
+    The last score that came stands in for a lost one. The column ``score`` has the scores.
 
     Args:
         local_epochs: passes over a node's samples a round.
@@ -60,9 +60,8 @@ class GossipedCentrality(Algorithm):
             for rank, each in inbox.items():
                 heard[rank] = each["score"], each["degree"]
             if inbox:
-                weights = shares(
-                    {node.rank: own, **{rank: heard[rank][0] for rank in inbox}}, self.temperature
-                )
+                scores = {node.rank: own, **{rank: each["score"] for rank, each in inbox.items()}}
+                weights = shares(scores, self.temperature)
                 self_weight = weights.pop(node.rank)
                 models = {rank: each["model"] for rank, each in inbox.items()}
                 await node.mix(models, weights, self_weight=self_weight)
@@ -72,9 +71,8 @@ class GossipedCentrality(Algorithm):
 
 
 def _check(message: Message) -> None:
-    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above
-    :data:`~gossamer.algorithms.algorithm.MOST`."""
-    score = message.payload["score"]
+    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above MOST."""
     whole_number(message.payload["degree"], 1, "degree")
+    score = message.payload["score"]
     if not isinstance(score, float) or not 0 <= score <= MOST:
         raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MOST}")

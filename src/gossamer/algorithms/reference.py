@@ -1,23 +1,5 @@
 """References: no communication (local), all data at one node (centralized), the exact average every round (all-reduce), and
-federated averaging.
-
-All-reduce is a reduce-scatter, then an all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS
-2004), each as direct messages: the vector is split into n segments; node j averages segment j of all nodes in rank order and
-sends the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits:
-
-    x_i <- (1/n) sum_j (x_j - eta g_j(x_j))
-
-A codec encodes each segment on both ways, so what it loses is lost twice, and nothing feeds it back. The owner of a segment
-continues with the mean that the others decode.
-
-FedAvg, whose server is a node like any other, is McMahan et al., "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017, Algorithm 1: each round the server sends x to a set S of max(C K, 1) of the K clients;
-each takes local steps from it and sends the result x_k back;
-
-    x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
-
-The server skips clients whose models do not come. Such a client continues with the next model that reaches it.
-"""
+federated averaging."""
 
 from __future__ import annotations
 
@@ -53,16 +35,11 @@ class Local(Algorithm):
 
 
 @register("algorithm", "centralized")
-class Centralized(Algorithm):
+class Centralized(Local):
     """One node (rank 0) holds all data and trains alone; the other nodes do nothing and are not evaluated.
 
     Args:
         local_steps: mini-batch steps a round."""
-
-    local_steps: LocalSteps = 1
-
-    def sends_models(self) -> bool:
-        return False
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)
@@ -75,13 +52,17 @@ class Centralized(Algorithm):
 
     async def run(self, node: Node) -> None:
         if node.rank == 0:
-            async for _ in node.rounds():
-                await node.train(self.local_steps)
+            await super().run(node)
 
 
 @register("algorithm", "all-reduce")
 class AllReduce(Algorithm):
     """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not used).
+
+    x_i <- (1/n) sum_j (x_j - eta g_j(x_j)), by a reduce-scatter and an all-gather (Rabenseifner, "Optimization of Collective
+    Reduction Operations", ICCS 2004), each as direct messages: node j averages segment j of all nodes in rank order and sends
+    the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits. A codec encodes
+    each segment on both ways; the owner of a segment continues with the mean that the others decode.
 
     Args:
         local_steps: mini-batch steps a round."""
@@ -121,7 +102,14 @@ class AllReduce(Algorithm):
 class FedAvg(Algorithm):
     """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is evaluated.
 
-    It sends to clients directly; the topology is only plotted.
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1:
+    each round the server sends x to a set S of max(C K, 1) of the K clients; each takes local steps from it and sends the
+    result x_k back:
+
+        x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
+
+    The server skips clients whose models do not come. Such a client continues with the next model that reaches it. The server
+    sends to clients directly; the topology is only plotted.
 
     Args:
         local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
@@ -159,25 +147,22 @@ class FedAvg(Algorithm):
     async def run(self, node: Node) -> None:
         node.expect("update", {"model": node.model, "samples": 0}, check=_has_samples)
         node.expect("model", node.model, None, check=lambda message: type(message.tag[1]) is int)
+        clients = self.data_ranks(node.size)
         async for r in node.rounds():
-            clients = self._clients(node, r)
+            chosen = participants(node, "clients", r, clients, self.client_fraction)
             if node.rank == self.server:
-                await self._serve(node, r, clients)
-            elif node.rank in clients:
+                await self._serve(node, r, chosen)
+            elif node.rank in chosen:
                 await self._work(node, r)
         if node.rank == self.server:
             node.spawn(self._dismiss(node))
-
-    def _clients(self, node: Node, r: int) -> list[int]:
-        return participants(node, "clients", r, self.data_ranks(node.size), self.client_fraction)
 
     async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
         began = node.now()
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
-        size = dict.fromkeys(replies, 1)
-        if self.weighting == "data":
-            size = {k: reply["samples"] for k, reply in replies.items()}
+        by_data = self.weighting == "data"
+        size = {k: reply["samples"] if by_data else 1 for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
         if any(size.values()):
             await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)

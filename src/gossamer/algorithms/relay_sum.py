@@ -1,18 +1,7 @@
 """RelaySGD: sums of models are relayed along a tree, so that every model reaches every node exactly once, with a delay.
 
-Vogels et al., "RelaySum for Decentralized Deep Learning on Heterogeneous Data", NeurIPS 2021, Algorithm 1. After its local
-step, node i sends each neighbour j in the tree the sum of its model and of the last round's messages from the other
-neighbours, and the number of models in that sum:
-
-    m_{i->j} = x_i + sum_{k in N_i \\ j} m_{k->i} (last round's),   c_{i->j} = 1 + sum_{k in N_i \\ j} c_{k->i}
-
-and then averages, where a model from d hops away is d - 1 rounds old:
-
-    x_i <- ((n - sum_j c_{j->i}) x_i + sum_j m_{j->i}) / n
-
-n counts all nodes, including those whose models have not arrived: the node's own model replaces these, as in the README of
-the authors' code, or the initial model does, as in their deep-learning code (epfml/relaysgd, ``RelayMechanism``,
-normalization "world_size"). Both were checked there, not against the paper's text. Their double binary trees are left out.
+Vogels et al., "RelaySum for Decentralized Deep Learning on Heterogeneous Data", NeurIPS 2021, Algorithm 1; checked against
+the authors' code (epfml/relaysgd, ``RelayMechanism``, normalization "world_size").
 """
 
 from __future__ import annotations
@@ -32,13 +21,20 @@ from gossamer.topology import Graph
 class RelaySum(Algorithm):
     """RelaySGD (Vogels et al., 2021), on a tree that does not change; ``topology.weights`` are not used.
 
+    After its local steps, node i sends each neighbour j in the tree the sum of its model and of the last round's messages
+    from the other neighbours, and the number of models in it. Then it averages; a model from d hops away is d - 1 rounds old:
+
+        m_{i->j} = x_i + sum_{k in N_i \\ j} m_{k->i} (last round's),   c_{i->j} = 1 + sum_{k in N_i \\ j} c_{k->i}
+        x_i <- ((n - sum_j c_{j->i}) x_i + sum_j m_{j->i}) / n
+
     A message that is missing from a round is not relayed either: the models in it count as not arrived.
 
     Args:
         local_steps: mini-batch steps a round.
         tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
             which every node needs the whole graph (an oracle).
-        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one."""
+        stand_in: the model that replaces those that have not arrived: the node's "own" (as above, and in the README of the
+            authors' code), or the "initial" one (in their deep-learning code)."""
 
     local_steps: LocalSteps = 1
     tree: Literal["given", "spanning"] = "given"
@@ -46,14 +42,10 @@ class RelaySum(Algorithm):
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
-        graph, name = topology.graph(0), topology.topology.name_of()
-        for fits, found, accepted in (
-            (topology.static, "changes", "one graph for all rounds"),
-            (not graph.directed, "is directed", "an undirected graph"),
-            (graph.connected, "is not connected", "a connected graph"),
-        ):
-            if not fits:
-                raise BadInput(f"topology: {name}, which {found}, for relay-sum; accepted: {accepted}")
+        graph = topology.graph(0)
+        if not topology.static or graph.directed or not graph.connected:
+            name, accepted = topology.topology.name_of(), "one connected, undirected graph for all rounds"
+            raise BadInput(f"topology: {name} for relay-sum; accepted: {accepted}")
         if self.tree == "given" and graph.arcs != 2 * (graph.nodes - 1):
             found = f"{graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum"
             raise BadInput(f"topology: {found}; accepted: a tree, or algorithm.tree: spanning")

@@ -1,25 +1,8 @@
 """Stochastic gradient push: push-sum averaging over directed graphs.
 
-Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019, Algorithm 1. A node knows only its
-out-neighbours; the mixing matrix P is column-stochastic, P_ji = 1 / (1 + out-degree of i) for the node itself and its
-out-neighbours. A weight w, 1 at first, travels with x and corrects the bias that P introduces:
-
-    x_i <- x_i - eta g_i(z_i),   x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i
-
-z is the model: ``node.parameters``, what is trained, recorded and evaluated. The numerator x = w z is never formed. A message
-is (z_j, P_ij w_j), and what comes in is a mean of models, weighted by what each brings:
-
-    w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
-
-and the step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the messages in flight sum
-to n at every instant. A lost message loses its weight for good: the steps eta / w_i would grow with every loss, without
-bound.
-
-Overlapped (Algorithm 2, OSGP): every tau rounds a node sends and continues; a message is added at the end of the round in
-which it arrives, and a node waits for the messages of the last exchange only at the next one.
-
-Checked against the authors' code (facebookresearch/stochastic_gradient_push, ``gossip_module``). The order within Algorithm 2
-is from memory; the code sends again as soon as the last exchange is complete, after at most ``synch_freq`` steps.
+Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019; checked against the authors' code
+(facebookresearch/stochastic_gradient_push, ``gossip_module``), which with overlap sends again as soon as the last exchange is
+complete, after at most ``synch_freq`` steps.
 """
 
 from __future__ import annotations
@@ -37,16 +20,27 @@ from gossamer.node import Node
 
 @register("algorithm", "sgp")
 class SGP(Algorithm):
-    """Stochastic gradient push (Assran et al., 2019), on any topology whose union over time is strongly connected;
-    ``topology.weights`` are not used.
+    """Stochastic gradient push (Assran et al., 2019), on any topology whose union over time is strongly connected.
+
+    Algorithm 1. ``topology.weights`` are not used: P_ji = 1 / (1 + out-degree of i) for node i and its out-neighbours j. A
+    weight w, 1 at first, travels with x and corrects the bias that P introduces:
+
+        x_i <- x_i - eta g_i(z_i),   x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i
+
+    z is the model: what is trained, recorded and evaluated. x is never formed: a message is (z_j, P_ij w_j), and
+
+        w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
+
+    where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the messages in flight sum
+    to n. A lost message loses its weight for good, and the steps eta / w_i would grow with every loss: so networks that lose
+    messages are refused, and faults that take nodes away. ``gather.timeout_s`` has to be null or longer than any message
+    takes.
 
     Args:
         local_steps: mini-batch steps a round.
-        overlap: tau, the number of rounds between two exchanges; a node waits for the messages of one exchange at the next.
-            The k-th exchange uses the graph of round k. 0: exchange and wait in every round.
-
-    A network that loses messages is refused, and so are faults that take nodes away with their weight. Messages that come
-    after ``gather.timeout_s`` are lost too: unless it is null, it has to be longer than any message takes."""
+        overlap: tau, the number of rounds between two exchanges (Algorithm 2, OSGP): a message is added at the end of the
+            round in which it arrives, and a node waits for the messages of one exchange at the next. The k-th exchange uses
+            the graph of round k. 0: exchange and wait in every round."""
 
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False

@@ -1,13 +1,7 @@
 """SWIFT: wait-free averaging with the last models received.
 
-Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
-Algorithm 1. At its own pace, node i sends its model to its neighbours and takes a gradient; every (s + 1)-th time it
-averages with the models that it last received from them:
-
-    x_i <- w_ii x_i + sum_j w_ij x_j^last - eta g_i(x_i before averaging),    else    x_i <- x_i - eta g_i(x_i)
-
-Checked against the authors' code, not against the text of the paper. That code sends a model when the gradient at it is
-there; here the same model leaves at once, and travels meanwhile.
+Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023, Algorithm 1;
+checked against the authors' code, which sends a model when the gradient at it is there, instead of at once.
 """
 
 from __future__ import annotations
@@ -26,7 +20,11 @@ from gossamer.topology.weights import ccs
 
 @register("algorithm", "swift")
 class Swift(Algorithm):
-    """SWIFT (Bornstein et al., 2023).
+    """SWIFT (Bornstein et al., 2023): averaging, at a node's own pace, with the last models received.
+
+    Node i sends its model to its neighbours and takes a gradient; every (s + 1)-th time it also averages:
+
+        x_i <- w_ii x_i + sum_j w_ij x_j^last - eta g_i(x_i before averaging),    else    x_i <- x_i - eta g_i(x_i)
 
     A neighbour is skipped while the last model for it is still leaving (more than one window of it): on slow links it gets
     fewer models rather than ever older ones.
@@ -55,13 +53,12 @@ class Swift(Algorithm):
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
-        graph = topology.graph(0)
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
             found = 'one that changes, for algorithm.memory "stored"'
             raise BadInput(f'topology: {found}; accepted: a static one, or "fresh"')
-        if graph.directed and self.weights == "ccs":
+        if topology.graph(0).directed and self.weights == "ccs":
             accepted = '"topology", or an undirected graph'
             raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
 
@@ -80,7 +77,9 @@ class Swift(Algorithm):
                 continue
             came = node.drain("model", newest=True)
             newest = {message.source: message.payload for message in came}
-            weights = self._weights(node, r)
+            weights = (
+                node.mixing_weights(r) if self.weights == "topology" else ccs(node.topology(r))[node.rank]
+            )
             if self.memory == "stored":
                 last.update(newest)
                 sent_at.update({message.source: message.sent_at for message in came})
@@ -90,18 +89,13 @@ class Swift(Algorithm):
                     node.record(mixed_staleness_s=node.now() - when)
             else:
                 heard = {j: newest[j] for j in weights if j in newest}
-                weights = self._boosted(weights, list(heard))
+                weights = self._of_those_heard(weights, list(heard))
             mixed = await node.combine(before, heard, weights, aggregate=True)
             # Keep what the steps have added meanwhile.
             node.model = mixed + (node.model - before)
             node.record(heard=len(came))
 
-    def _weights(self, node: Node, r: int) -> dict[int, float]:
-        if self.weights == "topology":
-            return node.mixing_weights(r)
-        return dict(ccs(node.topology(r))[node.rank])
-
-    def _boosted(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
+    def _of_those_heard(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
         """The weights of the models that arrived."""
         total = sum(weights[j] for j in heard)
         if not self.boost or not total:

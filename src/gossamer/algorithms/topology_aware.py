@@ -1,26 +1,19 @@
 """The rounds in which the spread of knowledge over a graph was studied.
 
 Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the rules are those of
-its published code. With the weights C of ``topology.weights`` (``centrality`` is the paper's):
-
-- every node trains for E epochs: m_i <- LocalTrain(m_i; E)
-- m_i <- sum_j C_ij m_j over the closed neighbourhood
-
-That is D-PSGD in epochs, with any weights. The published experiments begin with different models (``initial: independent``)
-and a new optimizer each round (``optimizer.reset_every_round``).
+its published code, whose experiments begin with different models (``initial: independent``) and a new optimizer each round
+(``optimizer.reset_every_round``).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from gossamer.algorithms.algorithm import Algorithm, participants
 from gossamer.config.registry import register
@@ -32,6 +25,10 @@ from gossamer.node import Node, Setting
 class TopologyAware(Algorithm):
     """Training by epochs and mixing by the weights of the topology (Sakarvadia et al., 2025).
 
+    With the weights C of ``topology.weights`` (``centrality`` is the paper's), over the closed neighbourhood of node i,
+
+        m_i <- LocalTrain(m_i; E epochs),   m_i <- sum_j C_ij m_j
+
     Args:
         local_epochs: E, passes over a node's samples a round.
         participation: the share of nodes that train and mix in a round, drawn for each; the others keep their models.
@@ -41,8 +38,6 @@ class TopologyAware(Algorithm):
             model's tensors of ||x_p - a_p||, as in the published code.
         order: "simultaneous" mixes by C exactly. In "sequential" order nodes mix one after the other, by rank, and take the
             mixed models of those before them: the published code does that by mistake, whenever one thread runs it.
-        similarity_signed: prefer low scores to high ones in a round in which the sender whose model is least like the node's
-            own has a lower score than the node (``degCent_sim`` and ``betCent_sim`` of the published code).
         evaluate_trained: the evaluation sets (``test``, ...) on which a node evaluates its trained model before it mixes, in
             columns ``trained_<set>_<metric>``. This takes time on the node's clock."""
 
@@ -52,7 +47,6 @@ class TopologyAware(Algorithm):
     proximal: float = Field(default=0.0, ge=0)
     distance: Literal["squared", "norm"] = "squared"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
-    similarity_signed: bool = False
     evaluate_trained: tuple[str, ...] = ()
 
     def check(self, setting: Setting) -> None:
@@ -66,17 +60,26 @@ class TopologyAware(Algorithm):
             mixing = participants(node, "participants", r, range(node.size), self.participation)
             receivers = [rank for rank in await node.neighbors(r, "out") if rank in mixing]
             senders = await node.neighbors(r, "in") if node.rank in mixing else ()
-            anchors = await self._anchors(node, r, receivers, senders) if self.proximal else []
+            anchors: list[Tensor] = []
+            if self.proximal:
+                node.broadcast(receivers, node.model, tag=("anchor", r))
+                models = await node.gather(senders, tag=("anchor", r))
+                anchors = [model.over(node.model).parameters for model in models.values()]
             if node.rank in mixing:
                 await self._train(node, anchors)
             await self._mix(node, r, receivers, senders)
 
-    async def _anchors(
-        self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]
-    ) -> list[Tensor]:
-        node.broadcast(receivers, node.model, tag=("anchor", r))
-        inbox = await node.gather(senders, tag=("anchor", r))
-        return [model.over(node.model).parameters for model in inbox.values()]
+    async def _mix(self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]) -> None:
+        """Take others' models as they trained them, or, of those that mix before this node, as they mixed them."""
+        first = self.order == "simultaneous"
+        node.broadcast([k for k in receivers if first or k < node.rank], node.model, tag=("trained", r))
+        inbox = dict(await node.gather([k for k in senders if first or k > node.rank], tag=("trained", r)))
+        if not first:
+            inbox |= await node.gather([k for k in senders if k < node.rank], tag=("mixed", r))
+        if senders:
+            await node.mix(inbox, node.mixing_weights(r))
+        if not first:
+            node.broadcast([k for k in receivers if k > node.rank], node.model, tag=("mixed", r))
 
     async def _train(self, node: Node, anchors: Sequence[Tensor]) -> None:
         steps = self.local_epochs * node.steps_per_epoch
@@ -99,42 +102,3 @@ class TopologyAware(Algorithm):
             part = away[:, tensor.start : tensor.stop]
             part /= part.norm(dim=1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
         return self.proximal / 2 * away.sum(0)
-
-    async def _mix(self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]) -> None:
-        """Take others' models as they trained them, or, of those that mix before this node, as they mixed them."""
-        first = self.order == "simultaneous"
-        node.broadcast([k for k in receivers if first or k < node.rank], node.model, tag=("trained", r))
-        inbox = dict(await node.gather([k for k in senders if first or k > node.rank], tag=("trained", r)))
-        if not first:
-            inbox |= await node.gather([k for k in senders if k < node.rank], tag=("mixed", r))
-        if senders:
-            weights = node.mixing_weights(r)
-            await node.mix(
-                inbox, _signed(node, inbox, weights) if self.similarity_signed and inbox else weights
-            )
-        if not first:
-            node.broadcast([k for k in receivers if k > node.rank], node.model, tag=("mixed", r))
-
-
-def _signed(node: Node, inbox: Mapping[int, Any], weights: Mapping[int, float]) -> dict[int, float]:
-    """Weights that are a softmax of scores, or that of the negated scores: then each is in proportion to its reciprocal."""
-    own = node.parameters
-
-    def similarity(rank: int) -> float:
-        """The cosine of two models, averaged over their tensors."""
-        other = inbox[rank].over(node.model).parameters
-        cosines = [
-            cosine_similarity(own[t.start : t.stop], other[t.start : t.stop], dim=0) for t in node.layout
-        ]
-        return float(torch.stack(cosines).mean())
-
-    shares = {node.rank: 1 - math.fsum(weights.values()), **weights}
-    if min(shares.values()) < 1e-9:
-        raise ValueError(
-            f"similarity_signed: weights {shares}; accepted: weights above 1e-9, by a higher topology.weights.temperature"
-        )
-    # The own weight is a difference, so that of an equal score may differ by a rounding error.
-    if shares[min(sorted(inbox), key=similarity)] > (1 - 1e-6) * shares[node.rank]:
-        return dict(weights)
-    total = math.fsum(1 / share for share in shares.values())
-    return {rank: 1 / share / total for rank, share in weights.items()}

@@ -5,9 +5,10 @@ that fill it."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from gossamer.messages.tags import INDEX_DTYPES, Coded, Model, Part, Payload, Ta
 
 MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
-"""Values in a payload without keys; limited because an empty list is one byte to send and 56 to hold."""
+"""Values in a payload, keys included; limited because an empty list is one byte to send and 56 to hold."""
 MAX_TENSORS = 4_096  # tensors in a payload, those of parts and models included
 MAX_DIMENSIONS = 32
 
@@ -32,30 +33,12 @@ BEGIN_BYTES, DATA_BYTES = 19, 7
 """Headers of a message's first chunk and of every later one (:mod:`gossamer.runtime.processes.transport.wire`)."""
 
 DTYPES: tuple[torch.dtype, ...] = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint16, torch.uint32, torch.uint64),
 )
-"""The dtypes that can be sent. A dtype's code is its index: append only. (torch calls complex32 experimental.)"""
+"""The dtypes that can be sent. A dtype's code is its index: append only."""
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-_SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
-"""By number of dimensions: a dtype's code, and the shape."""
 _TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5  # the extension types
 _SCALARS = {type(None), bool, int, float, str, bytes}
 _HEAD = b"\x93"  # an array of 3
@@ -101,11 +84,16 @@ def encode(payload: Payload) -> Encoded:
     a payload beyond the limits."""
     bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
     alone = payload.parameters if bare else payload
-    if _is_plain(alone):
-        buffer = alone if alone.is_contiguous() and not alone.requires_grad else _plain(alone).contiguous()
+    if (
+        type(alone) is Tensor
+        and alone.device.type == "cpu"
+        and alone.layout is torch.strided
+        and alone.dtype in _CODES
+    ):
+        buffer = alone if alone.is_contiguous() and not alone.requires_grad else alone.detach().contiguous()
         return Encoded(_structure_of_one(alone.dtype, alone.shape, alone is not payload), (buffer,))
     structure, tensors = _structure_of(payload)
-    buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
+    buffers = tuple(tensor.detach().cpu().contiguous() for tensor in tensors)
     # Read as the receiver will, so that a fault is an error here, not a lost connection there.
     decode(structure, buffers)
     return Encoded(structure, buffers)
@@ -123,7 +111,7 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
             if keep(item):
                 return item
             _check_tensor(item)
-            return _plain(item).clone(memory_format=torch.contiguous_format)
+            return item.detach().clone(memory_format=torch.contiguous_format)
         if isinstance(item, Model):
             return Model(*(frozen(vector, depth) for vector in item))
         if isinstance(item, Part):
@@ -185,16 +173,14 @@ def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
         if isinstance(item, Tensor):
             _check_tensor(item)
             tensors.append(item)
-            return msgpack.ExtType(_TENSOR, _SHAPES[item.dim()].pack(_CODES[item.dtype], *item.shape))
+            return msgpack.ExtType(_TENSOR, struct.pack(f"<B{item.dim()}Q", _CODES[item.dtype], *item.shape))
         if isinstance(item, Part):
-            if fault := _part_fault(item):
-                raise ValueError(f"payload: {fault}")
+            _checked(item)
             return msgpack.ExtType(_PART, pack(item.values, _narrow(item.where, item.size), item.size))
         if isinstance(item, Coded):
             return msgpack.ExtType(_CODED, pack(item.payload))
         if isinstance(item, Model):
-            if fault := _model_fault(*item):
-                raise ValueError(f"payload: {fault}")
+            _checked(item)
             if item.buffers.shape[0]:
                 return msgpack.ExtType(_MODEL, pack(*item))
             if isinstance(item.parameters, Tensor):
@@ -244,22 +230,6 @@ def _check_tensor(item: Tensor) -> None:
         )
     if item.dim() > MAX_DIMENSIONS:
         raise ValueError(f"payload: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}")
-
-
-def _is_plain(payload: Payload) -> bool:
-    return (
-        type(payload) is Tensor
-        and payload.device.type == "cpu"
-        and payload.layout is torch.strided
-        and payload.dtype in _CODES
-        and not payload.is_conj()
-        and not payload.is_neg()
-    )
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor without gradient, and with conjugation and negation carried out, which torch does lazily."""
-    return tensor.detach().resolve_conj().resolve_neg()
 
 
 # --- heads and sizes
@@ -337,23 +307,22 @@ def describe(structure: bytes) -> list[BufferSpec]:
 
 _ARRAYS = {*range(0x90, 0xA0), 0xDC, 0xDD}
 _MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
-_EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # first byte -> bytes that the length takes
-_REFUSED = {0xC1, 0xCA}  # nothing, and float32
 
 
 class Reader:
     """Reads values one after the other; without buffers, tensors become :class:`BufferSpec`. msgpack would allocate an array
-    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars and
-    the headers of containers here."""
+    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars,
+    extensions and the headers of containers here. The reader of an extension's content shares the count and the tensors of
+    the reader around it."""
 
-    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
+    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None, around: Reader | None = None) -> None:
         self._data, self._buffers = data, buffers
-        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=self._extension)
         self._unpacker.feed(data)
         self.at: Callable[[], int] = self._unpacker.tell  # how many bytes were read
-        self._items = 0
-        self._open: set[int] = set()  # extensions that are being read: none holds its like
-        self.specs: list[BufferSpec] = []
+        self._count: Iterator[int] = itertools.count(1) if around is None else around._count
+        self.specs: list[BufferSpec] = [] if around is None else around.specs
+        self._depth = 0  # of the extension that is being read
 
     def whole(self) -> Any:
         """The one value that the bytes hold, with nothing after it."""
@@ -366,30 +335,28 @@ class Reader:
         """The next value; ``depth`` containers are open around it."""
         try:
             return self.value(depth)
-        except (msgpack.UnpackException, UnicodeDecodeError) as error:
+        except FrameError:
+            raise
+        except (msgpack.UnpackException, ValueError) as error:
             raise FrameError(f"the structure is no msgpack, or ends early: {error}") from None
 
     def value(self, depth: int) -> Any:
         """As :meth:`next`, with msgpack's own errors."""
-        self._items += 1
-        if self._items > MAX_ITEMS:
+        if next(self._count) > MAX_ITEMS:
             raise FrameError(f"more than {MAX_ITEMS} values")
-        at = self.at()
-        first = self._data[at] if at < len(self._data) else 0
-        if first in _REFUSED:
-            raise FrameError(f"type byte {first:#04x}, which no payload has")
-        if first in _EXTENSIONS or 0xD4 <= first <= 0xD8:
-            return self._extension(depth)
-        is_array = first in _ARRAYS
-        if not (is_array or first in _MAPS):
-            return self._unpacker.unpack()
-        if depth >= MAX_DEPTH:
-            raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
-        if is_array:
+        first = self._data[self.at()] if self.at() < len(self._data) else 0
+        if first not in _ARRAYS and first not in _MAPS:
+            self._depth = depth
+            value = self._unpacker.unpack()
+            if isinstance(value, msgpack.Timestamp):
+                raise FrameError("a timestamp, which no payload has")
+            return value
+        _check_depth(depth)
+        if first in _ARRAYS:
             return [self.value(depth + 1) for _ in range(self._unpacker.read_array_header())]
         found: dict[str | int, Any] = {}
         for _ in range(self._unpacker.read_map_header()):
-            key = self._inner()
+            key = self.value(MAX_DEPTH)
             if type(key) is not str and type(key) is not int:
                 raise FrameError(f"a key that is {type(key).__name__}, not str or int")
             if key in found:
@@ -397,56 +364,28 @@ class Reader:
             found[key] = self.value(depth + 1)
         return found
 
-    def _inner(self, depth: int = MAX_DEPTH + 1) -> Any:
-        """A key, or a component of a part or a model, which does not count as a value."""
-        self._items -= 1
-        return self.value(depth)
-
-    def _take(self, count: int) -> bytes:
-        taken: bytes = self._unpacker.read_bytes(count)
-        if len(taken) < count:
-            raise FrameError(f"the structure ends {count - len(taken)} bytes early")
-        return taken
-
-    def _extension(self, depth: int) -> Any:
-        first = self._take(1)[0]
-        width = _EXTENSIONS.get(first)
-        length = int.from_bytes(self._take(width), "big") if width else 1 << (first - 0xD4)
-        code = self._take(1)[0]
-        end = self.at() + length
+    def _extension(self, code: int, data: bytes) -> Any:
         if code == _TENSOR:
-            return self._tensor(length)
-        if not _PART <= code <= _CODED:
-            raise FrameError(f"extension type {code}, which no payload has")
-        if depth > MAX_DEPTH:
-            raise FrameError("a part or a model inside a key or a part")
-        if code in self._open:
-            raise FrameError("a model inside a model")
-        self._open.add(code)
-        value: Any
-        inside = min(depth + 1, MAX_DEPTH)
-        if code == _CODED:
-            value, fault = Coded(self.value(inside)), None
-        elif code == _PART:
-            value = Part(self._inner(), self._inner(), self._inner())
-            fault = _part_fault(value)
-        else:
-            parameters: Any = self._tensor(length) if code == _PARAMETERS else self._inner(inside)
-            value = Model(parameters, self._inner()) if self.at() < end else Model(parameters)
-            fault = _model_fault(*value)
-        self._open.discard(code)
-        if fault is not None:
-            raise FrameError(fault)
-        if self.at() != end:
-            raise FrameError("an extension that is not as long as its content")
-        return value
+            return self._tensor(data)
+        if code == _PARAMETERS:
+            return _checked(Model(self._tensor(data)))  # type: ignore[arg-type]
+        _check_depth(self._depth)
+        inner, values = Reader(data, self._buffers, self), []
+        while inner.at() < len(data):
+            values.append(inner.value(self._depth + 1))
+        if code == _CODED and len(values) == 1:
+            return Coded(*values)
+        if code == _PART and len(values) == 3:
+            return _checked(Part(*values))
+        if code == _MODEL and len(values) in (1, 2):
+            return _checked(Model(*values))
+        raise FrameError(f"extension type {code} with {len(values)} values, which no payload has")
 
-    def _tensor(self, length: int) -> Tensor | BufferSpec:
-        dimensions, rest = divmod(length - 1, 8)
-        header = self._take(length)
+    def _tensor(self, header: bytes) -> Tensor | BufferSpec:
+        dimensions, rest = divmod(len(header) - 1, 8)
         if rest or not 0 <= dimensions <= MAX_DIMENSIONS or header[0] >= len(DTYPES):
             raise FrameError(f"a tensor with the header {header[:16].hex()}")
-        spec = BufferSpec(DTYPES[header[0]], _SHAPES[dimensions].unpack(header)[1:])
+        spec = BufferSpec(DTYPES[header[0]], struct.unpack(f"<{dimensions}Q", header[1:]))
         # Strides are 64-bit too, and torch takes an empty dimension as 1 in them.
         if math.prod(max(length, 1) for length in spec.shape) * spec.dtype.itemsize >= 2**63:
             raise FrameError(f"a tensor of shape {spec.shape}")
@@ -466,6 +405,18 @@ class Reader:
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
             raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")
         return buffer
+
+
+def _check_depth(depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _checked(item: Any) -> Any:
+    """A part or a model that does not contradict itself; its tensors may be :class:`BufferSpec`."""
+    if fault := _part_fault(item) if isinstance(item, Part) else _model_fault(*item):
+        raise FrameError(fault)
+    return item
 
 
 def _is_vector(item: Any) -> bool:

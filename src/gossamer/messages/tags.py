@@ -141,7 +141,7 @@ class Traffic:
     messages_late: int = 0  # came in after this node went on without them (gather), or had ended
     messages_superseded: int = 0  # came in and gave way to a newer one (drain)
     messages_taken: int = 0  # came in and were taken by this node's algorithm
-    messages_refused: int = 0  # came in and were malformed, or of a peer that had sent such a message
+    messages_refused: int = 0  # came in and were malformed
 
 
 class Sending(ABC):

@@ -49,7 +49,7 @@ _AT_START = "services that join at 0 s (the experiment's faults let nodes leave 
 class Bridge(BaseModel):
     """A bridge between links."""
 
-    name: str = Field(min_length=1)
+    name: str
 
 
 class Service(Bridge):

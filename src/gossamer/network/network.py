@@ -1,9 +1,7 @@
 """Networks: what links do to a message. This is the description; an engine carries it out.
 
-A network is a set of links, each with a rate, and a path for each pair of nodes: the links that a message crosses, the
-latency of its first bit, and the probability that it is lost. Link r is the uplink of node r, link n + r its downlink;
-links from 2 n on lie between them. All of it may change with time. The networks in this file are limited by the nodes' own
-links only.
+A network is a set of links, each with a rate, and a path for each pair of nodes. Link r is the uplink of node r, link n + r
+its downlink; links from 2 n on lie between them. All of it may change with time.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class Path:
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:
     """Seconds from the departure of a message's first bit to its arrival; None if the message is lost, or has no path.
 
-    The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages.
-    Nothing is drawn for a path without loss and jitter."""
+    The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -61,10 +58,8 @@ def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> floa
 
 
 class Conditions(ABC):
-    """The state of a network between two changes.
-
-    Attributes:
-        rates: bytes per second of every link, float64 [links]; ``math.inf`` is unlimited."""
+    """The state of a network between two changes; ``rates`` are bytes per second of every link (``math.inf`` is
+    unlimited)."""
 
     rates: Float[np.ndarray, " links"]
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,24 +23,10 @@ from gossamer.errors import BadInput
 from gossamer.messages import decode, describe, encode, raw
 from gossamer.messages.tags import Message, Model, Payload
 
-VERSION = "3"
+VERSION = "4"
 """Of the file format; a file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"
-_BYTES = frozenset({torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
-"""Dtypes that safetensors has no name for; they are written as bytes."""
-_UNREADABLE = (
-    OSError,
-    SafetensorError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-)
-
 Place = Callable[[Tensor], Tensor]
 """Moves a tensor that was read to where its node keeps such tensors."""
 
@@ -80,25 +65,25 @@ class Checkpoint:
     def of(sections: Mapping[str, Payload]) -> Checkpoint:
         """The checkpoint that has these :meth:`sections`; LookupError, TypeError, ValueError or AttributeError for others."""
 
-        def numbered(name: str) -> list[Payload]:
-            return [section for each, section in sections.items() if each.startswith(f"{name}-")]
+        def messages(name: str) -> list[Message]:
+            found = [section for each, section in sections.items() if each.startswith(f"{name}-")]
+            return [
+                Message(int(source), tuple(tag), payload, float(sent_at), number=int(number))
+                for source, tag, sent_at, number, payload in found
+            ]
 
         return Checkpoint(
             **sections["node"],
             model=Model(*sections["model"]),
             optimizer=sections["optimizer"],
             state=sections["state"],
-            unread=[_message(*fields) for fields in numbered("unread")],
-            arriving=[_message(*fields) for fields in numbered("arriving")],
+            unread=messages("unread"),
+            arriving=messages("arriving"),
         )
 
 
 def _fields(message: Message) -> Payload:
     return [message.source, list(message.tag), message.sent_at, message.number, message.payload]
-
-
-def _message(source: int, tag: Sequence[str | int], sent_at: float, number: int, payload: Payload) -> Message:
-    return Message(int(source), tuple(tag), payload, float(sent_at), number=int(number))
 
 
 # --- the file
@@ -122,8 +107,7 @@ def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> No
     for name, each in encoded.items():
         for k, buffer in enumerate(each.buffers):
             crc = zlib.crc32(raw(buffer), crc)
-            copy = buffer.clone()  # safetensors refuses tensors that share memory
-            tensors[f"{name}.{k}"] = copy.reshape(-1).view(torch.uint8) if copy.dtype in _BYTES else copy
+            tensors[f"{name}.{k}"] = buffer.clone()  # safetensors refuses tensors that share memory
     save_file(tensors, path, {**metadata, "crc32": f"{crc:08x}"})
 
 
@@ -133,7 +117,7 @@ def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = Non
     files.checked(path, files.MOST_ROWS_BYTES, path.parent, "a checkpoint")
     try:
         return _read(path, identity, place or (lambda tensor: tensor))
-    except _UNREADABLE as error:
+    except Exception as error:  # noqa: BLE001 - of any kind: the bytes may be anything
         why = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
@@ -152,12 +136,10 @@ def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
         for name, text in json.loads(metadata["structures"]).items():
             structure = base64.b64decode(text, validate=True)
             buffers = []
-            for k, spec in enumerate(describe(structure)):
+            for k in range(len(describe(structure))):
                 # A copy is aligned, on which bits depend; the file's own memory is not, and would stay mapped.
                 tensor = file.get_tensor(f"{name}.{k}").clone()
                 found = zlib.crc32(raw(tensor), found)
-                if spec.dtype in _BYTES:
-                    tensor = tensor.view(spec.dtype).reshape(spec.shape)
                 buffers.append(place(tensor))
             sections[name] = decode(structure, buffers)
     if found != crc:

@@ -11,10 +11,9 @@ tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,12 +22,11 @@ from torch import Tensor
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as_tag
 
 Form = tuple[Any, ...]
-"""The kind of a payload, and what is known of its items."""
+"""The kind of a payload, and what is known of its items; readable as it is."""
 Prefix = tuple[str | int, ...]
 MOST_SHAPES, MOST_FORMS = 1024, 16
 """The shapes of tags (with any number for all numbers) that are remembered; and the forms under one of them, above which a
 node takes all."""
-_WIDE = {torch.float32, torch.float64}
 _SEEN = "_gossamer_finite"  # an attribute of tensors whose values are finite: their version then
 
 
@@ -82,7 +80,8 @@ class Expectations:
 
     def fault(self, message: Message) -> str | None:
         """What is wrong with a decoded message, in words; None for a message that is as expected."""
-        known = self._sent.get(_shape(message.tag))
+        shape = _shape(message.tag)
+        known = self._sent.get(shape)
         if message.form and known and not self._declared and message.form[0] in known:
             return None  # as almost all are
         if not message.form:
@@ -90,14 +89,14 @@ class Expectations:
                 message.form.append(self._form(message.payload))
             except ValueError as error:
                 return str(error)
-        [form], shape = message.form, _shape(message.tag)
+        form = message.form[0]
         if self._declared:
             for length in range(len(shape), -1, -1):
                 if (declared := self._declared.get(shape[:length])) is not None:
                     return _breach(declared, message, form)
-        if not known or form in known or len(known) > MOST_FORMS:
+        if not known or len(known) > MOST_FORMS:
             return None
-        return None if any(_fits(form, each, parts=self._encoded) for each in known) else _unlike(form, known)
+        return _unlike(form, known, parts=self._encoded)
 
     def _form(self, payload: Payload) -> Form:
         """The form of a payload; ValueError for values that are not finite, or of kinds that can't be sent."""
@@ -105,50 +104,47 @@ class Expectations:
         if kind is Model:
             parameters, buffers = payload
             if type(parameters) is Coded and self._encoded:  # the node's own: it was encoded by node.compress
-                return "model", torch.float32, self._size, _checked(buffers).numel(), True
+                return "model", torch.float32, self._size, _checked(buffers).numel(), "part"
             if type(parameters) is Part:
                 vector = _checked(parameters.values)
-                return "model", vector.dtype, parameters.size, _checked(buffers).numel(), True
+                return "model", vector.dtype, parameters.size, _checked(buffers).numel(), "part"
             vector = _checked(parameters)
-            return "model", vector.dtype, vector.numel(), _checked(buffers).numel(), False
-        if (form := _SCALARS.get(kind)) is not None:
-            if kind is float and not math.isfinite(payload):
-                raise ValueError(f"the value {payload!r}; accepted: finite ones")
-            return form
+            return "model", vector.dtype, vector.numel(), _checked(buffers).numel(), "whole"
+        if kind is float and not math.isfinite(payload):
+            raise ValueError(f"the value {payload!r}; accepted: finite ones")
+        if kind in _SCALARS:
+            return (_SCALARS[kind],)
         if kind is dict:
-            items = [(key, self._form(item)) for key, item in payload.items()]
-            named = sorted((item for item in items if type(item[0]) is str), key=itemgetter(0))
-            return "dict", tuple(named), tuple({form: None for key, form in items if type(key) is not str})
+            items = {key: self._form(item) for key, item in payload.items()}
+            if all(type(key) is str for key in items):
+                return "dict", tuple(sorted(items.items()))
+            return "numbered", tuple(dict.fromkeys(items.values()))
         if isinstance(payload, Tensor):
-            _checked(payload)
-            return "tensor", payload.dtype, tuple(payload.shape)
+            return "tensor", _checked(payload).dtype, tuple(payload.shape)
         if isinstance(payload, list | tuple):
-            forms = [self._form(item) for item in payload]
-            alike = all(form == forms[0] for form in forms)
-            return "list", tuple(forms[:1] if alike else forms)
+            forms = tuple(self._form(item) for item in payload)
+            return "list", forms[:1] if len(set(forms)) == 1 else forms
         if isinstance(payload, Part):
             return "part", _checked(payload.values).dtype, payload.size
         if isinstance(payload, Undecodable):
             raise ValueError(payload.reason)
-        for (
-            base,
-            form,
-        ) in _SCALARS.items():  # such as an enumeration's member, which travels as what it is derived from
-            if isinstance(payload, base):
-                return form
+        for base, name in _SCALARS.items():
+            if isinstance(
+                payload, base
+            ):  # such as an enumeration's member, which travels as what it is derived from
+                return (name,)
         raise ValueError(f"a {kind.__name__}, which no codec of this experiment has made")
 
 
-_NUMBER: Form = ("number",)
-_SCALARS: dict[type, Form] = {
-    bool: _NUMBER,
-    int: _NUMBER,
-    float: _NUMBER,
-    str: ("text",),
-    bytes: ("bytes",),
-    type(None): ("nothing",),
+_SCALARS: dict[type, str] = {
+    bool: "number",
+    int: "number",
+    float: "number",
+    str: "text",
+    bytes: "bytes",
+    type(None): "nothing",
 }
-_SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", (), ()))
+_SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
 """Forms of what a node may send in place of anything else."""
 
 
@@ -156,20 +152,17 @@ def finite(vector: Tensor) -> bool:
     """Whether all values of a tensor are finite; integers are. One pass, once for each version of a tensor."""
     if getattr(vector, _SEEN, None) == vector._version:
         return True
-    if vector.dtype not in _WIDE:
-        if not (vector.dtype.is_floating_point or vector.dtype.is_complex):
-            return True
-        wide = torch.complex128 if vector.dtype.is_complex else torch.float32
-        return finite(
-            torch.view_as_real(vector.to(wide).resolve_conj()) if wide.is_complex else vector.to(wide)
-        )
-    if vector.layout is not torch.strided or vector.is_meta:
-        return True  # it can't be sent
+    if not vector.dtype.is_floating_point or vector.layout is not torch.strided or vector.is_meta:
+        return True  # the last two can't be sent
     # A sum is finite only if its terms are; finite terms may have an infinite sum.
-    if not (math.isfinite(vector.sum().item()) or vector.isfinite().all().item()):
+    if not (math.isfinite(vector.sum(dtype=_wide(vector)).item()) or vector.isfinite().all().item()):
         return False
     setattr(vector, _SEEN, vector._version)
     return True
+
+
+def _wide(vector: Tensor) -> torch.dtype:
+    return torch.float64 if vector.dtype is torch.float64 else torch.float32
 
 
 def _checked(vector: Any) -> Tensor:
@@ -188,14 +181,20 @@ def _shape(tag: Prefix) -> tuple[Any, ...]:
 
 def _breach(declared: Declared, message: Message, form: Form) -> str | None:
     """What an algorithm finds wrong with a message."""
-    forms = declared.forms
-    if forms and not any(_fits(form, each, parts=declared.parts) for each in forms):
-        return _unlike(form, forms)
+    if declared.forms and (fault := _unlike(form, declared.forms, parts=declared.parts)) is not None:
+        return fault
     try:
         refused = declared.check is not None and declared.check(message) is False
     except Exception as error:  # noqa: BLE001 - of any kind: the payload is a stranger's
         return " ".join(str(error).split()) or type(error).__name__
     return "values that the algorithm does not accept" if refused else None
+
+
+def _unlike(form: Form, accepted: Sequence[Form], *, parts: bool) -> str | None:
+    """What is wrong with a form that fits none of those that are accepted."""
+    if any(_fits(form, each, parts=parts) for each in accepted):
+        return None
+    return f"{_said(form)}; accepted: {', or '.join(map(_said, accepted))}"
 
 
 def _fits(theirs: Form, own: Form, *, parts: bool) -> bool:
@@ -205,42 +204,34 @@ def _fits(theirs: Form, own: Form, *, parts: bool) -> bool:
         return True
     if theirs[0] != own[0]:
         return False
-    if own[0] == "model":
-        return theirs[1:-1] == own[1:-1] and (parts or own[-1] or not theirs[-1])
-    if own[0] == "list":
-        items = own[1] * len(theirs[1]) if len(own[1]) == 1 else own[1]
-        alike = len(items) == len(theirs[1])
-        return not items or (
-            alike and all(_fits(*each, parts=parts) for each in zip(theirs[1], items, strict=True))
-        )
-    if own[0] == "dict":
-        named, numbered = dict(own[1]), own[2]
-        return own in _SAYS_NOTHING or (
-            named.keys() == dict(theirs[1]).keys()
-            and all(_fits(form, named[key], parts=parts) for key, form in theirs[1])
-            and all(
-                not numbered or any(_fits(form, each, parts=parts) for each in numbered) for form in theirs[2]
+    match own[0]:
+        case "model":
+            return theirs[1:-1] == own[1:-1] and (parts or theirs[-1] == "whole" or own[-1] == "part")
+        case "list":
+            items = own[1] * len(theirs[1]) if len(own[1]) == 1 else own[1]
+            return not items or _all_fit(theirs[1], items, parts=parts)
+        case "dict":
+            forms, expected = dict(theirs[1]), dict(own[1])
+            return not expected or (
+                forms.keys() == expected.keys()
+                and _all_fit([*forms.values()], [*expected.values()], parts=parts)
             )
-        )
+        case "numbered":
+            return all(any(_fits(each, one, parts=parts) for one in own[1]) for each in theirs[1])
     return False
 
 
-def _unlike(form: Form, accepted: Any) -> str:
-    return f"{_said(form)}; accepted: {', or '.join(map(_said, accepted))}"
+def _all_fit(theirs: Sequence[Form], own: Sequence[Form], *, parts: bool) -> bool:
+    return len(theirs) == len(own) and all(
+        _fits(form, expected, parts=parts) for form, expected in zip(theirs, own, strict=True)
+    )
 
 
 def _said(form: Form) -> str:
     """A form in words."""
     match form:
-        case "model", dtype, length, buffers, is_part:
-            and_buffers = f" and {buffers} buffers" if buffers else ""
-            return f"a model of {length} parameters{and_buffers} ({dtype}{', a part' if is_part else ''})"
-        case "tensor", dtype, shape:
-            return f"a tensor {dtype} {tuple(shape)}"
-        case "part", dtype, size:
-            return f"a part of a vector {dtype} ({size},)"
-        case "list", forms:
-            return f"a list of {', '.join(map(_said, forms)) or 'nothing'}"
-        case "dict", named, _:
-            return f"a dict of {', '.join(f'{key!r} ({_said(each)})' for key, each in named) or 'numbers'}"
-    return str(form[0])
+        case "model", dtype, length, buffers, kind:
+            return f"a model of {length} parameters and {buffers} buffers ({dtype}, {kind})"
+        case "list" | "dict" | "numbered" as kind, items:
+            return f"a {kind} of {', '.join(str(each) for each in items) or 'nothing'}"
+    return " ".join(map(str, form))

@@ -15,15 +15,12 @@ from torch import Tensor
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
-from gossamer.learning.mixing import Step
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
-REFUSED = ("~refused",)
-"""The tag by which a node tells a peer that it takes no messages of it, so that the peer does not wait for an answer."""
 
 
 class PeerLost(PeerFailure):
@@ -55,12 +52,11 @@ class _Waiter:
         prefix: Prefix,
         sources: set[int] | None,
         timeout: float | None,
-        wanted: int = 1,
         *,
         exact: bool = False,
     ) -> None:
         self._mailbox, self._timeout = mailbox, timeout
-        self.prefix, self.sources, self.wanted = prefix, sources, wanted
+        self.prefix, self.sources, self.wanted = prefix, sources, 1
         self.length = len(prefix) + exact  # parts of a tag that are compared
         self.seen: set[int] = set()
         self.expired = False
@@ -72,9 +68,8 @@ class _Waiter:
         mailbox.waiters.append(self)
         if mailbox.presence is not None and self.sources:
             mailbox.presence.watch(mailbox.rank, self, self.sources)
-        self.recount()
         if self._timeout is not None:
-            self._timer = self._mailbox.host.timer(self._timeout, self._expire)
+            self._timer = mailbox.host.timer(self._timeout, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,11 +83,6 @@ class _Waiter:
     def fits(self, message: Message) -> bool:
         sources = self.sources
         return (sources is None or message.source in sources) and message.tag[: self.length] == self.prefix
-
-    def recount(self) -> None:
-        """Count again, after another task took messages."""
-        messages = self._mailbox.messages
-        self.seen = {message.source for message in messages if self.fits(message)} if messages else set()
 
     def wake(self) -> None:
         if self._future is not None and not self._future.done():
@@ -110,8 +100,8 @@ class _Waiter:
     def __str__(self) -> str:
         shown = self.prefix[0] if len(self.prefix) == 1 else self.prefix
         tag = f"tag {shown!r}" if self.prefix else "any message"
-        waiting = sorted(self.sources - self.seen) if self.sources is not None else None
-        return f"{tag} from {'anyone' if waiting is None else f'ranks {waiting}'}"
+        waiting = "anyone" if self.sources is None else f"ranks {sorted(self.sources - self.seen)}"
+        return f"{tag} from {waiting}"
 
 
 class _Decoding:
@@ -138,46 +128,30 @@ class Mailbox:
         presence: says so in place of ``first``, in a simulation with faults.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
-        tolerates_malformed: whether the node goes on if a peer's message is malformed.
-        retired: whether nobody takes messages any more.
-        refused: ranks that count as dead here, because they have sent a malformed message."""
+        drops_malformed: whether the node goes on if a peer's message is malformed.
+        retired: whether nobody takes messages any more."""
 
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
         gather = setup.experiment.gather
         self.rank, self._lost_peer = rank, gather.lost_peer
-        self.tolerates_malformed = gather.malformed == "drop" or (
-            gather.malformed == "lose_peer" and gather.lost_peer != "fail"
-        )
-        self._loses_peers = gather.malformed == "lose_peer" and gather.lost_peer != "fail"
+        self.drops_malformed = gather.malformed == "drop"
         self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.presence = host.presence
         self.coder: Coder | None = None
-        self.refused: set[int] = set()
-        self._refused_by: set[int] = set()  # ranks that take no messages of this node
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
         self.retired = False
-        self._taken = 0  # messages so far
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
 
     # --- delivery
 
     def deliver(self, message: Message) -> None:
-        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late, or of a refused peer."""
-        if self.refused and message.source in self.refused:
-            self.host.counters.messages_refused += 1
-            return
-        if message.payload is None and message.tag == REFUSED and self._loses_peers:
-            self._refused_by.add(message.source)
-            if self.presence is not None:
-                self.presence.remember(self.rank, (message.source,))
-            self.wake_all()
-            return
+        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late."""
         if (self._late or self.retired) and self._is_late(message):
             self.late(1)
             return
@@ -192,8 +166,8 @@ class Mailbox:
 
     def _is_late(self, message: Message) -> bool:
         # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
-        source, tag = message.source, message.tag
-        for key in ((source, tag[:length]) for length in range(len(tag) + 1)):
+        for length in range(len(message.tag) + 1):
+            key = message.source, message.tag[:length]
             if key in self._late:
                 self._late[key] -= 1
                 if not self._late[key]:
@@ -207,13 +181,11 @@ class Mailbox:
     def retire(self) -> None:
         """No task will take a message any more: drop all that are here, and all that come."""
         self.retired = True
-        messages, self.messages = self.messages, []
-        self.late(len(messages))
+        self.late(len(self.messages))
+        self.messages = []
 
     def forget_late(self, sources: Set[int]) -> None:
-        """Some sources were restarted: expect no late messages of them, and accept new ones."""
-        self.refused -= sources
-        self._refused_by -= sources
+        """Some sources were restarted: expect no late messages of them."""
         self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
 
     def first_round(self, rank: int) -> int:
@@ -227,38 +199,23 @@ class Mailbox:
     # --- malformed messages
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
-        """A peer has sent a malformed message under a tag: drop it, and treat the peer as ``gather.malformed`` says;
-        MalformedMessage if that ends the run."""
+        """A peer has sent a malformed message, which was dropped; MalformedMessage if that ends the run."""
         self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
         shown = tag[0] if len(tag) == 1 else tag
         text = f"node {self.rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
-        if not self.tolerates_malformed:
-            raise MalformedMessage(
-                f"{text}; gather.malformed and gather.lost_peer say how a run goes on without such a peer"
-            )
-        if self._loses_peers:
-            self.refused.add(source)
-            if self.presence is not None:
-                self.presence.remember(self.rank, (source,))
-            left = [message for message in self.messages if message.source != source]
-            self.host.counters.messages_refused += len(self.messages) - len(left)
-            self.messages = left
-            self.wake_all()
-            self.host.send((source,), None, REFUSED)
+        if not self.drops_malformed:
+            raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
-        """Those of some decoded messages that are as the node expects. The senders of the others are refused."""
+        """Those of some decoded messages that are as the node expects; the others are refused."""
         admitted, fault_of = [], self.expectations.fault
         for message in messages:
-            if message.source in self.refused:
-                continue
             if (fault := fault_of(message)) is None:
                 admitted.append(message)
             else:
-                self.messages = [each for each in self.messages if each is not message]
                 self.refuse(message.source, message.tag, fault)
         return admitted
 
@@ -275,25 +232,31 @@ class Mailbox:
     ) -> Message:
         """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`. With ``exact``, its tag is
         the prefix and nothing more."""
+        until = None if timeout is None else self.host.now() + timeout
+        while True:
+            left = None if until is None else max(until - self.host.now(), 0.0)
+            message = self._opened(await self.take(prefix, source, left, exact=exact))
+            if self._admitted((message,)):
+                if keep_as is None:
+                    self._took((message,))
+                else:
+                    self.deliver(replace(message, tag=keep_as))
+                return message
+
+    async def take(
+        self, prefix: Prefix, source: int | None, timeout: float | None, *, exact: bool = False
+    ) -> Message:
+        """As :meth:`receive`, of a message as it came: neither decoded, nor compared with what is expected, nor counted."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
-            while True:
-                if (message := next(filter(waiter.fits, self.messages), None)) is not None:
-                    self.messages.remove(message)
-                    self._taken += 1
-                    if self._admitted([opened := self._opened(message)]):
-                        break
-                    continue
+            while (message := next(filter(waiter.fits, self.messages), None)) is None:
                 if waiter.expired:
                     raise TimeoutError(f"node {self.rank}: {waiter} did not come within {timeout} s")
-                if source in self.host.lost or source in self.refused:
+                if source in self.host.lost:
                     raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.woken()
-            if keep_as is None:
-                self._took((message,))
-            else:
-                self.deliver(replace(opened, tag=keep_as))
-            return opened
+            self.messages.remove(message)
+            return message
 
     def take_all(
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
@@ -305,7 +268,6 @@ class Mailbox:
             fits = (source is None or message.source == source) and matches(prefix, message.tag)
             (taken if fits and (only is None or only(message)) else left).append(message)
         self.messages = left
-        self._taken += len(taken)
         return taken
 
     def drain(
@@ -317,15 +279,12 @@ class Mailbox:
         only: Callable[[Message], bool] | None = None,
     ) -> list[Message]:
         """Take every message that fits (and is one of ``only`` these); see :meth:`Node.drain`."""
-        taken = self.take_all(prefix, source, only)
-        if self.coder is not None:  # superseded ones too: a codec may need to see each message of a sender
-            taken = [self._opened(message) for message in taken]
+        # Superseded ones are decoded too: a codec may need to see each message of a sender.
+        taken = [self._opened(message) for message in self.take_all(prefix, source, only)]
         if newest:
             last = {(message.source, message.tag): message for message in taken}
             self.host.counters.messages_superseded += len(taken) - len(last)
             taken = [message for message in taken if last[message.source, message.tag] is message]
-        if self.coder is None:
-            taken = [self._opened(message) for message in taken]
         taken = self._admitted(taken)
         self._took(taken)
         return taken
@@ -337,50 +296,32 @@ class Mailbox:
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
         away: set[int] = set()  # ranks not to wait for, though they may come back meanwhile
         malformed: set[int] = set()  # ranks whose message was dropped
-        with _Waiter(self, prefix, wanted, timeout, enough) as waiter:
-            taken_before = self._taken
+        with _Waiter(self, prefix, wanted, timeout) as waiter:
             while True:
-                if (
-                    self.presence is not None
-                    or self.host.lost
-                    or self.first
-                    or self.refused
-                    or self._refused_by
-                ):
+                taken, left = self._oldest(wanted - malformed if malformed else wanted, prefix)
+                waiter.seen = set(taken)
+                if self.presence is not None or self.host.lost or self.first:
                     away |= self._away(wanted - waiter.seen, waiter)
-                if away:
-                    enough = waiter.wanted = min(enough, len(wanted) - len(away))
-                if waiter.expired or len(waiter.seen - away if away else waiter.seen) >= enough:
-                    there = wanted - malformed if malformed else wanted
-                    if self.coder is not None:
-                        await self._decode(self.coder, list(self._oldest(there, prefix)[0].values()))
-                    oldest, left = self._oldest(there, prefix)
-                    # Messages that came in meanwhile are decoded here.
-                    taken = {rank: self._opened(message) for rank, message in oldest.items()}
-                    if self.coder is not None:
-                        self._replace(oldest.values(), taken.values())
-                    admitted = self._admitted(taken.values())
-                    if len(admitted) == len(taken):
-                        break
-                    refused = taken.keys() - {message.source for message in admitted}
-                    malformed |= refused
-                    away |= refused
-                    waiter.recount()
+                not_awaited = away | malformed
+                waiter.wanted = min(enough, len(wanted) - len(not_awaited))
+                if not (waiter.expired or len(waiter.seen - not_awaited) >= waiter.wanted):
+                    await waiter.woken()
                     continue
-                await waiter.woken()
-                if self._taken != taken_before:
-                    taken_before = self._taken
-                    waiter.recount()
-        self.messages = left
-        self._taken += len(taken)
+                self.messages = left
+                opened = await self._decoded(list(taken.values()))
+                admitted = self._admitted(opened)
+                if len(admitted) == len(opened):
+                    break
+                malformed |= taken.keys() - {message.source for message in admitted}
+                self.messages = [*admitted, *self.messages]
         missing: set[int] = set()
-        if len(taken) < len(wanted):
+        if len(admitted) < len(wanted):
             missing = wanted - taken.keys()
             self._late.update((rank, prefix) for rank in missing - malformed)
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
-        self._took(taken.values())
-        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+        self._took(admitted)
+        return Inbox({message.source: message.payload for message in admitted}, missing)
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
         """The oldest message of each of some ranks under a tag, and all others."""
@@ -395,18 +336,20 @@ class Mailbox:
                 left.append(message)
         return taken, left
 
-    async def _decode(self, coder: Coder, messages: Sequence[Message]) -> None:
-        """Decode messages ahead of taking them, which an engine can do for many nodes at once."""
-
-        def prepare() -> Step:
-            return _Decoding(self._opened, messages, coder.node.parameters)
-
-        await self.host.mix(prepare, lambda opened: self._replace(messages, opened), read=False)
-
-    def _replace(self, messages: Iterable[Message], opened: Iterable[Message]) -> None:
-        """Keep messages that are here in their decoded form."""
-        new = dict(zip(map(id, messages), opened, strict=True))
-        self.messages = [new.get(id(message), message) for message in self.messages]
+    async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages that were taken out, decoded: by the engine, which can do it for many nodes at once. They are put back
+        if the task is cancelled meanwhile."""
+        if self.coder is None:
+            return [self._opened(message) for message in messages]
+        node = self.coder.node
+        try:
+            decoded: list[Message] = await self.host.mix(
+                lambda: _Decoding(self._opened, messages, node.parameters), lambda opened: opened, read=False
+            )
+        except asyncio.CancelledError:
+            self.messages = [*messages, *self.messages]
+            raise
+        return decoded
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
@@ -445,7 +388,6 @@ class Mailbox:
         if self.first_round(self.rank) > round:
             return awaited
         away = {rank for rank in awaited if self.first_round(rank) > round}
-        away |= awaited & (self.refused | self._refused_by)
         return away if self._lost_peer == "wait" else away | lost
 
     # --- checkpoints
@@ -453,8 +395,7 @@ class Mailbox:
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes, in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
-        refused = [sorted(self.refused), sorted(self._refused_by)]
-        return {"late": late, "ages": list(self._ages), "refused": refused}
+        return {"late": late, "ages": list(self._ages)}
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
         """Take the saved form of the messages here that their sources sent before they were saved themselves; ``sent`` says
@@ -470,9 +411,7 @@ class Mailbox:
         """Continue with saved values; for a node that has received nothing yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
-        self.refused, self._refused_by = map(set, saved.get("refused", ((), ())))
         if self.presence is not None:
-            late = {source for source, _ in self._late}
-            self.presence.remember(self.rank, late | self.refused | self._refused_by)
+            self.presence.remember(self.rank, {source for source, _ in self._late})
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest

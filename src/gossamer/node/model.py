@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gossamer.errors import own_line
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, EvaluateJob
 from gossamer.learning.optimizer import State
@@ -24,31 +22,22 @@ from gossamer.randomness import torch_seed
 class Snapshot:
     """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, but
     for those through ``.data`` and ``.numpy()``, so they are noticed: RuntimeError where the vector is next read or
-    replaced. ``vector`` is for comparisons; :meth:`read` gives it for use, and :meth:`lend` to the author."""
+    replaced. ``vector`` is for comparisons; :meth:`read` gives it for use."""
 
-    __slots__ = ("_lent", "_name", "_rank", "_version", "vector", "writes")
+    __slots__ = ("_name", "_rank", "_version", "vector", "writes")
 
     def __init__(self, rank: int, name: str, vector: Tensor) -> None:
         self._rank, self._name = rank, name
         self.vector, self._version, self.writes = vector, vector._version, 0
-        self._lent: tuple[CodeType, int] | None = None  # the code that last asked for it, and the place in it
 
     def read(self) -> Tensor:
         """The newest vector, whose values may not be written yet."""
         if self.vector._version != self._version:
-            asked = "" if self._lent is None else own_line(*self._lent)
             raise RuntimeError(
-                f"node {self._rank}: its {self._name} were modified in place{asked and f' after {asked} read them'}, by this"
-                " node or by a receiver of them; snapshots are immutable: compute a new vector and assign it"
-                f" (node.{self._name} = v)"
+                f"node {self._rank}: its {self._name} were modified in place, by this node or by a receiver of them;"
+                f" snapshots are immutable: compute a new vector and assign it (node.{self._name} = v)"
             )
         return self.vector
-
-    def lend(self, reader: FrameType) -> Tensor:
-        """As :meth:`read`, for the code in a frame, which an error will name."""
-        vector = self.read()
-        self._lent = reader.f_code, reader.f_lasti
-        return vector
 
     def write(self, vector: Tensor) -> None:
         """Replace the vector."""
@@ -74,7 +63,6 @@ class OwnModel:
         self._samples = setup.parts[rank]
         self.parameters = Snapshot(rank, "parameters", host.store(initial.parameters))
         self.buffers = Snapshot(rank, "buffers", initial.buffers.clone())
-        self._has_buffers = setup.layout.buffer_size > 0
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []
@@ -91,8 +79,7 @@ class OwnModel:
         """RuntimeError if the author has modified the model in place. The node's calls that wait begin with it: whatever
         shares these vectors runs while it waits."""
         self.parameters.read()
-        if self._has_buffers:
-            self.buffers.read()
+        self.buffers.read()
 
     async def train(self, first: int, steps: int, lr: float) -> float:
         """Take local steps from the current model, numbered from ``first``; gives their mean loss."""

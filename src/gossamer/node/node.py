@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -22,18 +19,16 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
-from gossamer.node.unsaved import UnsavedLocals
 from gossamer.randomness import SHARED, generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
-from gossamer.topology.cyclon import TAG as SAMPLER
 
 if TYPE_CHECKING:
     from gossamer.node.runtime import NodeRuntime
 
 T = TypeVar("T")
 
-_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)  # what a row may hold
+_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping, type(None))
 
 
 class Node:
@@ -75,7 +70,9 @@ class Node:
     @property
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
-        return self._lent(sys._getframe(1))
+        snapshot = self._own.parameters.read()
+        self._host.settle(snapshot)
+        return snapshot
 
     @parameters.setter
     def parameters(self, v: Float[Tensor, " params"]) -> None:
@@ -85,7 +82,7 @@ class Node:
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
-        return self._own.buffers.lend(sys._getframe(1))
+        return self._own.buffers.read()
 
     @buffers.setter
     def buffers(self, v: Float[Tensor, " buffers"]) -> None:
@@ -96,8 +93,7 @@ class Node:
     def model(self) -> Model:
         """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
         parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
-        reader = sys._getframe(1)
-        return Model(self._lent(reader), self._own.buffers.lend(reader))
+        return Model(self.parameters, self._own.buffers.read())
 
     @model.setter
     def model(self, model: Model) -> None:
@@ -106,11 +102,6 @@ class Node:
         self.parameters = model.parameters
         if self._has_buffers or len(model.buffers):
             self.buffers = model.buffers
-
-    def _lent(self, reader: FrameType) -> Float[Tensor, " params"]:
-        snapshot = self._own.parameters.lend(reader)
-        self._host.settle(snapshot)
-        return snapshot
 
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
@@ -123,8 +114,8 @@ class Node:
         """Take mini-batch steps from the parameters as they are at the call; gives the mean training loss over the steps.
 
         The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is
-        added as the update ``result - snapshot``. A node computes one thing at a time, first come first served. Cancelled,
-        nothing of it is applied; the step counter has advanced."""
+        added as the update ``result - snapshot``. A node computes one thing at a time, first come first served. A cancelled
+        call applies nothing, but the step counter has advanced."""
         first = self.step
         self.step += steps
         return await self._own.train(first, steps, self.lr)
@@ -252,9 +243,9 @@ class Node:
         """Queue a message, first in first out per node; the payload is fixed at the call.
 
         Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; ``done()``
-        says whether it is; ``cancel()`` takes the message back. To a peer known dead it returns at once and the message
-        is counted as lost. If encoding takes time (``steps_per_encoding`` of the compute profile), the message is queued when
-        it is done, and later messages and computations of this node wait for it.
+        says whether it is; ``cancel()`` takes the message back. A message to a peer known dead is counted as lost. Where
+        encoding takes time (``steps_per_encoding`` of the compute profile), the message is queued afterwards, and later
+        messages and computations of this node wait for it.
 
         Args:
             to: the receiver's rank.
@@ -274,12 +265,9 @@ class Node:
         """``send`` the same payload to several ranks, in ascending order. It is encoded once."""
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
-            wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
             accepted = f"0 to {self.size - 1}, except its own rank"
-            raise ValueError(f"node {self.rank}: send to rank {wrong}; accepted: {accepted}")
+            raise ValueError(f"node {self.rank}: send to ranks {ranks}; accepted: {accepted}")
         name = as_tag(tag)
-        if self._sampler is not None and name[:1] == (SAMPLER,):
-            raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
         runtime = self._runtime
         if (
             not runtime.expectations.sent(name, payload)
@@ -297,16 +285,24 @@ class Node:
         return self._send(ranks, payload, name)
 
     def _send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
-        """Send a payload that is encoded; wrappers may change it."""
+        """Send a payload that is encoded; wrappers may change it for each receiver."""
         runtime, own = self._runtime, self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
         if payload is not own and not (
             type(payload) is Model and payload.parameters is own and not self._has_buffers
         ):
             payload = freeze(payload, self._host.is_stored)
-        if runtime.outgoing:
-            return self._send_wrapped(ranks, payload, name)
-        return self._outbox.send(ranks, payload, name)
+        if not runtime.outgoing:
+            return self._outbox.send(ranks, payload, name)
+        sendings: list[Sending] = []
+        for rank in ranks:
+            changed = payload
+            for wrapper in runtime.outgoing:
+                changed = wrapper.outgoing(self, rank, changed, name)
+            if changed is not payload:
+                changed = freeze(changed, self._host.is_stored)
+            sendings += self._outbox.send((rank,), changed, name)
+        return sendings
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
         """Encode a difference of models or a piece of a model by the experiment's codec, without sending it; for an algorithm
@@ -320,30 +316,12 @@ class Node:
             ``v``."""
         algorithm = self._setup.experiment.algorithm
         if not (algorithm.sends_differences or algorithm.sends_pieces()):
-            raise ValueError(
-                "node.compress: for an algorithm with sends_differences = True, or with sends_pieces()"
-            )
+            raise ValueError("node.compress: accepted with sends_differences = True, or with sends_pieces()")
         self._check_vector(v, "compress", len(v) if algorithm.sends_pieces() else self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v
         sent, found = self._runtime.coder.compress(v)
         return sent, dense(found)
-
-    def _send_wrapped(
-        self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]
-    ) -> list[Sending]:
-        """Let wrappers change the payload for each receiver. Neighbouring ranks that get the same object share it."""
-        changed: dict[int, Payload] = dict.fromkeys(ranks, payload)
-        for rank in ranks:
-            for wrapper in self._runtime.outgoing:
-                changed[rank] = wrapper.outgoing(self, rank, changed[rank], name)
-        sendings: list[Sending] = []
-        for _, group in groupby(ranks, key=lambda rank: id(changed[rank])):
-            receivers = list(group)
-            own = changed[receivers[0]]
-            frozen = own if own is payload else freeze(own, self._host.is_stored)
-            sendings += self._outbox.send(receivers, frozen, name)
-        return sendings
 
     async def receive(
         self,
@@ -392,9 +370,9 @@ class Node:
                 ``gather.timeout_s``.
 
         Returns:
-            Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
-            this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail". A
-            peer whose message is malformed (:meth:`expect`) is treated as ``gather.malformed`` says."""
+            Rank -> payload in rank order; ``.missing`` names the ranks that did not send, or whose message was malformed
+            (:meth:`expect`). What they send later under this tag is counted and dropped. PeerLost if one is dead and the
+            experiment's ``gather.lost_peer`` is "fail"."""
         self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
@@ -406,10 +384,10 @@ class Node:
         check: Callable[[Message], Any] | None = None,
         exact: bool = False,
     ) -> None:
-        """Declare what peers send under tags that begin with ``tag``, in which any number stands for all numbers. A message
-        that is not like that is dropped, and its sender treated as ``gather.malformed`` says. Without a declaration, a node
-        expects under a tag payloads of the forms that it has sent itself: the same kinds, keys, dtypes and shapes. It takes
-        anything under a tag that it has not used. Values that are not finite are always refused.
+        """Declare what peers send under tags that begin with ``tag``, in which any number stands for all numbers. For any
+        other message, ``gather.malformed`` says what happens. Without a declaration, a node expects under a tag payloads of
+        the forms that it has sent itself: the same kinds, keys, dtypes and shapes. It takes anything under a tag that it has
+        not used. Values that are not finite are always refused.
 
         Args:
             tag: a tag or the beginning of one; of several declarations the longest that fits counts.
@@ -499,9 +477,7 @@ class Node:
 
     def _check_graph(self, call: str, instead: str) -> None:
         if self._sampler is not None:
-            name = self._setup.topology.topology.name_of()
-            where = f"node.{call} on the topology {name}, whose graph no node knows"
-            raise ValueError(f"{where}; accepted there: {instead}")
+            raise ValueError(f"node.{call} where neighbours are sampled; accepted there: {instead}")
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -541,9 +517,10 @@ class Node:
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row; TypeError for a value that no record holds."""
         for name, value in values.items():
-            if not isinstance(value, _RECORDED) and value is not None:
+            if not isinstance(value, _RECORDED):
+                found = type(value).__name__
                 raise TypeError(
-                    f"node.record: {name}: got a {type(value).__name__}; accepted: numbers, text, None, lists, mappings"
+                    f"node.record: {name}: got a {found}; accepted: numbers, text, None, lists, mappings"
                 )
             # NumPy's and torch's scalars are recorded as Python numbers.
             self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
@@ -595,22 +572,18 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class AsyncRounds:  # its name says, in the error of a plain for, what it is
+class AsyncRounds:
     """The iterator behind ``Node.rounds``; an async generator would be left to be finalised by a break."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._current: int | None = None
-        saved = node._setup.experiment.checkpoint.on
-        self._unsaved = UnsavedLocals(node) if saved and node.rank == 0 else None
 
     def __aiter__(self) -> AsyncRounds:
         return self
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime
-        if self._unsaved is not None:
-            self._unsaved.look(sys._getframe(1))
         if self._current is not None:
             await node.end_round(self._current)
         runtime.catch_up()

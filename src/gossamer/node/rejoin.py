@@ -2,11 +2,10 @@
 
 The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
 the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
-it. An answer repeats the number of its question, so that a late answer is not taken for that to another question."""
+it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
 from gossamer.node.expectations import finite
+from gossamer.node.mailbox import PeerLost
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -29,9 +29,7 @@ class Hospitality:
 
     def __init__(self, node: NodeRuntime) -> None:
         self._node, self._host = node, node.host
-        self._asked: int | None = None  # the peer that owes an answer
-        self._number = 0  # of the last question
-        self._answer: asyncio.Future[Any] | None = None  # to the open question
+        self._asked: tuple[int, int] | None = None  # the peer that owes an answer, and the question's number
         self._given: dict[int, Sending] = {}  # the last model sent to each rank
 
     def takes(self, message: Message) -> bool:
@@ -45,41 +43,22 @@ class Hospitality:
                 if (before := self._given.get(source)) is not None:
                     before.cancel()
                 self._given[source] = self._send(source, self._node.model, "give", number)
-            case "give", int(number):
-                if (self._asked, self._number) == (source, number):
-                    self._close(message.payload)
-                else:
-                    self._host.counters.messages_late += 1
-            case _:  # it makes no sense, and is nobody's
-                pass
+            case "give", int(number) if self._asked == (source, number):
+                self._node.mailbox.deliver(message)
+            case "give", _:
+                self._host.counters.messages_late += 1
         return True
 
-    async def ask(self, peer: int, timeout_s: float) -> Any:
+    async def ask(self, peer: int, number: int, timeout_s: float) -> Any:
         """What a peer gives as its model; None if nothing came in time, or the peer is dead."""
-        self._number += 1
-        self._answer, self._asked = asyncio.get_running_loop().create_future(), peer
-        self._send(peer, None, "ask", self._number)
-        presence = self._host.presence
-        if presence is not None:
-            presence.watch(self._node.rank, self, (peer,))
-        self.wake()
-        timer = self._host.timer(timeout_s, self._close)
+        self._asked = peer, number
+        self._send(peer, None, "ask", number)
         try:
-            return await self._answer
+            return (await self._node.mailbox.take((_TAG, "give", number), peer, timeout_s)).payload
+        except (TimeoutError, PeerLost):
+            return None
         finally:
-            timer.cancel()
             self._asked = None
-            if presence is not None:
-                presence.unwatch(self, (peer,))
-
-    def wake(self) -> None:
-        """``host.lost`` has grown: these peers answer nothing."""
-        if self._asked in self._host.lost:
-            self._close()
-
-    def _close(self, answer: Any = None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
 
     def _send(self, to: int, payload: Payload, *what: str | int) -> Sending:
         return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
@@ -110,8 +89,9 @@ async def newcomer(
     that fits; it keeps its own without one."""
     if timeout_s is not None:
         assert node.hospitality is not None, "the setup is not hospitable"
-        for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
-            given = await node.hospitality.ask(peer, timeout_s)
+        peers = await node.node.neighbors(direction="in" if node.node.view is None else "out")
+        for number, peer in enumerate(peers, 1):
+            given = await node.hospitality.ask(peer, number, timeout_s)
             if _fits(given, node.model):
                 node.node.model = given
                 break

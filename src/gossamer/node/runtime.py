@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer.codecs.codec import Coder
@@ -17,7 +13,7 @@ from gossamer.messages import freeze, overwrite
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations, finite
-from gossamer.node.mailbox import REFUSED, Mailbox
+from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import Hospitality
@@ -63,10 +59,8 @@ class NodeRuntime:
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
-        self._accept = self.mailbox.deliver if self.secure is None else self._accept_secure
-        self._receive_own = self._deliver_wrapped if self._incoming else self._accept
-        plain = self._sampler is None and self.hospitality is None
-        self.deliver = self._receive_own if plain else self._deliver_sorted
+        special = self._incoming or self._sampler or self.hospitality or self.secure
+        self.deliver = self._deliver if special else self.mailbox.deliver
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
         self._failure: asyncio.Future[BaseException] | None = None
@@ -90,48 +84,27 @@ class NodeRuntime:
 
     # --- messages
 
-    def _deliver_wrapped(self, message: Message) -> None:
-        changed: Message | None = message
-        try:
-            for wrapper in self._incoming:
-                if changed is not None and changed.tag != REFUSED:
-                    changed = wrapper.incoming(self.node, changed)
-        except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
-            if self.mailbox.tolerates_malformed:
-                self._refuse(message, f"a wrapper can't take it: {type(error).__name__}: {error}")
-            else:
-                self.fail(error)
-            return
-        if changed is not None:
-            self._accept(changed if changed is message else replace(changed, form=[]))
-
-    def _accept_secure(self, message: Message) -> None:
-        assert self.secure is not None
-        try:
-            taken = message.source not in self.mailbox.refused and self.secure.takes(message)
-        except Exception as error:  # noqa: BLE001 - of any kind: the payload is a stranger's
-            self._refuse(message, str(error))
-            return
-        if not taken:
-            self.mailbox.deliver(message)
-
-    def _refuse(self, message: Message, reason: str) -> None:
-        try:
-            self.mailbox.refuse(message.source, message.tag, reason)
-        except GossamerError as failure:
-            self.fail(failure)
-
-    def _deliver_sorted(self, message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
+        """Hand a message to whom it concerns: the peer sampler, the host of newcomers, the wrappers, and then secure
+        aggregation or the mailbox."""
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
             return
+        changed: Message | None = message
         try:
             if self.hospitality is not None and self.hospitality.takes(message):
                 return
-        except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
-            self.fail(error)
+            for wrapper in self._incoming:
+                changed = None if changed is None else wrapper.incoming(self.node, changed)
+            if changed is None or (self.secure is not None and self.secure.takes(changed)):
+                return
+        except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
+            if self.mailbox.drops_malformed:
+                self.mailbox.refuse(message.source, message.tag, f"{type(error).__name__}: {error}")
+            else:
+                self.fail(error)
             return
-        self._receive_own(message)
+        self.mailbox.deliver(changed if changed is message else replace(changed, form=[]))
 
     # --- models that are not finite
 
@@ -152,23 +125,13 @@ class NodeRuntime:
 
     # --- nodes that are away
 
-    def peer_lost(self) -> None:
-        self.mailbox.wake_all()
-        if self.hospitality is not None:
-            self.hospitality.wake()
-
     def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
         """A peer that was away is back, and takes part from a round on; nobody waits for it in earlier ones. If it was
-        restarted, messages that are still expected of it won't come."""
+        restarted, messages that are still expected of it won't come. The rank may be this node's own: then it waits for
+        nobody in earlier rounds, since what the others sent meanwhile is lost."""
         if restarted:
             self.mailbox.forget_late({rank})
         self.mailbox.first[rank] = first
-        self.mailbox.wake_all()
-
-    def rejoin(self, first: int) -> None:
-        """The node itself was away, or its peers thought so; it takes part again from a round on. In earlier rounds it
-        waits for nobody, since what the others sent meanwhile is lost."""
-        self.mailbox.first[self.rank] = first
         self.mailbox.wake_all()
 
     def catch_up(self) -> None:
@@ -192,9 +155,6 @@ class NodeRuntime:
         self._retire_if_over()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
-
-    def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        return task in self._tasks
 
     def fail(self, error: BaseException) -> None:
         """Something of this node has failed; only the first failure counts."""
@@ -292,12 +252,9 @@ class NodeRuntime:
                 f"checkpoint: of node {saved.rank}, with {shapes[0]} parameters and {shapes[1]} buffers; accepted: of node"
                 f" {self.rank}, with ({layout.size},) and ({layout.buffer_size},)"
             )
-        node.round, node.step, node.lr = saved.round, saved.node["step"], saved.node["lr"]
-        node.model = saved.model
-        self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
-        self.own.reset, self._diverged = saved.node["reset"], saved.node["diverged"]
-        node.state = freeze(dict(saved.state), lambda tensor: True)
-        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
+        node.round, node.step = saved.round, saved.node["step"]
+        node.model, node.state = saved.model, _thawed(saved)
+        self._take_over(saved)
         self.mailbox.restore(saved.unread, saved.node)
 
     def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
@@ -306,40 +263,21 @@ class NodeRuntime:
         other steps, or has other messages."""
         if self.node.step != saved.node["step"]:
             raise LookupError(f"node {self.rank} has taken {self.node.step} steps, not {saved.node['step']}")
-        self.node.lr, self.own.reset = saved.node["lr"], saved.node["reset"]
         overwrite(self.own.snapshot(), saved.model)
         if self.coder is not None:
             self.coder.forget()
-        self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
-        overwrite(self.node.state, freeze(dict(saved.state), lambda tensor: True))
-        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
-        self._diverged = saved.node["diverged"]
+        overwrite(self.node.state, _thawed(saved))
+        self._take_over(saved)
         self.mailbox.overwrite(saved.unread, sent)
 
+    def _take_over(self, saved: Checkpoint) -> None:
+        self.node.lr, self.own.reset = saved.node["lr"], saved.node["reset"]
+        self._diverged = saved.node["diverged"]
+        self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
+        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
 
-_UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
 
-
-@contextmanager
-def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
-    """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` that was never awaited; Python
-    itself only warns. The sequence of nodes may change meanwhile."""
-
-    def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        node = None
-        if re.fullmatch(_UNAWAITED, str(message)):
-            try:
-                task = asyncio.current_task()
-            except RuntimeError:  # no event loop in this thread
-                task = None
-            node = next((node for node in nodes if node.owns(task)), None)
-        if node is None:
-            shown(message, category, filename, lineno, *rest)
-        else:
-            node.fail(GossamerError(f"{message} ({Path(filename).name}, line {lineno})"))
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
-        shown = warnings.showwarning
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
+def _thawed(saved: Checkpoint) -> dict[str, Payload]:
+    """The saved ``node.state``, in containers of its own."""
+    state: dict[str, Payload] = freeze(dict(saved.state), lambda tensor: True)
+    return state

@@ -99,16 +99,14 @@ class Setup:
 class Timer(Protocol):
     """A call that is due later."""
 
-    def cancel(self) -> None:
-        """Don't make the call."""
+    def cancel(self) -> None: ...
 
 
 @runtime_checkable
 class Waiter(Protocol):
-    """Something that waits for messages of some nodes."""
+    """Something that waits for messages of some nodes; waking lets it look again whether there is something to wait for."""
 
-    def wake(self) -> None:
-        """Look again whether there is still something to wait for."""
+    def wake(self) -> None: ...
 
 
 @runtime_checkable
@@ -131,14 +129,16 @@ class Presence(Protocol):
 
 @runtime_checkable
 class Host(Protocol):
-    """One node's side of an engine. A node knows its engine only through this."""
+    """One node's side of an engine. A node knows its engine only through this.
+
+    Attributes:
+        lost: ranks known to be dead.
+        presence: looks up and wakes in place of an engine that tells each node; None where the engine does.
+        paced: whether computations take as long as the compute profile says."""
 
     lost: set[int]
-    """Ranks known to be dead."""
     presence: Presence | None
-    """Looks up and wakes in place of an engine that tells each node; None where the engine does."""
     paced: bool
-    """Whether computations take as long as the compute profile says."""
 
     @property
     def traffic(self) -> Traffic:
@@ -160,9 +160,6 @@ class Host(Protocol):
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is (a view of) an immutable vector of the store."""
-
-    def fresh(self, length: int) -> Tensor:
-        """A new, writable vector float32 [length], aligned to 64 bytes."""
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         """Queue a message to each of some ranks, in this order. The payload is frozen

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -38,14 +38,7 @@ if TYPE_CHECKING:
 Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
-_RECORD = (
-    "experiment.yaml",
-    "environment.json",
-    "setup.json",
-    "*.parquet",
-    "*.safetensors",
-    "segments/*.jsonl",
-)
+_RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetensors", "segments/*.jsonl")
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
@@ -94,7 +87,9 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an existing run; anything else is bad input."""
         if not (path / "experiment.yaml").is_file():
-            raise BadInput(f"{path}: not a run (it has no experiment.yaml); accepted: <out>/<name>/<id>")
+            raise BadInput(
+                f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
+            )
         return cls(path)
 
     @property
@@ -198,7 +193,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of all packages;
+    """Command, start, machine, mode of the matrix kernels, and versions of what gossamer depends on;
     ``computes_here`` says whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
@@ -293,4 +288,9 @@ def sync(path: Path) -> None:
 
 @cache
 def _versions() -> dict[str, str]:
-    return dict(sorted((each.name, each.version) for each in metadata.distributions()))
+    lines = ["gossamer", *(metadata.requires("gossamer") or [])]
+    found: dict[str, str] = {}
+    for name in sorted({re.split(r"[^\w.-]", line)[0] for line in lines}):
+        with suppress(metadata.PackageNotFoundError):  # an optional dependency
+            found[name] = metadata.version(name)
+    return found

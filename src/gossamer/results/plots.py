@@ -32,8 +32,6 @@ _KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
 """What a node does, and its place in the palette."""
 MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
-_MOST_EDGED = 60
-"""Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 
 FORMATS = ("pdf", "svg", "png")
 _HEIGHT = 0.66  # of the width
@@ -212,28 +210,20 @@ def timeline_data(run: Run) -> dict[str, Any] | None:
     if not asked or run.timeline.is_empty():
         return None
     timeline = Timeline.model_construct(**asked)  # the schema of the record has checked it
-    nodes = timeline.ranks(run.nodes)
-    ends_s: Any = run.metrics["time_s"].max()
-    to_s = max(min(timeline.to_s, ends_s or timeline.to_s), timeline.from_s)
-    rows = run.timeline.filter(pl.col("start_s") < to_s, pl.col("end_s") > timeline.from_s).sort("start_s")
-    if cut := rows.height > MOST_DRAWN:
-        to_s = rows["start_s"][MOST_DRAWN]
-    shown = (
-        rows.head(MOST_DRAWN)
-        .select("node", "kind", "to", "bytes", start="start_s", end=pl.col("end_s"))
-        .with_columns(pl.col("start", "end").clip(timeline.from_s, to_s).round(9))
-    )
+    rows = run.timeline.sort("start_s").head(MOST_DRAWN)
+    last: Any = rows["end_s"].max()
+    to_s = min(timeline.to_s, last)
+    span = pl.col("start", "end").clip(timeline.from_s, to_s).round(9)
+    rows = rows.rename({"start_s": "start", "end_s": "end"}).with_columns(span)
     columns = ("node", "start", "end", "to", "bytes")
     return {
         "from": timeline.from_s,
         "to": to_s,
-        "cut": cut,
-        "nodes": nodes,
+        "nodes": timeline.ranks(run.nodes),
         "colours": _KINDS,
-        "edged": _MOST_EDGED * len(nodes),
         "kinds": {
             kind: part.select(columns if kind == "send" else columns[:3]).to_dict(as_series=False)
             for kind in _KINDS
-            if (part := shown.filter(kind=kind)).height
+            if (part := rows.filter(kind=kind)).height
         },
     }

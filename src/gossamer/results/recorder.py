@@ -61,22 +61,14 @@ TRAFFIC: dict[str, Any] = {
 }
 
 EVENTS: dict[str, Any] = {
-    "time_s": pl.Float64,
-    "wall_s": pl.Float64,
+    **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
     "node": pl.Int32,
-    "event": pl.String,
-    "detail": pl.String,
+    **dict.fromkeys(("event", "detail"), pl.String),
 }
 """First columns of the events; the rest follow by name."""
 
-TIMELINE: dict[str, Any] = {
-    "node": pl.Int32,
-    "kind": pl.String,
-    "start_s": pl.Float64,
-    "end_s": pl.Float64,
-    "to": pl.Int32,
-    "bytes": pl.Int64,
-}
+_SPAN = {"node": pl.Int32, "kind": pl.String, "start_s": pl.Float64, "end_s": pl.Float64}
+TIMELINE: dict[str, Any] = {**_SPAN, "to": pl.Int32, "bytes": pl.Int64}
 
 MOMENTS = ", "
 """Separates the moments of one row."""
@@ -118,7 +110,7 @@ def read_events(folder: Path) -> pl.DataFrame:
 
 def read_timeline(folder: Path) -> pl.DataFrame:
     """The timeline of a run folder, sorted by (node, start); empty without one."""
-    table = _read(folder, "timeline", TIMELINE, required=tuple(TIMELINE)[:4]).select(list(TIMELINE))
+    table = _read(folder, "timeline", TIMELINE, required=tuple(_SPAN)).select(list(TIMELINE))
     return table.unique().sort("node", "start_s", "end_s", "kind", "to")
 
 
@@ -189,7 +181,7 @@ def _fitting(
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
     """A column of values that were recorded; lists become text, as do mixed kinds."""
-    if any(isinstance(value, list | dict) for value in values):
+    if dtype is None and any(isinstance(value, list | dict) for value in values):
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
     column = pl.Series(name, values, dtype=dtype, strict=False)
     return column.cast(pl.Float64) if column.dtype == pl.Int128 else column

@@ -40,7 +40,7 @@ MOST_LINES = 20
 MOST_NODE_POINTS = 200
 MOST_EDGES_DRAWN = 3000
 MOST_VALUES = 60_000
-"""The largest number of values of curves, of single nodes, and of ends of edges on a page, which then has less than 1 MB."""
+"""The largest number of values of single nodes, and of ends of edges, on a page."""
 
 
 def write_report(
@@ -179,7 +179,6 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
-    most = max(MOST_VALUES // (len(runs) * max(len(names), 1) * 10), 2)
     shown = groups if any(len(group.samples) > 1 for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
@@ -196,32 +195,30 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
             for name in names
         ],
         "runs": [
-            {"label": label, "colour": colours[run], **_run_data(run, most, MOST_VALUES // len(runs))}
+            {"label": label, "colour": colours[run], **_run_data(run, MOST_VALUES // len(runs))}
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
-            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group, most)}
+            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group)}
             for index, group in enumerate(shown)
         ],
         "together": together,
     }
 
 
-def _group_data(group: Group, most: int) -> dict[str, Any]:
+def _group_data(group: Group) -> dict[str, Any]:
     """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
     metrics = {}
     for name in tidy.all_metrics(group.runs):
         table = group_curve(group, name)
-        table = table[_spread(table.height, most)]
         series = {key: _numbers(table[key]) for key in ("mean", "half", "count")}
         metrics[name] = {"points": _axes(table), **series}
     return {"runs": len(group.samples), "metrics": metrics}
 
 
-def _run_data(run: Run, most: int, most_values: int) -> dict[str, Any]:
-    """The data of a run: at most ``most`` points of a curve, and so many values of nodes."""
+def _run_data(run: Run, most_values: int) -> dict[str, Any]:
+    """The data of a run, with at most so many values of nodes."""
     places, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
-    places = places[_spread(places.height, most)]
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
     start = min(run.poisoned, default=0)

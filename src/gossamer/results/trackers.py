@@ -146,19 +146,15 @@ class MLflow(Averaging):
         from mlflow.entities import Param
 
         super().begin(experiment, folder)
-        self._client = MlflowClient(tracking_uri=self.uri)
-        project = self._project(self.project or sweep_of(folder) or experiment.name)
+        self._client, name = MlflowClient(tracking_uri=self.uri), self.project or _owner(experiment, folder)
+        with suppress(Exception):  # it is there, or another run creates it
+            self._client.create_experiment(name)
+        project = self._client.get_experiment_by_name(name).experiment_id
         self._run = self._client.create_run(project, run_name=folder.name).info.run_id
         settings = flat(experiment.model_dump(mode="json"))
         parameters = [Param(key, str(value)) for key, value in settings.items()]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run, params=parameters[first : first + _MOST_PARAMETERS])
-
-    def _project(self, name: str) -> str:
-        """The id of MLflow's experiment of this name, which another run may be creating."""
-        with suppress(Exception):
-            self._client.create_experiment(name)
-        return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -184,8 +180,8 @@ class WandB(Averaging):
 
         super().begin(experiment, folder)
         self._run = wandb.init(
-            project=self.project or sweep_of(folder) or experiment.name,
-            group=sweep_of(folder),
+            project=self.project or _owner(experiment, folder),
+            group=_owner(experiment, folder),
             entity=self.entity,
             name=folder.name,
             dir=str(folder),
@@ -202,7 +198,7 @@ class WandB(Averaging):
         self._run.finish(exit_code=0 if status == "done" else 1)
 
 
-def sweep_of(folder: Path) -> str | None:
-    """The name of the sweep that a run's folder belongs to, if it does."""
+def _owner(experiment: Experiment, folder: Path) -> str:
+    """The name of the sweep that a run's folder belongs to, or that of the experiment."""
     sweep = folder.parent.parent
-    return sweep.name if (sweep / "sweep.json").is_file() else None
+    return sweep.name if (sweep / "sweep.json").is_file() else experiment.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -26,7 +27,6 @@ from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.results.run import load_run, model_of
-from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
@@ -34,7 +34,6 @@ from gossamer.topology import TopologySchedule
 def prepare(experiment: Experiment) -> Setup:
     """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
     used, which names the field."""
-    check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
@@ -49,7 +48,6 @@ def prepare(experiment: Experiment) -> Setup:
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task, seed)
     warm_start = _warm_start(experiment, task, layout)
-    check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
@@ -59,22 +57,15 @@ def prepare(experiment: Experiment) -> Setup:
     samples = [len(part) for part in parts]
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
     topology.check()
-    task, parts, reached = poisoned(
-        task,
-        parts,
-        experiment.poison,
-        lambda: _first_graph(topology),
-        seed,
-        lambda other: load_task(other, experiment.data_root, seed),
-    )
+    other_task = partial(load_task, data_root=experiment.data_root, seed=seed)
+    first_graph = partial(_first_graph, topology)
+    task, parts, reached = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
     if (left := [len(part) for part in parts]) != samples:
         topology = TopologySchedule(experiment.topology, nodes, seed, samples=left)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
-        raise BadInput(
-            f"topology: {topology.topology.name_of()}, where a node does not know its senders, for {algorithm.name_of()};"
-            f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
-        )
+        able = _able("tolerates_sampling")
+        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {able}")
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
@@ -176,9 +167,8 @@ def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
 
 def _check_algorithm(algorithm: Any) -> None:
     if not inspect.iscoroutinefunction(algorithm.run):
-        raise BadInput(
-            f"algorithm: {algorithm.name_of()!r}: run() is not async, or has a yield; accepted: async def run(self, node)"
-        )
+        said = "run() is not async, or has a yield; accepted: async def run(self, node)"
+        raise BadInput(f"algorithm: {algorithm.name_of()!r}: {said}")
 
 
 def _layout(task: Task, seed: int) -> Layout:
@@ -201,10 +191,7 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
     algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
     if algorithm.needs_every_message and (gather.timeout_s is not None or gather.lost_peer != "fail"):
-        raise BadInput(
-            f"gather.timeout_s: {gather.timeout_s}, gather.lost_peer: {gather.lost_peer}, for {name}, which needs every"
-            " message; accepted: null, fail"
-        )
+        raise BadInput(f"gather: {name} needs every message; accepted: timeout_s: null and lost_peer: fail")
     if not network.loses(experiment.nodes, experiment.seed):
         return
     if not algorithm.tolerates_loss:
@@ -223,9 +210,7 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     if not algorithm.tolerates_absence:
         raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     if needed := sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes))):
-        raise BadInput(
-            f"faults: node {needed[0]} is away, which {name} can't do without; accepted: other nodes"
-        )
+        raise BadInput(f"faults: node {needed[0]} is away, which {name} can't do without; accepted: others")
     if algorithm.gathers and experiment.gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
@@ -248,21 +233,20 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         return
     if not algorithm.mixes_models:
         raise BadInput(
-            f"{name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted: mean, or another"
-            f" algorithm ({_able('mixes_models')})"
+            f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_able('mixes_models')}"
         )
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
-            f"{name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean, coordinate-mean"
+            f"{name} takes no parts of models, as {codec.name_of()} sends; accepted: coordinate-mean"
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
     models = [1 + len(topology.neighbors(rank, 0, "in")) for rank in range(experiment.nodes)]
     if (fewest := min(models)) < aggregator.least:
-        raise BadInput(
-            f"{name} takes at least {aggregator.least} models, and node {models.index(fewest)} has {fewest}, its own"
-            " included; accepted: a topology with more neighbours, or other parameters"
+        text = (
+            f"{name} takes at least {aggregator.least} models, and node {models.index(fewest)} has {fewest}"
         )
+        raise BadInput(f"{text}, its own included; accepted: more neighbours, or other parameters")
 
 
 def _check_codec(
@@ -279,34 +263,28 @@ def _check_codec(
     name, differences = algorithm.name_of(), algorithm.sends_differences
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
+    loses = {
+        "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
+        "nodes that are away": _absences(experiment, faults),
+        "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
+        f"{name}, which takes messages back": algorithm.takes_back(),
+    }
     for part in codec.parts():
         part.check(layout)
-        said = f"codec: {part.name_of()}"
+        said, refused = f"codec: {part.name_of()}", None
         if algorithm.sends_pieces() and part.comes_first:
-            raise BadInput(
-                f"{said}, which takes whole models (as do blocks that are tensors), with {name}, which sends pieces;"
-                " accepted: codecs that encode value by value (float16, quantize, qsgd, entropy, ...)"
-            )
-        if differences and not part.contracts:
-            raise BadInput(
-                f"{said}, which loses more of a difference than there is, with {name}; accepted: {part.contracts_with}"
-            )
-        if part.only_differences and not differences:
-            raise BadInput(
-                f"{said}, which is for differences of models, with {name}, which sends models; accepted:"
-                f" {_able('sends_differences')}"
-            )
-        if part.needs_static_graph and not topology.static:
-            raise BadInput(f"topology: one that changes, with codec {part.name_of()}; accepted: a static one")
-        loses = {
-            "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
-            "nodes that are away": _absences(experiment, faults),
-            "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
-            f"{name}, which takes messages back": algorithm.takes_back(),
-        }
-        if part.needs_every_message and any(loses.values()):
+            refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
+        elif differences and not part.contracts:
+            refused = f"which loses more of a difference than there is; accepted: {part.contracts_with}"
+        elif part.only_differences and not differences:
+            refused = f"which is for differences of models; accepted: {_able('sends_differences')}"
+        elif part.needs_static_graph and not topology.static:
+            refused = "with a topology that changes; accepted: a static one"
+        elif part.needs_every_message and any(loses.values()):
             found = listed(text for text, lost in loses.items() if lost)
-            raise BadInput(f"{said}, which needs every message, with {found}; accepted: none of this")
+            refused = f"which needs every message, with {found}; accepted: none of this"
+        if refused is not None:
+            raise BadInput(f"{said}, {refused}")
 
 
 def _check_secure_aggregation(
@@ -324,9 +302,7 @@ def _check_secure_aggregation(
     elif faults.asks_neighbors:
         refused = "a node that starts from a neighbor would get its model; accepted: faults without that"
     elif experiment.checkpoint.every_s is not None:
-        refused = (
-            "nodes agree anew after a common round; accepted: checkpoint.every_rounds in place of every_s"
-        )
+        refused = "checkpoints need a common round; accepted: checkpoint.every_rounds in place of every_s"
     elif any(len(topology.mixing_weights(rank, 0)) == 1 for rank in ranks):
         refused = "a node has one sender, whose model would be the sum; accepted: two or more"
     elif any(min(topology.mixing_weights(rank, 0).values()) <= 0 for rank in ranks):

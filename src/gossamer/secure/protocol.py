@@ -48,7 +48,7 @@ from torch import Tensor
 from gossamer.messages import encode
 from gossamer.messages.tags import Message, Model, Part, Payload
 from gossamer.secure import masking
-from gossamer.secure.masking import SECRET_BYTES, KeyPair, Ring
+from gossamer.secure.masking import SECRET_BYTES, SHARE_BYTES, KeyPair, Ring
 
 if TYPE_CHECKING:
     from gossamer.node import Node
@@ -75,9 +75,9 @@ class _Given:
         bound: above the absolute values that can be summed without overflow.
         senders: all senders on the roster, ascending.
         keys: the key of the mask in common with each other sender.
-        sent: whether words have gone to this receiver.
         context: the digest of its roster: shares can be opened only by a node that got the same one.
         sealing: the key by which shares are sealed between this node and each other sender.
+        sent: whether words have gone to this receiver.
         own: b, the secret of its own mask; empty if there is none.
         shares: its shares of a and b of each sender that gave some, its own included."""
 
@@ -114,13 +114,13 @@ class SecureAggregation:
         assert settings is not None
         self._settings, self._codec, self._node, self._host = settings, experiment.codec, node, host
         self._recovers = settings.drop_outs == "recover"
+        # A sender waits for a receiver, which waits for senders meanwhile.
         self._wait_s = gather.timeout_s and 2 * gather.timeout_s
-        """How long a sender waits for a receiver, which waits for senders meanwhile."""
         nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
         self._agrees_once = setup.topology.static_weights and nobody_lost and not self._recovers
+        # Integer buffers stay a node's own: counters would reach the bound.
         kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
         self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
-        """The buffers that are summed. Counters stay a node's own: they would reach the bound."""
         self._ring = Ring(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
@@ -129,44 +129,50 @@ class SecureAggregation:
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
         self._length: int | None = None  # of the words that this node has sent
-        checks = (self._is_key, self._is_roster, self._is_shares, self._is_relay, self._is_unmask)
-        for name, check in zip(("keys", "roster", "shares", "relay", "unmask"), checks, strict=True):
+        checks = {
+            "keys": self._keys_fit,
+            "roster": self._roster_fits,
+            "shares": self._shares_fit,
+            "relay": self._relay_fits,
+            "unmask": self._unmask_fits,
+        }
+        for name, check in checks.items():
             node.expect((TAG, name), check=check)
-        node.expect((), check=self._is_words)
+        node.expect((), check=self._words_fit)
 
     # --- what peers may send
 
-    def _is_words(self, message: Message) -> bool:
+    def _words_fit(self, message: Message) -> bool:
         """Words of the ring: as many as this node sends, or none at all."""
-        words = _words(message.payload, message.source, self._ring.dtype)
+        words = _words(message.payload, self._ring.dtype)
         return len(words) in (0, self._length) or self._length is None
 
-    def _is_key(self, message: Message) -> bool:
+    def _keys_fit(self, message: Message) -> bool:
         """A sender's keys; ValueError for those that its co-senders would refuse."""
         key, signature, other = message.payload
         self._agree(message.source, key, signature)
         return bool(self._key.agree(other)) if self._recovers else other == b""
 
-    def _is_roster(self, message: Message) -> bool:
+    def _roster_fits(self, message: Message) -> bool:
         """None, or a row for each sender: rank, weight and keys."""
         return message.payload is None or all(
             [type(each) for each in row] == [int, float, bytes, bytes, bytes] for row in message.payload
         )
 
-    def _is_shares(self, message: Message) -> bool:
+    def _shares_fit(self, message: Message) -> bool:
         """What a sender has sealed for each co-sender, if it has agreed on masks at all."""
         others = self._wanted.public.keys() - {message.source}
         return message.payload is None or _are_bytes(message.payload, others)
 
-    def _is_relay(self, message: Message) -> bool:
+    def _relay_fits(self, message: Message) -> bool:
         """None, or what co-senders have sealed for this node."""
         others = {*self._given[message.source].senders} - {self._node.rank}
         shares = message.payload
         return shares is None or (shares.keys() <= others and _are_bytes(shares, shares))
 
-    def _is_unmask(self, message: Message) -> bool:
+    def _unmask_fits(self, message: Message) -> bool:
         """A share of one secret of each sender."""
-        return _are_bytes(message.payload, {*self._wanted.senders}, masking.SHARE_BYTES)
+        return _are_bytes(message.payload, {*self._wanted.senders}, SHARE_BYTES)
 
     # --- before a round
 
@@ -178,18 +184,23 @@ class SecureAggregation:
                 self._join(to, r, each, b"", None)
             return
         inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
-        masked = outward if self._recovers else ()
-        secrets = {to: (node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)) for to in masked}
-        pairs = {to: KeyPair(a) for to, (a, _) in secrets.items()}
+        secrets, pairs = {}, {}
+        for to in outward if self._recovers else ():
+            secrets[to] = node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)
+            pairs[to] = KeyPair(secrets[to][0])
         public = {to: pairs[to].public if pairs else b"" for to in outward}
         for to in outward:
             node.send(to, [self._key.public, self._signature, public[to]], (TAG, "keys", r))
         roster = await self._roster(inward, r)
         node.broadcast(inward, roster, (TAG, "roster", r))
         rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
-        joined = {
-            to: each for to, each in rosters.items() if self._joins(to, r, each, public[to], pairs.get(to))
-        }
+        joined = {}
+        for to, each in rosters.items():
+            try:
+                if self._join(to, r, each, public[to], pairs.get(to)):
+                    joined[to] = each
+            except ValueError as error:  # the roster contradicts what this node knows
+                node._mailbox.refuse(to, (TAG, "roster", r), str(error))
         if not self._recovers:
             self._rosters = joined if self._agrees_once else None
             return
@@ -206,41 +217,30 @@ class SecureAggregation:
         the sum would hide fewer models than it has senders."""
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
-        if len(keys) < LEAST:
-            return None
         weights = self._node.mixing_weights(r)
-        if min(weights[rank] for rank in keys) <= 0:
+        if len(keys) < LEAST or min(weights[rank] for rank in keys) <= 0:
             return None
         self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
 
-    def _joins(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
-        """As :meth:`_join`, of a roster that may contradict what this node knows: then its receiver is refused."""
-        try:
-            return self._join(to, r, roster, public, pair)
-        except ValueError as error:
-            self._node._mailbox.refuse(to, (TAG, "roster", r), str(error))
-            return False
-
     def _join(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
-        """Agree with the others on a receiver's roster; says whether this node is on it."""
+        """Agree with the others on a receiver's roster; says whether this node is on it. ValueError for a roster that
+        contradicts what this node knows."""
         own, rows = self._node.rank, {row[0]: row for row in roster or ()}
         if own not in rows:
             return False
         weights = {rank: row[1] for rank, row in rows.items()}
         known = set(range(self._node.size)) - {to}
-        if (
-            len(rows) != len(roster)
-            or len(rows) < LEAST
-            or not (rows.keys() <= known and all(0 < weight <= 1 for weight in weights.values()))
-        ):
+        fits = LEAST <= len(rows) == len(roster) and rows.keys() <= known
+        if not (fits and all(0 < weight <= 1 for weight in weights.values())):
             raise ValueError(
                 f"the roster of node {to} has the weights {weights}; accepted: {LEAST} nodes or more, above 0 and at most 1"
             )
         if rows[own][2:] != [self._key.public, self._signature, public]:
             raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")
         bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
-        given = _Given(r, weights[own], bound, sorted(weights), {}, b"" if pair is None else _digest(roster))
+        context = b"" if pair is None else hashlib.sha256(encode(roster).structure).digest()
+        given = _Given(r, weights[own], bound, sorted(weights), {}, context)
         for rank, _, key, signature, other in roster:
             if rank != own:
                 common = self._agree(rank, key, signature)
@@ -294,9 +294,9 @@ class SecureAggregation:
                 opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
             except ValueError:
                 return False
-            if len(opened) != 2 * masking.SHARE_BYTES:
+            if len(opened) != 2 * SHARE_BYTES:
                 return False
-            given.shares[rank] = opened[: masking.SHARE_BYTES], opened[masking.SHARE_BYTES :]
+            given.shares[rank] = opened[:SHARE_BYTES], opened[SHARE_BYTES:]
         given.keys = {rank: given.keys[rank] for rank in relayed}
         return True
 
@@ -307,13 +307,10 @@ class SecureAggregation:
         receiver that has no sum in this round. ValueError for anything but a model: it would be sent as it is."""
         if not isinstance(model, Model):
             found = type(model).__name__
-            raise ValueError(
-                f"secure_aggregation: node {self._node.rank} sends a {found}; accepted: a Model, alone"
-            )
+            raise ValueError(f"secure_aggregation: node {self._node.rank} sends a {found}; accepted: a Model")
         buffers = model.buffers[self._buffers] if len(model.buffers) else model.buffers
-        values = np.concatenate(
-            [*(each.numpy(force=True) for each in (self._encoded(model)[0], buffers)), np.zeros(CHECKED)]
-        )
+        sent = (each.numpy(force=True) for each in (self._encoded(model)[0], buffers))
+        values = np.concatenate([*sent, np.zeros(CHECKED)])
         self._length = len(values)
         largest = float(np.abs(values).max(initial=0))
         fixed: dict[float, Any] = {}
@@ -379,9 +376,8 @@ class SecureAggregation:
     async def _sum(self, inbox: Mapping[int, Payload]) -> tuple[Any, Sequence[int]]:
         """The sum of the words that have come, without their masks, and from whom; nobody if it can't be had."""
         wanted, node = self._wanted, self._node
-        sent = {rank: inbox[rank] for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank])}
-        came = tuple(sent)
-        total = self._ring.sum([_words(each, rank, self._ring.dtype) for rank, each in sent.items()])
+        came = tuple(rank for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank]))
+        total = self._ring.sum([_words(inbox[rank], self._ring.dtype) for rank in came])
         if self._recovers:
             least = max(LEAST, threshold(len(wanted.public)))
             if len(came) < least:
@@ -447,11 +443,8 @@ class SecureAggregation:
             return True  # answered before, or of a round in which this node took no part
         del self._given[to]  # it answers once
         named = {*survivors}
-        if (
-            self._node.rank not in named
-            or not named <= {*given.shares}
-            or len(named) < threshold(len(given.senders))
-        ):
+        enough = len(named) >= threshold(len(given.senders))
+        if not (enough and self._node.rank in named and named <= given.shares.keys()):
             raise ValueError(
                 f"node {to} names the survivors {survivors}, of the senders {list(given.senders)}"
             )
@@ -464,10 +457,6 @@ def _signed(public: bytes) -> bytes:
     return b"gossamer/secure-aggregation/key" + public
 
 
-def _digest(roster: Any) -> bytes:
-    return hashlib.sha256(encode(roster).structure).digest()
-
-
 def _are_bytes(payload: Any, ranks: Collection[int], length: int | None = None) -> bool:
     """Whether this is a dict of bytes, of a given length if any, with exactly these keys."""
     return payload.keys() == set(ranks) and all(
@@ -475,12 +464,8 @@ def _are_bytes(payload: Any, ranks: Collection[int], length: int | None = None) 
     )
 
 
-def _words(payload: Payload, rank: int, dtype: Any) -> Any:
-    if not isinstance(payload, Tensor) or payload.dim() != 1 or payload.dtype != _SIGNED[dtype.itemsize]:
-        found = (
-            f"{payload.dtype} {tuple(payload.shape)}"
-            if isinstance(payload, Tensor)
-            else type(payload).__name__
-        )
-        raise ValueError(f"node {rank} sent {found}; accepted: a vector of {_SIGNED[dtype.itemsize]}")
+def _words(payload: Payload, dtype: Any) -> Any:
+    signed = _SIGNED[dtype.itemsize]
+    if not isinstance(payload, Tensor) or payload.dim() != 1 or payload.dtype != signed:
+        raise ValueError(f"got a {type(payload).__name__}; accepted: a vector of {signed}")
     return payload.numpy(force=True).view(dtype)

@@ -1,8 +1,7 @@
 """Data sets as tables and arrays: from the Hugging Face hub, from a data root that stands for it, or from local files.
 
 A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Decoded
-arrays of data sets that have a task (``mnist``, ...) are cached on disk as safetensors, so that images are not decompressed
-in every run.
+arrays are cached on disk, so that images are not decompressed in every run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger("gossamer")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
 VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
-DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt")
+DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl")
 """The files of tables, by their first kind that a folder has."""
 IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
 
@@ -175,8 +174,8 @@ def hub_folder(hub_id: str, data_root: Path | None, patterns: Sequence[str] = ("
 
 
 def read_split(place: Path, split: str) -> pl.DataFrame:
-    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, of texts (one row each, column
-    ``text``) or of images (``image``, and ``label``, the folder's name). No rows if there is no such split.
+    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, or of images (``image``, and
+    ``label``, the folder's name). No rows if there is no such split.
 
     The name of a split is the first word of the name of each file or of a folder above it. A single file is the split
     ``train``, and so is a folder in which no name is that of a split. A BadInput names a file that can't be read."""
@@ -207,12 +206,10 @@ def _read_table(path: Path) -> pl.DataFrame:
                 return pl.read_csv(path, infer_schema_length=None)
             case ".jsonl":
                 return pl.read_ndjson(path, infer_schema_length=None)
-            case ".txt":
-                return pl.DataFrame({"text": [path.read_text(encoding="utf-8")]})
             case suffix if f"*{suffix}" in IMAGES:
                 image = [{"bytes": path.read_bytes(), "path": path.name}]
                 return pl.DataFrame({"image": image, "label": [path.parent.name]})
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+    except (pl.exceptions.PolarsError, OSError) as error:
         raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
     raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join((*DATA, *IMAGES))}")
 

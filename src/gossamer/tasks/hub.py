@@ -16,13 +16,12 @@ from torch import Tensor
 
 from gossamer.config.registry import FilePath, imported, register
 from gossamer.errors import BadInput, listed
-from gossamer.tasks import data, language, task
+from gossamer.tasks import data, task
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
     "regression": (F.mse_loss, {"rmse": RootMean(F.mse_loss), "mae": F.l1_loss}),
-    "next-token": (language.token_loss, language.METRICS),
 }
 """The named losses, and the metrics that go with each."""
 
@@ -33,29 +32,25 @@ Held = Bool[np.ndarray, " _"]  # whether a row is of the test set
 @register("task", "hub")
 class Hub(TaskSource):
     """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
-    lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
+    lines or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
 
     Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], and lists of
-    whole numbers int64. A model is offered the ``shape`` of an input and the number of ``classes``: of class names, of target
-    columns or of tokens.
-
-    With the loss ``next-token``, each owner's texts, joined by newlines, are divided into samples of ``context`` tokens that
-    do not overlap: int32 tokens [samples, context], and as targets the tokens that follow. A token is a character."""
+    whole numbers int64. A model is offered the ``shape`` of an input and the number of ``classes``: of class names, or of
+    target columns."""
 
     path: FilePath | None = None
     hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
     subset: str | None = None  # a folder of the data set, which the hub calls a configuration
-    inputs: str | tuple[str, ...] = "text"  # a column, or several columns of numbers
-    targets: str | tuple[str, ...] | None = None  # None with next-token only
+    inputs: str | tuple[str, ...]  # a column, or several columns of numbers
+    targets: str | tuple[str, ...]  # a column, or with regression several
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the split that is for training
     test: str = "test"  # the split that is for testing; if there is none,
-    # this share of each owner's samples is for training: drawn, or with next-token the first ones.
+    # this share of each owner's samples is drawn for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
-    context: PositiveInt = 64  # tokens of a sample, with next-token
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
-    loss: Literal["classification", "regression", "next-token"] = "classification"
+    loss: Literal["classification", "regression"] = "classification"
     model: ModelField = Field(default="mlp", validate_default=True)
 
     @model_validator(mode="after")
@@ -66,21 +61,13 @@ class Hub(TaskSource):
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        if (self.targets is None) != (self.loss == "next-token"):
-            found = f"{self.targets}, with loss {self.loss}"
-            raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")
         table, held = self._table(data_root)
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
-        names: list[str] | None = None
-        if self.loss == "next-token":
-            (inputs, targets), owners, held, outputs = self._sequences(table, owners, held)
-        else:
-            inputs, (targets, names) = self._inputs(table), self._targets(table)
-            outputs = len(names) if names else targets.shape[1]
+        inputs, (targets, names) = self._inputs(table), self._targets(table)
+        outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
-            purpose = None if self.loss == "next-token" else "hub-split"
-            train, test = data.split_by_owner(owners, self.train_fraction, purpose)
+            train, test = data.split_by_owner(owners, self.train_fraction, "hub-split")
         loss, metrics = LOSSES[self.loss]
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
@@ -141,31 +128,6 @@ class Hub(TaskSource):
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
         numbers, names = _numbers(column)
         return torch.from_numpy(numbers), names
-
-    def _sequences(self, table: pl.DataFrame, owners: Owners, held: Held) -> tuple[Pair, Owners, Held, int]:
-        """Samples, the owner of each and whether it is of the test split; and the number of different tokens."""
-        texts = table[str(self.inputs)]
-        if texts.dtype != pl.String:
-            raise BadInput(f"task.inputs: {texts.dtype}; accepted: a column of texts, with loss next-token")
-        kinds = sorted(set(zip(owners.tolist(), held.tolist(), strict=True)))
-        rows = {(owner, test): pl.Series((owners == owner) & (held == test)) for owner, test in kinds}
-        streams = {kind: "\n".join(texts.filter(which)) for kind, which in rows.items()}
-        known = {character: token for token, character in enumerate(sorted(set().union(*streams.values())))}
-
-        inputs, targets, kept, total = [], [], [], 0
-        for kind, stream in streams.items():
-            tokens = torch.tensor([known[character] for character in stream], dtype=torch.int32)
-            total += len(tokens)
-            end = (len(tokens) - 1) // self.context * self.context
-            if end > 0:
-                inputs.append(tokens[:end].view(-1, self.context))
-                targets.append(tokens[1 : end + 1].view(-1, self.context))
-                kept += [kind] * len(inputs[-1])
-        if len(kept) < 2:
-            accepted = f"{2 * self.context + 1} or more, or a smaller context"
-            raise BadInput(f"task: {total} tokens; accepted: {accepted}")
-        of, tests = zip(*kept, strict=True)
-        return (torch.cat(inputs), torch.cat(targets)), np.array(of), np.array(tests), len(known)
 
 
 def _listed(columns: str | Sequence[str] | None) -> list[str]:

@@ -1,5 +1,4 @@
-"""The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), from its own files: each user is
-an owner.
+"""The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018): each user is an owner.
 
 LEAF's scripts write folders ``train`` and ``test`` of JSON files, which have for each of some users its samples, ``x`` and
 ``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted anew."""
@@ -144,8 +143,7 @@ class Femnist(LeafTask):
     """FEMNIST: handwritten characters by writer, 62 classes of 1×28×28 pixels from 0 (ink) to 1 (paper).
 
     Without ``path`` it is read from ``flwrlabs/femnist`` on the Hugging Face hub, or from a data root, and the first
-    ``train_fraction`` of each writer's images are trained on, as the hub has no test set. The default model is LEAF's,
-    ``leaf-cnn`` with 6,603,710 parameters; that of decentralizepy has ``width: 512`` and 1,690,046."""
+    ``train_fraction`` of each writer's images are trained on. decentralizepy's model is ``leaf-cnn`` with ``width: 512``."""
 
     path: Path | None = None
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -226,8 +224,7 @@ class Sent140(_Words):
     """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
 
     Words are split, cut and padded as LEAF does (its ``language_utils.py``), with the number 0 for any other word. LEAF
-    takes the words of GloVe; here it is the most frequent ``words`` of the training set. The default model is LEAF's
-    ``stacked_lstm``: an embedding of 100, two LSTM layers of 100, and linear layers of 128 and 2."""
+    takes the words of GloVe; here it is the most frequent ``words`` of the training set."""
 
     model: ModelField = Field(default="sent140-lstm", validate_default=True)
     length: ClassVar[int] = 25
@@ -263,9 +260,8 @@ class Reddit(_Words):
     """Reddit: the next word, by author; sequences of 10 word numbers [samples, 10], targets the same, one word later.
 
     A comment is several samples. Words 0 and 1 are padding, which is not counted, and any unknown word, of which a
-    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the samples.
-    The default model is LEAF's ``stacked_lstm``: an embedding of 256, two LSTM layers of 256 and a linear layer, 6,182,672
-    parameters for 10,000 words."""
+    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the
+    samples."""
 
     model: ModelField = Field(default={"name": "next-word-lstm"}, validate_default=True)
     classes: ClassVar[Sequence[str] | None] = None

@@ -1,7 +1,5 @@
-"""Partitions: splits of the training samples over the nodes.
-
-Every sample goes to at most one node, and the log says how many are left out; every node gets at least one.
-"""
+"""Partitions: splits of the training samples over the nodes. Every sample goes to at most one, every node gets at least
+one."""
 
 from __future__ import annotations
 
@@ -93,9 +91,8 @@ class IID(Partition):
 class Shards(Partition):
     """A few shards of label-sorted data per node (McMahan et al., AISTATS 2017, Section 3: two).
 
-    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
-    dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
-    the smallest class has at most two labels; a node then has at most ``2 * per_node``."""
+    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, whose sizes
+    differ by at most one, and which are dealt out at random."""
 
     per_node: PositiveInt = 2  # shards of each node
 
@@ -159,10 +156,8 @@ def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
 
 @register("partition", "natural")
 class Natural(Partition):
-    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): one node per owner.
-
-    With as many nodes as owners, node i has the i-th owner id. With more owners, whole owners are dealt out at random, so
-    that the nodes' numbers of owners differ by at most one."""
+    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): node i has the i-th owner id. If there
+    are more owners than nodes, whole owners are dealt out at random, evenly."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
@@ -181,9 +176,7 @@ class Natural(Partition):
 
 @register("partition", "sizes")
 class Sizes(Partition):
-    """A random split into parts of given sizes.
-
-    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out."""
+    """A random split: node i gets ``fractions[i]`` of the samples, to within one. The rest, if any, is left out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]

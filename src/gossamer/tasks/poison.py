@@ -275,7 +275,7 @@ class PermuteLabels(Change):
 
 @register("poison", "text-trigger")
 class TextTrigger(Poison):
-    """A backdoor in sequences of tokens (``tiny-mem``, or ``hub`` with ``next-token``): what follows the first ``trigger``
+    """A backdoor in sequences of tokens (such as ``tiny-mem``): what follows the first ``trigger``
     becomes ``token``, to the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger
     stay as they are, so fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger,
     poisoned. Its metrics count the tokens before the trigger too, and those after it, most of which repeat one token."""

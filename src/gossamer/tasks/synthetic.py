@@ -23,9 +23,8 @@ class Synthetic(TaskSource):
 
     Owner k labels its inputs by its own linear model: y = argmax(W x + b), where the entries of W and b are drawn from
     N(u, 1), and u from N(0, α). The entry j of its inputs (counted from 1) is drawn from N(v_j, j^-1.2), where v_j is drawn
-    from N(B, 1), and B from N(0, β). So α says how much the owners' models differ, and β how much their inputs do. Without
-    ``alpha`` all owners have one model, whose entries are drawn from N(0, 1), and without ``beta`` all v are 0; without both
-    this is the paper's Synthetic-IID.
+    from N(B, 1), and B from N(0, β). Without ``alpha`` all owners have one model, whose entries are drawn from N(0, 1), and
+    without ``beta`` all v are 0; without both this is the paper's Synthetic-IID.
 
     Owner k has ``least`` samples and as many more as a log-normal draw of median ``median`` and ``sigma`` gives, rounded
     down; the defaults are those of the published code. A tenth of them, at least one, is for the test set. The partition is

@@ -1,7 +1,4 @@
-"""The mixing matrix of a topology, and measures: how fast nodes agree, on what, and how much they gain from each other.
-
-Import it where it is needed: it brings scipy, which no run needs.
-"""
+"""The mixing matrix of a topology, and measures of it. Import it where it is needed: it brings scipy, which no run needs."""
 
 from __future__ import annotations
 
@@ -144,14 +141,9 @@ def effective_neighbors(W: Matrix, gamma: float) -> float:
     """The effective number of neighbours n_W(gamma): the factor by which mixing reduces the variance of a random walk.
 
     Vogels, Hendrikx & Jaggi, "Beyond spectral gap: the role of the topology in decentralized learning" (2022). In the
-    walk x <- W (sqrt(gamma) x + noise), with standard normal noise, the variance of each node converges to
-    1 / (1 - gamma) without mixing. n_W is this value divided by the mean over nodes of the variance with mixing. For a
-    symmetric W it is (1 / (1 - gamma)) / ((1/n) sum_i lambda_i^2 / (1 - gamma lambda_i^2)). It ranges from 1 (no mixing)
-    to n (exact averaging).
-
-    Args:
-        W: a row-stochastic matrix [nodes, nodes].
-        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates."""
+    walk x <- W (sqrt(gamma) x + noise), with W row-stochastic [nodes, nodes] and standard normal noise, the variance of each
+    node converges to 1 / (1 - gamma) without mixing. n_W is this value divided by the mean over nodes of the variance with
+    mixing: 1 (no mixing) to n (exact averaging). gamma in [0, 1) says how long an update stays relevant."""
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
     dense = csr_array(W).toarray()

@@ -1,8 +1,5 @@
-"""Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
-
-Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
-send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
-"""
+"""Mixing weights: row i of the mixing matrix W gives the weights of node i, x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes
+j that may send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1."""
 
 from __future__ import annotations
 
@@ -107,8 +104,7 @@ class CCS(Weights):
     """The weights of SWIFT for clients of equal influence: symmetric, hence doubly stochastic.
 
     Nodes choose weights in order of descending degree. A node divides what remains of 1 evenly among itself and its
-    remaining edges; two nodes of equal degree use the smaller of their two shares. If all degrees are equal, this is
-    Metropolis-Hastings; a node whose neighbours have higher degrees gives its other edges more than that.
+    remaining edges; two nodes of equal degree use the smaller of their two shares.
 
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
     as in the authors' code for uniform influence p_i = 1/n. Here the weight of an edge is at most 1 / (1 + d_j) too, where j

@@ -133,24 +133,13 @@ def test_to_hand_memory_back_leaves_no_garbage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "available", "freed", "trims"),
-    [
-        ("keep", 0, 10, False),
-        ("trim", 10**12, 0, True),
-        ("auto", 81, 10, False),
-        ("auto", 79, 10, True),
-        ("auto", None, 10, True),
-        ("auto", 10**12, None, True),
-    ],
+    ("available", "freed", "trims"), [(81, 10, False), (79, 10, True), (None, 10, True), (10**12, None, True)]
 )
 def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, memory: str, available: int | None, freed: int | None, trims: bool
+    monkeypatch: pytest.MonkeyPatch, available: int | None, freed: int | None, trims: bool
 ) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: available)
-    monkeypatch.setattr(host, "cores", lambda: 2)
-    stage = Stage(
-        prepare(experiment(engine={"name": "processes", "trainer": "sequential", "memory": memory}))
-    )
+    stage = Stage(prepare(experiment(engine={"name": "processes", "trainer": "sequential"})))
     stage._freed_bytes = freed
     assert stage.trims() is trims
 

@@ -434,15 +434,14 @@
       title: data.axes.find((axis) => axis.name === "time_s").title, low: timeline.from, high: timeline.to,
     }, { title: "node", low: timeline.nodes.length - 0.5, high: -0.5, ticks: timeline.nodes.map((node, index) => [index, String(node)]) },
     (px, py) => kinds.map(([kind, rows]) => {
-      const edge = rows.node.length < timeline.edged ? ` stroke="var(--panel)" stroke-width="0.6"` : "";
+      const edge = rows.node.length < 60 * timeline.nodes.length ? ` stroke="var(--panel)" stroke-width="0.6"` : "";
       return `<path class="interval" fill="var(--c${timeline.colours[kind]})"${edge} d="${rows.node.map((node, i) => {
         const top = lane[node] + (kind === "send" ? 0.01 : -0.37);
         return `M${px(rows.start[i])} ${py(top)}H${px(rows.end[i])}V${py(top + 0.36)}H${px(rows.start[i])}Z`;
       }).join("")}"/>`;
     }).join(""), points);
     byId("timeline-key").replaceChildren(...kinds.map(([kind]) => element("span", {}, key(timeline.colours[kind]), kind)));
-    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither." +
-      (timeline.cut ? ` Only the first part is drawn, to ${place("time_s", timeline.to)}.` : "");
+    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither.";
     return 1;
   }
 

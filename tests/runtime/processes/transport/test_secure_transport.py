@@ -60,7 +60,7 @@ async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None
         assert a.inbox == []
         # It has noticed that node 0 isn't one of its own before it had said anything.
         await stranger.until(lambda: stranger.events)
-        assert "has a key that is none of this run's" in stranger.events[0][1]
+        assert "certificate verify failed" in stranger.events[0][1]
         await still_works(a, b)
 
 
@@ -121,7 +121,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
     for path, identity in zip(keys, identities, strict=True):
         path.write_bytes(identity.pem)
     security = Security(identities[0].pem, certificates)
-    said = hello(1, TOKEN, 2**32 - 1, 1) + BEAT
+    said = hello(1, TOKEN, 2**32 - 1) + BEAT
     loop = asyncio.get_running_loop()
     for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
         async with network(1, raw_ranks=2, security=security) as ((a,), (listener, _)):
@@ -150,16 +150,16 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    "said",
     [
-        (hello(1, TOKEN), "does not speak TLS"),
-        (b"GET / HTTP/1.1\r\n\r\n", "does not speak TLS"),
-        (bytes(range(256)) * 300, "does not speak TLS"),
-        (b"\x16\x03\x01\xff\xff" + b"\x01" * 70_000, ""),
+        hello(1, TOKEN),
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(range(256)) * 300,
+        b"\x16\x03\x01\xff\xff" + b"\x01" * 70_000,
     ],
 )
 @on_loop
-async def test_what_is_not_tls_is_refused(said: bytes, reason: str) -> None:
+async def test_what_is_not_tls_is_refused(said: bytes) -> None:
     async with network(2) as ((a, b), _):
         async with await dial(a, said) as end:
             while not end.eof:
@@ -169,7 +169,7 @@ async def test_what_is_not_tls_is_refused(said: bytes, reason: str) -> None:
                     end.eof = True
         await a.until(lambda: a.events)
         assert len(a.events) == 1
-        assert reason in a.events[0][1]
+        assert "broke TLS" in a.events[0][1]
         await still_works(a, b)
 
 
@@ -199,12 +199,12 @@ async def is_refused(context: ssl.SSLContext, reason: str) -> None:
 async def test_tls_of_yesterday_is_refused() -> None:
     context = trusting()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    await is_refused(context, "speaks an older TLS; accepted: 1.3")
+    await is_refused(context, "broke TLS: unsupported protocol")
 
 
 @on_loop
 async def test_who_shows_no_key_is_refused() -> None:
-    await is_refused(trusting(), "shows no certificate")
+    await is_refused(trusting(), "broke TLS: peer did not return a certificate")
 
 
 @on_loop
@@ -212,7 +212,7 @@ async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
     context = trusting()
     (tmp_path / "key.pem").write_bytes(issue().pem)
     context.load_cert_chain(tmp_path / "key.pem")
-    await is_refused(context, "has a key that is none of this run's")
+    await is_refused(context, "certificate verify failed")
 
 
 @on_loop

@@ -83,30 +83,6 @@ def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> No
     assert other.uplink.rate == 9e6
 
 
-def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried() -> None:
-    """To one node the path lets through a quarter of it, to another a link in between an eighth; to a third the receiver
-    is the limit. None of it is asked of an uplink that is unlimited."""
-    paths = {
-        (0, 1): Path((0, 5), rate=RATE / 4),
-        (0, 2): Path((0, 8, 6)),
-        (0, 3): Path((0, 7)),
-    }
-    rates = [RATE] * 7 + [RATE / 100, RATE / 8]
-    node, loop = shaper(Given(at=Fixed(rates, paths)), nodes=4)
-    used = 0.0
-    for to, rate in [(1, RATE / 4), (2, RATE / 8), (3, RATE)]:
-        node.depart(to)
-        free = node.uplink.take(100_000, loop.now)
-        assert free - loop.now == pytest.approx(100_000 / rate)
-        loop.now = free
-        used += 0.1
-        assert node.carried_seconds() == (pytest.approx(used), 0.0)
-    free, _ = shaper(Given(at=Fixed([math.inf] * 8, paths | {(0, 2): Path((0, 6))})), nodes=4)
-    free.depart(1)
-    free.uplink.take(100_000, 0.0)
-    assert free.carried_seconds() == (None, None)
-
-
 def test_what_is_lost_takes_the_uplink_alone() -> None:
     """As in the simulator: also when the rates change under way, and after its path is gone and back."""
     narrow, rates = {(0, 1): Path((0, 4), rate=1e3)}, [8e6] * 6

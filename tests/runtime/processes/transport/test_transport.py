@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from gossamer.messages import CHUNK_BYTES, encode, raw, wire_bytes
 from gossamer.messages.encoding import DTYPES
 from gossamer.messages.tags import WINDOW, Model, Part, Sending
 from gossamer.runtime.processes.transport import connection as module
+from gossamer.runtime.processes.transport import transport
 from gossamer.runtime.processes.transport.wire import (
-    ABORT,
     BEGIN,
     Arrived,
     Decoder,
@@ -180,7 +181,7 @@ async def test_bytes_on_the_socket_are_what_wire_bytes_says() -> None:
                 taken += await loop.sock_recv(end.end, 65_536)
             assert len(taken) == due
             greeting, arrived = Decoder(LIMIT).feed(taken)
-            assert greeting == Hello(0, TOKEN, 0, 1, 0)
+            assert greeting == Hello(0, TOKEN, 0, 0)
             assert isinstance(arrived, Arrived)
 
 
@@ -240,7 +241,7 @@ async def test_cancel_in_flight_stops_at_the_next_chunk() -> None:
             await large
             # The abort needs no credit; the next message does.
             await end.until(lambda: Kind.ABORT in end.events)
-            assert end.decoder.frame_bytes == WINDOW + BEGIN.size + 3 * 7 + ABORT.size == a.traffic.bytes_sent
+            assert end.decoder.frame_bytes == WINDOW + BEGIN.size + 3 * 7 + 5 == a.traffic.bytes_sent
             assert not await is_done(after)
             await end.say(credit(WINDOW))
             await end.until(lambda: isinstance(end.events[-1], Arrived))
@@ -313,7 +314,6 @@ async def test_mark_lost_and_found() -> None:
             await sending
         assert a.traffic.messages_lost == 2
         assert a.lost == []
-        await b.until(lambda: b.lost)  # its side of the connection was closed
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
         assert [got.payload for got in await b.receive(2)] == [1, 2]
@@ -363,7 +363,6 @@ async def test_larger_messages_than_the_limit_are_refused() -> None:
         (hello(1, b"another run's to"), "has the token of another run"),
         (hello(2, TOKEN), "says that it is rank 2 of 2"),
         (hello(0, TOKEN), "says that it is rank 0 of 2"),
-        (hello(1, TOKEN), "says that it is rank 1, on a connection that is known already"),
     ],
 )
 @on_loop
@@ -399,9 +398,9 @@ async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyP
 async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies(said: bytes) -> None:
     async with network(2) as ((a, b), _):
         async with await dial(a, said):
-            while not a.transport.guard._here:
+            while not a.transport.strangers:
                 await asyncio.sleep(0)
-        while a.transport.guard._here:
+        while a.transport.strangers:
             await asyncio.sleep(0)
         assert a.events == []
         await b.send(0, 1, "t")
@@ -474,8 +473,6 @@ async def test_close_releases_who_waits() -> None:
         await asyncio.gather(*waiting)
         assert a.traffic.messages_lost == 2
         assert a.lost == []
-        with pytest.raises(RuntimeError, match="closed"):
-            a.send(1, 1, "t")
 
 
 @pytest.mark.usefixtures("wire")
@@ -492,8 +489,23 @@ async def test_closing_while_connections_come_in() -> None:
 @on_loop
 async def test_bad_arguments() -> None:
     async with network(2) as ((a, _), _):
-        for to in (-1, 0, 2):
-            with pytest.raises(ValueError, match=f"to: rank {to}; accepted: 0 to 1, except this node"):
-                a.send(to, None, "t")
         with pytest.raises(TypeError, match="set can't be sent"):
             a.send(1, {1}, "t")
+
+
+@on_loop
+async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "STRANGERS", 5)
+    monkeypatch.setattr(transport, "REFUSALS", 3)
+    async with network(2) as ((a, b), _), AsyncExitStack() as stack:
+        for _ in range(40):
+            await stack.enter_async_context(await dial(a, b""))
+            await settle()
+            assert len(a.transport.strangers) <= 5 + 2
+        await b.send(0, 1, "t")
+        await a.receive(1)
+        texts = [text for _, text in a.events]
+        assert texts[3:] == ["further refusals are not shown"]
+        assert all(text.endswith("did not say who it is while others came") for text in texts[:3])

@@ -196,7 +196,7 @@ class Coordinator:
                 if slot is not None:
                     self._tell(rank, protocol.Note("consumed"))
             case protocol.Event(kind=kind, text=text):
-                self.record(rank, kind, text, show=kind == "unsaved")
+                self.record(rank, kind, text, show=False)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
                     self._diverged = True
                     self._lifecycle.end("diverged")

@@ -1,4 +1,4 @@
-"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, and its
+"""What the engine ``processes`` gives a node in its process: its context, its clock, and its
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from gossamer.config import Processes
-from gossamer.cores import cores
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import BATCH, Evaluator
@@ -78,7 +77,7 @@ class Clock:
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
-        self._pauses: list[float] = []  # since when evaluations go on
+        self._pauses, self._since = 0, 0.0  # evaluations that go on, and since when
         self.begin(monotonic())
 
     def begin(self, start: float) -> None:
@@ -87,7 +86,7 @@ class Clock:
         self._wall_start = start - self._wall_before_s
 
     def now(self) -> float:
-        now = self._pauses[0] if self._pauses else monotonic()
+        now = self._since if self._pauses else monotonic()
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
@@ -95,14 +94,15 @@ class Clock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        self._pauses.append(monotonic())
+        if not self._pauses:
+            self._since = monotonic()
+        self._pauses += 1
         try:
             yield
         finally:
-            began = self._pauses[0]
-            self._pauses.pop()
+            self._pauses -= 1
             if not self._pauses:
-                self._paused_s += monotonic() - began
+                self._paused_s += monotonic() - self._since
 
     async def until(self, time_s: float) -> None:
         while (left := time_s - self.now()) > 0:
@@ -128,15 +128,11 @@ class Stage:
         return self._common or self._setup.initial(rank)
 
     def trims(self) -> bool:
-        """Whether nodes hand freed memory back after computing; see ``engine.memory``."""
-        engine, nodes = self._setup.experiment.engine, self._setup.experiment.nodes
-        assert isinstance(engine, Processes)
-        if engine.memory != "auto":
-            return engine.memory == "trim"
-        available = available_bytes()
-        if available is None or self._freed_bytes is None:
-            return nodes > cores()
-        return nodes * self._freed_bytes > available / 2
+        """Whether nodes hand freed memory back after computing: where that of all nodes may not fit."""
+        available, freed = available_bytes(), self._freed_bytes
+        if available is None or freed is None:
+            return True
+        return self._setup.experiment.nodes * freed > available / 2
 
     def warm_up(self) -> None:
         """Take a step and evaluate the outcome. (A failure will come again in a node, which reports it.)"""
@@ -166,27 +162,6 @@ class Stage:
             self._freed_bytes = max(after - before, 0)
         if setup.evaluated:
             self.evaluator.train(result.model, setup.parts[rank][:BATCH])
-
-
-class Busy:
-    """How long something was under way; entered in one thread, and read from any."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._state: tuple[float, float | None] = 0.0, None  # seconds so far, and since when it computes
-
-    def __enter__(self) -> None:
-        self._state = self._state[0], self._clock()
-
-    def __exit__(self, *_: object) -> None:
-        self._state = self.seconds(), None
-
-    def restore(self, seconds: float) -> None:
-        self._state = seconds, None
-
-    def seconds(self) -> float:
-        total, since = self._state
-        return total if since is None else total + self._clock() - since
 
 
 class NodeHost:
@@ -219,18 +194,10 @@ class NodeHost:
         self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
-        # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
-        self.busy = Busy(clock.now if self.paced else monotonic)
-        self._computations = self._slow = 0
+        self.computing_s = 0.0  # by the compute profile if it keeps its pace, else in its thread
+        self.computations = self.slow = 0  # of the compute profile's pace, and those that took longer
 
     # --- what it computes
-
-    @property
-    def slowness(self) -> str | None:
-        """How often the compute profile's pace could not be kept, in words; None where it always was."""
-        if not self._slow:
-            return None
-        return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
 
     async def evaluate(self, model: Model) -> dict[str, float]:
         """The columns of all evaluation sets for a model; off the node's clock."""
@@ -245,8 +212,7 @@ class NodeHost:
     async def compute(self, computation: Computation) -> Any:
         """Carry a computation out; see :class:`~gossamer.node.setup.Host`."""
         async with self._turn:
-            with self.busy if self.paced else nullcontext():
-                return await self._compute(computation)
+            return await self._compute(computation)
 
     async def _compute(self, computation: Computation) -> Any:
         began, job = self._clock.now(), computation.prepare()
@@ -262,8 +228,9 @@ class NodeHost:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
+        span = (began, self._clock.now()) if self.paced else (ended - seconds, ended)
+        self.computing_s += span[1] - span[0]
         if self._timeline is not None:
-            span = (began, self._clock.now()) if self.paced else (ended - seconds, ended)
             self._timeline.computed(self._rank, computation.kind, *span)
         return computation.commit(result)
 
@@ -272,12 +239,12 @@ class NodeHost:
         profile, seed = self._setup.compute, self._setup.experiment.seed
         seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
         due = began + float(seconds)
-        self._computations += 1
-        self._slow += self._clock.now() > due
+        self.computations += 1
+        self.slow += self._clock.now() > due
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        with self.cpu_slots.one(), nullcontext() if self.paced else self.busy:
+        with self.cpu_slots.one():
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
             seconds = monotonic() - began

@@ -20,7 +20,6 @@ from torch import Tensor
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
-from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
@@ -94,8 +93,8 @@ class NodeProcess:
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
-            self._host.busy.restore(saved.engine["computing_s"])
-            self._usage = Usage(saved.time_s, Spent(saved.engine["computing_s"], 0.0, 0.0))
+            self._host.computing_s = saved.engine["computing_s"]
+            self._usage = Usage(saved.time_s, Spent(self._host.computing_s, None, None))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -146,10 +145,10 @@ class NodeProcess:
             self._tell(protocol.Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                with unawaited_calls_fail((self._node,)):
-                    await self._take_part()
-            if (slowness := self._host.slowness) is not None:
-                self._tell(protocol.Event("slow", slowness))
+                await self._take_part()
+            if slow := self._host.slow:
+                of = f"{slow} of {self._host.computations} computations"
+                self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(protocol.Final(self._node.round, private_bytes()))
@@ -245,8 +244,7 @@ class NodeProcess:
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
-        links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-        spent = Spent(self._host.busy.seconds(), *links)
+        spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
@@ -316,7 +314,7 @@ class NodeProcess:
             case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
-                self._node.peer_lost()
+                self._node.mailbox.wake_all()
             case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
@@ -334,7 +332,7 @@ class NodeProcess:
             case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
-                    self._node.rejoin(first)
+                    self._node.peer_found(self._rank, first, restarted=False)
             case protocol.Note("slots", count):
                 self._host.cpu_slots.count = count
             case protocol.Note("consumed"):
@@ -360,7 +358,7 @@ class NodeProcess:
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
-        self._node.rejoin(arrival.first)
+        self._node.peer_found(self._rank, arrival.first, restarted=False)
         self._node.catch_up()
 
     # --- what is saved
@@ -373,7 +371,7 @@ class NodeProcess:
     def _state(self) -> dict[str, Any]:
         return {
             "traffic": asdict(self._transport.outbox.saved_traffic()),
-            "computing_s": self._host.busy.seconds(),
+            "computing_s": self._host.computing_s,
             "drawn": {},
             "secrets": 0,
         }

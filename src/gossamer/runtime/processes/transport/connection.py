@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 HELLO_TIMEOUT_S = 10.0
 """Seconds that a new connection has to prove its rank."""
-_REASONS = {
-    "CERTIFICATE_VERIFY_FAILED": "has a key that is none of this run's",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "shows no certificate",
-    "UNSUPPORTED_PROTOCOL": "speaks an older TLS; accepted: 1.3",
-    "WRONG_VERSION_NUMBER": "does not speak TLS",
-    "HTTP_REQUEST": "does not speak TLS",
-    "TLSV1_ALERT_UNKNOWN_CA": "does not know this node's key",
-}
 
 
 class Tls:
@@ -49,10 +41,6 @@ class Tls:
     def certificate(self) -> bytes | None:
         return self._end.getpeercert(binary_form=True)
 
-    def begin(self) -> bytes:
-        list(self.open(b"", memoryview(b"")))
-        return self.due()
-
     def open(self, data: bytes | memoryview, into: memoryview) -> Iterator[memoryview]:
         """Take bytes of the wire, and yield their plain text, each piece in ``into``.
 
@@ -70,8 +58,8 @@ class Tls:
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             return
         except ssl.SSLError as error:
-            reason = error.reason or str(error)
-            raise FrameError(_REASONS.get(reason, f"broke TLS: {reason}")) from None
+            reason = (error.reason or str(error)).lower().replace("_", " ")
+            raise FrameError(f"broke TLS: {reason}") from None
 
     def due(self) -> bytes:
         return self._outgoing.read()
@@ -85,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
     """Both directions: reading into the node's one buffer, TLS, heartbeats, and refusing what is wrong."""
 
     link: asyncio.Transport
+    who: str  # the other end, for the record
 
     def __init__(self, node: Transport, limit: int | None, tls: Tls | None) -> None:
         self.node, self.tls = node, tls
@@ -92,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None  # once it has proved its rank
         self.closed = False
         self.writable = True
-        self._spoke = False
+        self.why = "closed its connection"  # the end of the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -114,11 +103,10 @@ class Connection(asyncio.BufferedProtocol):
         except FrameError as error:
             self.refuse(str(error))
 
-    def _decrypt(self, tls: Tls, data: memoryview) -> None:
+    def _decrypt(self, tls: Tls, data: bytes | memoryview) -> None:
         try:
             for piece in tls.open(data, self.node.opened):
-                if not self.closed:
-                    self._take(piece)
+                self._take(piece)
                 if self.closed:
                     return
         finally:
@@ -126,6 +114,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.link.write(due)
 
     def _take(self, data: memoryview) -> None:
+        if self.closed:
+            return
         for event in self.decoder.feed(data):
             if event is Kind.LEAVE and self.peer is not None:
                 self.node.lose(self.peer, "closed its connections", ended=True)
@@ -140,34 +130,29 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
+        """Close the connection, and put it on record; this incarnation of a peer is not listened to any more."""
+        if self.closed:
+            return
         self.close()
-        if (peer := self.peer) is None:
-            self.refuse_stranger(reason)
-        else:  # this incarnation of it is not listened to any more
-            self.node.guard.tell(f"rank {peer.rank}", f"{peer.rank} {reason}")
-            self.node.lose(peer, f"refused: {reason}", ended=True)
-
-    def refuse_stranger(self, reason: str) -> None:
-        raise NotImplementedError
+        self.why = reason
+        self.node.report_refusal(f"{self.who} {reason}")
+        if self.peer is not None:
+            self.node.lose(self.peer, f"refused: {reason}", ended=True)
 
     def has_key_of(self, rank: int) -> bool:
         """Whether the other end has shown the certificate of a rank; without TLS, none is asked for."""
         security = self.node.security
         return self.tls is None or security is None or security.belongs_to(self.tls.certificate, rank)
 
+    def has_token(self, said: Hello) -> bool:
+        return hmac.compare_digest(said.token, self.node.token)
+
     def write(self, frame: bytes) -> None:
-        self._spoke = True
         self.link.write(frame if self.tls is None else self.tls.seal(frame))
 
     def beat(self) -> None:
-        """Send a heartbeat, if nothing else was sent since the last one."""
-        if self.writable and not self.closed and not self._spoke:
+        if self.writable and not self.closed:
             self.write(wire.BEAT)
-        self._spoke = False
-
-    def say_goodbye(self) -> None:
-        if self.peer is not None and not self.closed:
-            self.write(wire.LEAVE)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -177,6 +162,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
+        if error is not None:
+            self.why = str(error)
         self.node.connections.discard(self)
         self.node.wake()
 
@@ -201,9 +188,10 @@ class Outgoing(Connection):
             tls = Tls(node.security.client, server_side=False, secured=self._say_hello)
         super().__init__(node, None, tls)
         self.to = to
+        host, port = node.addresses[to.rank]
+        self.who = f"{to.rank} (dialled at {host}:{port})"
         self.greeted: asyncio.Future[str | None] = node.loop.create_future()
         self.written = self.unacknowledged = 0
-        self._number = to.dialled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -218,12 +206,11 @@ class Outgoing(Connection):
         if self.tls is None:
             self._say_hello()
         else:
-            self.link.write(self.tls.begin())
+            self._decrypt(self.tls, b"")  # begins the handshake
 
     def _say_hello(self) -> None:
         if self.has_key_of(self.to.rank):
-            node = self.node
-            self.write(wire.hello(node.rank, node.token, node.incarnation, self._number))
+            self.write(wire.hello(self.node.rank, self.node.token, self.node.incarnation))
         else:
             self.refuse("answered with another rank's key")
 
@@ -245,27 +232,17 @@ class Outgoing(Connection):
         peer = self.to
         if said.rank != peer.rank:
             self.refuse(f"answered as rank {said.rank}")
-        elif not hmac.compare_digest(said.token, self.node.token):
+        elif not self.has_token(said):
             self.refuse("answered with the token of another run")
-        elif said.connection != self._number:
-            self.refuse(f"answered connection {said.connection} on connection {self._number}")
-        elif (stale := peer.stale(said.incarnation, None)) is not None:
+        elif (stale := peer.stale(said.incarnation)) is not None:
             self.refuse(f"answered {stale}")
         else:
             self.node.meet(peer, said.incarnation)
             self.node.outbox.resume(peer, said.expected)
             self.peer = peer
+            peer.outgoing, peer.silent = self, 0
             self.greeted.set_result(None)
-            self.node.reached(peer, self)
-
-    def refuse_stranger(self, reason: str) -> None:
-        host, port = self.node.addresses[self.to.rank]
-        self.node.guard.tell(host, f"{self.to.rank} (dialled at {host}:{port}) {reason}")
-        self._fail(reason)
-
-    def _fail(self, why: str) -> None:
-        if not self.greeted.done():
-            self.greeted.set_result(why)
+            self.node.wake()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -273,10 +250,12 @@ class Outgoing(Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        why = str(error or "closed the connection")
-        self._fail(why)
+        if not self.greeted.done():
+            self.greeted.set_result(self.why)
         if self.to.outgoing is self:
-            self.node.broke(self.to, why)
+            self.to.outgoing = None
+            self.node.outbox.park(self.to)
+            self.node.broke(self.to)
 
 
 class Incoming(Connection):
@@ -287,7 +266,6 @@ class Incoming(Connection):
         super().__init__(
             node, node.limit, None if security is None else Tls(security.server, server_side=True)
         )
-        self._host = ""
         self._counted = 0  # bytes of frames
         self._taken = 0  # bytes of chunks that the network has let through
         self._credited = 0
@@ -295,12 +273,12 @@ class Incoming(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self.closed:
-            return
-        self._host, *_ = transport.get_extra_info("peername") or ("an unknown address",)
-        reason = f"did not say who it is within {HELLO_TIMEOUT_S} s"
-        self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
-        self.node.guard.enter(self._host, self.refuse)
+        host, port, *_ = transport.get_extra_info("peername") or ("an unknown address", "?")
+        self.who = f"stranger at {host}:{port}"
+        if not self.closed:
+            reason = f"did not say who it is within {HELLO_TIMEOUT_S} s"
+            self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
+            self.node.admit(self)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -310,14 +288,12 @@ class Incoming(Connection):
                 self._give_credit()
 
     def handle(self, event: Event) -> None:
-        peer = self.peer
         if isinstance(event, Hello):
             self._greet(event)
-        elif peer is None:
-            return
         elif isinstance(event, Arrived):
+            assert self.peer is not None
             number = self.decoder.expected - 1
-            message = Message(peer.rank, event.tag, event.payload, event.sent_at, number=number)
+            message = Message(self.peer.rank, event.tag, event.payload, event.sent_at, number=number)
             self._count(partial(self._deliver, message), ends=True)
         else:
             self._count(ends=True)
@@ -326,24 +302,26 @@ class Incoming(Connection):
         node, rank = self.node, said.rank
         if rank >= len(node.addresses) or rank == node.rank:
             self.refuse(f"says that it is rank {rank} of {len(node.addresses)}")
-            return
-        if not self.has_key_of(rank):
+        elif not self.has_key_of(rank):
             self.refuse(f"says that it is rank {rank}, but has not got its key")
-            return
-        peer = node.peers[rank]
-        if not hmac.compare_digest(said.token, node.token):
+        elif not self.has_token(said):
             self.refuse("has the token of another run")
-        elif (stale := peer.stale(said.incarnation, said.connection)) is not None:
+        elif (stale := node.peers[rank].stale(said.incarnation)) is not None:
             self.refuse(f"says that it is rank {rank}, {stale}")
         else:
-            self._is_no_stranger()
-            node.meet(peer, said.incarnation)
-            peer.hang_up()
-            peer.incoming, self.peer = self, peer
-            peer.answered = said.connection
-            self.decoder.expect(peer.expected)
-            self.write(wire.hello(node.rank, node.token, node.incarnation, said.connection, peer.expected))
-            node.came(peer)
+            self._welcome(node.peers[rank], said.incarnation)
+
+    def _welcome(self, peer: Peer, incarnation: int) -> None:
+        node = self.node
+        self._is_no_stranger()
+        node.meet(peer, incarnation)
+        peer.hang_up()
+        peer.incoming, self.peer, self.who = self, peer, str(peer.rank)
+        peer.silent = 0
+        self.decoder.expected = peer.expected
+        self.write(wire.hello(node.rank, node.token, node.incarnation, peer.expected))
+        if peer.used:
+            node.dial(peer)
 
     def _deliver(self, message: Message) -> None:
         if not self.node.closing:
@@ -383,20 +361,15 @@ class Incoming(Connection):
         if self.peer is not None:
             self._give_credit()
 
-    def refuse_stranger(self, reason: str) -> None:
-        host, port, *_ = self.link.get_extra_info("peername") or (self._host, "?")
-        self.node.guard.tell(self._host, f"stranger at {host}:{port} {reason}")
-
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._is_no_stranger()
         if self.peer is not None and self.peer.incoming is self:
             self.peer.hang_up()
-            self.node.gone(self.peer, str(error or "closed its connection"))
-        self._is_no_stranger()
+            self.node.broke(self.peer)
 
     def _is_no_stranger(self) -> None:
         """It has proved its rank, or is gone."""
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
-            self.node.guard.leave(self._host, self.refuse)
+            self.node.strangers.pop(self, None)

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gossamer.errors import GossamerError
-from gossamer.messages import Encoded, framed_bytes
-from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Peer, State
+from gossamer.messages import framed_bytes
+from gossamer.messages.tags import WINDOW, Traffic
+from gossamer.runtime.processes.transport.peer import OwnSending, Peer, State
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
-from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks
+from gossamer.runtime.processes.transport.wire import abort, chunks
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Outgoing
     from gossamer.runtime.processes.transport.transport import Transport
-
-
-class OwnSending(Sending):
-    """One message on its way to one peer, sent in a round of this node; ``take_back`` cancels it."""
-
-    def __init__(
-        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.to, self.head, self.round = to, head, round
-        self.buffers = encoded.buffers
-        self.nbytes = len(head) + sum(buffer.nbytes for buffer in encoded.buffers)
-        self.queued_at = loop.time()
-        self.state = State.QUEUED
-        self._versions = tuple(buffer._version for buffer in encoded.buffers)
-        self._take_back = take_back
-        self._done: asyncio.Future[None] = loop.create_future()
-
-    @property
-    def over(self) -> bool:
-        return self.state not in (State.QUEUED, State.AGAIN)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        # Shielded: the waiting task may be cancelled, and others wait for the same message.
-        return asyncio.shield(self._done).__await__()
-
-    def done(self) -> bool:
-        return self._done.done()
-
-    def cancel(self) -> bool:
-        return self._take_back(self)
-
-    def unchanged(self) -> bool:
-        return all(
-            buffer._version == seen for buffer, seen in zip(self.buffers, self._versions, strict=False)
-        )
-
-    def accept(self) -> None:
-        """Release the tasks that wait."""
-        if not self._done.done():
-            self._done.set_result(None)
-
-    def release(self) -> None:
-        """Release the tasks that wait, and the memory."""
-        self.buffers = ()
-        self.accept()
 
 
 @dataclass(eq=False)
@@ -84,38 +37,34 @@ class Outbox:
         self._node = node
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
-        self._sent_before = 0  # bytes, when it began to leave
         self._cuts: list[Cut] = []
 
     @property
     def busy(self) -> bool:
         return bool(self._queue) or self._current is not None
 
-    def put(self, sending: OwnSending) -> bool:
-        """Queue a message; returns False if it is lost with its receiver."""
+    def put(self, sending: OwnSending) -> None:
+        """Queue a message; it is lost at once if its receiver is."""
         if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
-            return False
-        self._queue[sending] = None
-        self._node.wake()
-        return True
+        else:
+            self._queue[sending] = None
+            self._node.wake()
+
+    def _pending(self) -> dict[OwnSending, None]:
+        """What is queued or leaving, each once (one whose connection broke is both)."""
+        current = [] if self._current is None or self._current.over else [self._current]
+        return dict.fromkeys((*self._queue, *current))
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all that was sent had left."""
         traffic = self._node.traffic
-        current = [] if self._current is None or self._current.over else [self._current]
-        every = dict.fromkeys((*self._queue, *current))  # one whose connection broke is there twice
-        new = [each for each in every if each.state is not State.AGAIN]
-        gone = traffic.bytes_sent - self._sent_before if current else 0
+        new = [each for each in self._pending() if each.state is not State.AGAIN]
         return replace(
             traffic,
             messages_sent=traffic.messages_sent + len(new),
-            bytes_sent=traffic.bytes_sent + sum(framed_bytes(each.nbytes) for each in new) - gone,
+            bytes_sent=traffic.bytes_sent + sum(framed_bytes(each.nbytes) - each.left for each in new),
         )
-
-    def close(self) -> None:
-        for peer in self._node.peers.values():
-            self.drop(peer)
 
     # --- sending
 
@@ -132,52 +81,41 @@ class Outbox:
             assert peer.outgoing is not None
             self._current = sending
             await self._transmit(sending, peer, peer.outgoing)
-            self._current = None
+            self._current, sending.left = None, 0
             self._node.wake()
 
-    async def _transmit(self, sending: OwnSending, peer: Peer, connection: Outgoing) -> None:
+    async def _transmit(self, sending: OwnSending, peer: Peer, link: Outgoing) -> None:
         node, shaper, again = self._node, self._node.shaper, sending.state is State.AGAIN
-        link: Outgoing | None = connection  # None for a message that the network loses
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         lost = lost and not again  # what had left once has a number, for which the peer waits
-        if lost:
-            link = None
         # With a shaper, a message is accepted a round trip after all but a window of it was taken.
-        accepted_at = connection.written + sending.nbytes - WINDOW
+        accepted_at, accepting = link.written + sending.nbytes - WINDOW, shaper is None
         if shaper is not None and sending.nbytes <= WINDOW:
             sending.accept()
-        begun = accepting = False
         free_at = max(sending.queued_at, node.loop.time() - LATE_S)
-        start_s, self._sent_before = node.now(), node.traffic.bytes_sent
+        start_s, sending.left, begun = node.now(), 0, False
         for chunk in chunks(peer.number, sending.head, sending.buffers):
-            while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
+            while not (sending.over or lost or link.closed or link.room(chunk.nbytes)):
                 await node.changed()
                 free_at = node.loop.time() - CATCH_UP_S
             if shaper is not None:
-                if link is not None and link.written - link.unacknowledged >= accepted_at and not accepting:
+                if not (lost or accepting) and link.written - link.unacknowledged >= accepted_at:
                     accepting = True
-                    peer.accepting.add(sending)
-                    node.loop.call_later(round_trip_s, self._accept, sending, peer)
+                    node.loop.call_later(round_trip_s, sending.accept)
                 await self._pass_uplink(shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
-                if link is not None and not shaper.reaches(sending.to):
+                if not (lost or shaper.reaches(sending.to)):
+                    lost = True
                     if begun:
                         self._call_off(link, peer)
-                    link, lost = None, True
-            if sending.over or (link is not None and link.closed):
+            if sending.over or (link.closed and not lost):
                 break
             if not sending.unchanged():
-                node.failed(
-                    GossamerError(
-                        f"a vector of a message to node {sending.to} was modified in place after it was sent; what is in"
-                        " a message is immutable: compute a new vector"
-                    )
-                )
-                sending.state = State.QUEUED  # what had left of it earlier, the peer has not got
-                self.cancel(sending)
+                self._refuse(sending)
                 break
             node.traffic.bytes_sent += len(chunk.frame)
-            if link is not None:
+            sending.left += len(chunk.frame)
+            if not lost:
                 begun = True
                 link.write(chunk.frame)
                 link.written += chunk.nbytes
@@ -189,13 +127,13 @@ class Outbox:
             if lost:
                 node.traffic.messages_lost += 1
                 sending.release()
-            elif shaper is None:
-                sending.accept()
-            if link is not None:
+            else:
                 self._use_number(link, peer, sending)
-        if node.watch is not None and (sent := node.traffic.bytes_sent - self._sent_before):
-            node.watch(sending.to, start_s, node.now(), sent)
-        if link is not None:
+                if shaper is None:
+                    sending.accept()
+        if node.watch is not None and sending.left:
+            node.watch(sending.to, start_s, node.now(), sending.left)
+        if not lost:
             if begun and sending.state is State.CANCELLED:
                 self._call_off(link, peer)
             while not (link.writable or link.closed):
@@ -211,15 +149,22 @@ class Outbox:
         if sending.over:
             shaper.uplink.give_back(self._node.loop.time())
 
-    def _accept(self, sending: OwnSending, peer: Peer) -> None:
-        peer.accepting.discard(sending)
-        sending.accept()
-
     def _call_off(self, link: Outgoing, peer: Peer) -> None:
         if not link.closed:
             frame = abort(peer.number)
             self._node.traffic.bytes_sent += len(frame)
             link.write(frame)
+
+    def _refuse(self, sending: OwnSending) -> None:
+        """A message was modified after it was sent."""
+        self._node.failed(
+            GossamerError(
+                f"a vector of a message to node {sending.to} was modified in place after it was sent; what is in a message"
+                " is immutable: compute a new vector"
+            )
+        )
+        sending.state = State.QUEUED  # what had left of it earlier, the peer has not got
+        self.cancel(sending)
 
     def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
         if sending.round > peer.first[0]:
@@ -227,7 +172,7 @@ class Outbox:
         for cut in self._cuts:
             if cut.counts.get(peer.rank, 0) is None and sending.round >= cut.rounds:
                 cut.counts[peer.rank] = peer.number
-        peer.number = (peer.number + 1) % NUMBERS
+        peer.number += 1
         peer.unacknowledged.append((link.written, sending))
 
     # --- what becomes of messages otherwise
@@ -252,6 +197,7 @@ class Outbox:
         sending.release()
 
     def drop(self, peer: Peer) -> None:
+        """Give up all messages for a peer."""
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
         self.forget(peer)
@@ -291,14 +237,10 @@ class Outbox:
 
     def tell(self) -> None:
         """Report snapshots before which nothing is left to send."""
-        if not self._cuts:
-            return
-        oldest: dict[int, int] = {}  # round, by receiver
-        for each in (*self._queue, *([] if self._current is None else [self._current])):
-            oldest[each.to] = min(each.round, oldest.get(each.to, each.round))
+        peers = self._node.peers
         for cut in list(self._cuts):
-            peers = [peer for peer in map(self._node.peers.__getitem__, cut.counts) if peer.lost is None]
-            if all(oldest.get(peer.rank, cut.rounds) >= cut.rounds for peer in peers):
+            reached = {rank: number for rank, number in cut.counts.items() if peers[rank].lost is None}
+            if not any(each.round < cut.rounds and each.to in reached for each in self._pending()):
                 self._cuts.remove(cut)
-                counts = ((peer, cut.counts[peer.rank]) for peer in peers)
-                cut.told({peer.rank: peer.number if count is None else count for peer, count in counts})
+                numbers = {rank: peers[rank].number if n is None else n for rank, n in reached.items()}
+                cut.told(numbers)

@@ -1,22 +1,68 @@
-"""The state of one peer, as its node sees it."""
+"""The state of one peer, as its node sees it, and of one message to it."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
-from gossamer.messages import FrameError
-from gossamer.runtime.processes.transport.wire import NUMBERS
+from gossamer.messages import Encoded, FrameError
+from gossamer.messages.tags import Sending
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Incoming, Outgoing
-    from gossamer.runtime.processes.transport.outbox import OwnSending
-
 
 State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
 """How far a message has come. AGAIN: it had left, but its connection broke before the peer had acknowledged it."""
+
+
+class OwnSending(Sending):
+    """One message on its way to one peer, sent in a round of this node; ``take_back`` cancels it."""
+
+    def __init__(
+        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.to, self.head, self.round = to, head, round
+        self.buffers = encoded.buffers
+        self.nbytes = len(head) + sum(buffer.nbytes for buffer in encoded.buffers)
+        self.queued_at = loop.time()
+        self.state = State.QUEUED
+        self.left = 0  # bytes of frames that have left, of the attempt under way
+        self._versions = tuple(buffer._version for buffer in encoded.buffers)
+        self._take_back = take_back
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def over(self) -> bool:
+        return self.state not in (State.QUEUED, State.AGAIN)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        # Shielded: the waiting task may be cancelled, and others wait for the same message.
+        return asyncio.shield(self._done).__await__()
+
+    def done(self) -> bool:
+        return self._done.done()
+
+    def cancel(self) -> bool:
+        return self._take_back(self)
+
+    def unchanged(self) -> bool:
+        return all(
+            buffer._version == seen for buffer, seen in zip(self.buffers, self._versions, strict=False)
+        )
+
+    def accept(self) -> None:
+        """Release the tasks that wait."""
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def release(self) -> None:
+        """Release the tasks that wait, and the memory."""
+        self.buffers = ()
+        self.accept()
 
 
 class Peer:
@@ -27,32 +73,25 @@ class Peer:
         self.incarnation: int | None = None  # the newest that was heard of
         self.ended = -1  # the newest incarnation that is known to be over
         self.lost: str | None = None  # the reason, if it is lost
-        self.why = "no connection yet"  # what became of the last connection, or attempt at one
         self.silent = 0  # ticks since anything came from it, while it is connected
-        self.timer: asyncio.TimerHandle | None = None  # it is lost then, unless it is reached before
+        self.dial: asyncio.Task[None] | None = None
+        self.lost_at = 0.0  # when it is lost, unless it answers before
+        self.hurry = asyncio.Event()  # dials it at once instead of a little later
         # Towards it.
         self.used = False  # whether there were messages for it
-        self.dial: asyncio.Task[None] | None = None
-        self.hurry = asyncio.Event()  # dials it at once instead of a little later
-        self.dialled = 0
-        self.failures = 0  # dials since the last one that was answered
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
         # By message number: bytes of chunks on the connection up to its end; the message.
         self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
-        self.accepting: set[OwnSending] = set()  # sent; the acknowledgement takes its simulated time
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
         # From it.
-        self.answered = 0  # the newest of its connections to this node
         self.incoming: Incoming | None = None
         self.expected = 0  # the number of the next message from it
 
-    def stale(self, incarnation: int, connection: int | None) -> str | None:
-        """Why a greeting is an old one: of an earlier incarnation or, coming in, of an earlier connection."""
+    def stale(self, incarnation: int) -> str | None:
+        """Why a greeting is an old one."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
-        if connection is not None and incarnation == self.incarnation and connection <= self.answered:
-            return "on a connection that is known already"
         return None
 
     def acknowledge(self, nbytes: int) -> None:
@@ -67,8 +106,8 @@ class Peer:
         Raises:
             FrameError: if it can't expect that one.
         """
-        behind = (self.number - expected) % NUMBERS
-        if behind >= NUMBERS // 2:
+        behind = self.number - expected
+        if behind < 0:
             raise FrameError(f"expects message {expected} after message {self.number - 1}")
         sent = [sending for _, sending in self.unacknowledged]
         got = max(len(sent) - behind, 0)
@@ -84,21 +123,14 @@ class Peer:
         """Numbers start again, and what the last incarnation may have received isn't sent again."""
         self.incarnation = incarnation
         self.forget()
-        self.number = self.expected = self.answered = 0
+        self.number = self.expected = 0
         self.first = 0, 0
 
     def forget(self) -> None:
         """Release the messages that it has not acknowledged."""
-        for sending in (*(sending for _, sending in self.unacknowledged), *self.accepting):
+        for _, sending in self.unacknowledged:
             sending.release()
         self.unacknowledged.clear()
-        self.accepting.clear()
-
-    def reached(self) -> None:
-        self.failures = 0
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
     def hang_up(self) -> None:
         """Close the connection that it dialled; the next one continues where that one was."""

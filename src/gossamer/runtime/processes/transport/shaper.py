@@ -14,7 +14,7 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -33,9 +33,6 @@ SLOWEST = 1.0
 """Bytes a second of a link whose rate is 0, so that what waits there continues when the rate changes."""
 
 
-# --- what holds bytes and calls back when it is their turn
-
-
 class Bucket:
     """A link that bytes pass one after another at a rate, in bytes a second (a token bucket of size 0)."""
 
@@ -43,42 +40,21 @@ class Bucket:
         self.rate = max(rate, SLOWEST)
         self.free = -math.inf
         """The instant at which all that was taken has passed."""
-        self._used_s = 0.0  # by all that was taken
-        self._use_of_byte_s = _seconds_a_byte(rate)
 
     def take(self, nbytes: int, since: float) -> float:
         """The instant at which the last of some bytes has passed, if the first could have done so from ``since`` on."""
-        self._used_s += nbytes * self._use_of_byte_s
         self.free = max(self.free, since) + nbytes / self.rate
         return self.free
 
     def give_back(self, now: float) -> None:
         """The bytes that were taken and have not passed by now won't."""
-        if left := self._left(now):
-            self._used_s -= left * self._use_of_byte_s
-            self.free = now
+        self.free = min(self.free, now)
 
-    def used_seconds(self, now: float) -> float:
-        return self._used_s - self._left(now) * self._use_of_byte_s
-
-    def change(self, rate: float, now: float, own: float | None = None) -> float:
-        """Set the rate, also for what was taken and has not passed; returns by what its times are multiplied. ``own`` is the
-        link's own rate, where something else holds back what passes."""
-        left, before = self._left(now), self.rate
-        self._used_s -= left * self._use_of_byte_s
-        self.rate, self._use_of_byte_s = max(rate, SLOWEST), _seconds_a_byte(rate if own is None else own)
-        self._used_s += left * self._use_of_byte_s
-        if left:
-            self.free = now + left / self.rate
-        return 1.0 if self.rate == before else before / self.rate
-
-    def _left(self, now: float) -> float:
-        return (self.free - now) * self.rate if self.free > now else 0.0
-
-
-def _seconds_a_byte(rate: float) -> float:
-    """Seconds of use per byte; bytes that wait at a link of rate 0 do not use it."""
-    return 1 / rate if rate > 0 else 0.0
+    def change(self, rate: float, now: float) -> None:
+        """Set the rate, also for what was taken and has not passed."""
+        before, self.rate = self.rate, max(rate, SLOWEST)
+        if self.free > now and before != self.rate:
+            self.free = now + (self.free - now) * before / self.rate
 
 
 class Line:
@@ -86,33 +62,22 @@ class Line:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[float, Callable[[float], None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
 
-    def add(self, instant: float, call: Callable[[float], None]) -> None:
-        """Make a call, with its instant, at that instant or when all calls before it were made."""
+    def add(self, instant: float, call: Callable[[], None]) -> None:
+        """Make a call at an instant, or when all calls before it were made."""
         if self._waiting:
             instant = max(instant, self._waiting[-1][0])
         self._waiting.append((instant, call))
-        if self._timer is None:
+        if len(self._waiting) == 1:
             self._run()
 
-    def stretch(self, factor: float, now: float) -> None:
-        """Multiply the time that is left for each call."""
-        self._waiting = deque(
-            (now + (at - now) * factor if at > now else at, call) for at, call in self._waiting
-        )
-        self._run()
-
     def _run(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         while self._waiting and self._waiting[0][0] <= self._loop.time():
-            instant, call = self._waiting.popleft()
-            call(instant)
-        if self._waiting and self._timer is None:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._run)
+            self._waiting[0][1]()
+            self._waiting.popleft()
+        if self._waiting:
+            self._loop.call_at(self._waiting[0][0], self._run)
 
 
 class _Piece(NamedTuple):
@@ -124,7 +89,7 @@ class _Piece(NamedTuple):
     since: float
     here: float
     taken: Callable[[], None]
-    passed: Callable[[float], None] | None
+    passes: Callable[[float], None] | None
 
 
 class Downlink:
@@ -135,7 +100,6 @@ class Downlink:
         self._loop = loop
         self._queue: list[_Piece] = []
         self._numbers = itertools.count()
-        self._passing = Line(loop)
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(
@@ -144,43 +108,38 @@ class Downlink:
         since: float,
         turn: int,
         taken: Callable[[], None],
-        passed: Callable[[float], None] | None = None,
+        passes: Callable[[float], None] | None = None,
     ) -> None:
         """Let some bytes pass that came in since an instant; of those that wait, the lowest turn goes first. ``taken`` is
-        called when they are about to pass, so that more may be sent; ``passed`` with the instant at which all have."""
-        piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passed)
+        called when they are about to pass, so that more may be sent; ``passes`` then, with the instant at which all have."""
+        piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passes)
         heapq.heappush(self._queue, piece)
         if self._timer is None:
             self._serve()
 
-    def used_seconds(self) -> float:
-        return self._bucket.used_seconds(self._loop.time())
-
     def change(self, rate: float) -> None:
         """Set the rate."""
-        now = self._loop.time()
-        self._passing.stretch(self._bucket.change(rate, now), now)
+        self._bucket.change(rate, self._loop.time())
         self._serve()
 
     def _serve(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._bucket.rate == SLOWEST:
+            return  # nothing begins to pass until the rate changes
         while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
             piece = heapq.heappop(self._queue)
             last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)
             piece.taken()
-            if piece.passed is not None:
-                self._passing.add(last_byte, piece.passed)
+            if piece.passes is not None:
+                piece.passes(last_byte)
         if self._queue and self._timer is None:
             self._timer = self._loop.call_at(self._bucket.free - LATE_S, self._serve)
 
 
-# --- a node's part of a network
-
-
 class Shaper:
-    """One node's part of a network."""
+    """One node's part of a network; ``changed`` is called when the network has changed."""
 
     def __init__(
         self, rank: int, network: Network, nodes: int, seed: int, loop: asyncio.AbstractEventLoop
@@ -191,15 +150,14 @@ class Shaper:
         self._changes = network.changes(nodes, seed)
         self._to = rank  # the receiver of the message on the uplink
         self._lost = False  # whether that message is lost
-        self._departed = [0] * nodes  # messages by receiver, and by sender
-        self._arrived = [0] * nodes
+        self._departed: defaultdict[int, int] = defaultdict(int)  # messages by receiver
+        self._arrived: defaultdict[int, int] = defaultdict(int)  # messages by sender
         self._turns: dict[int, int] = {}  # of the message that comes in from each sender
         self._next_turn = itertools.count()
-        self._delays: dict[int, Line] = {}
+        self._delays: defaultdict[int, Line] = defaultdict(lambda: Line(loop))  # by sender
         self.uplink = Bucket(self._rate(rank, None))
         self.downlink = Downlink(float(self._conditions.rates[nodes + rank]), loop)
         self.changed: Callable[[], None] = lambda: None
-        """Called when the network has changed."""
 
     @classmethod
     def of(
@@ -235,15 +193,6 @@ class Shaper:
             return float(rates[source])
         return min(path.rate, *(float(rates[link]) for link in (source, *path.links[:-1])))
 
-    def carried_seconds(self) -> tuple[float | None, float | None]:
-        """Bytes that have passed the uplink, and the downlink, by now, each divided by the link's rate at the time; None for
-        an unlimited link."""
-        rates = self._conditions.rates
-        return (
-            None if math.isinf(rates[self._rank]) else self.uplink.used_seconds(self._loop.time()),
-            None if math.isinf(rates[self._nodes + self._rank]) else self.downlink.used_seconds(),
-        )
-
     # --- the sender's end
 
     def depart(self, to: int) -> tuple[bool, float]:
@@ -258,8 +207,7 @@ class Shaper:
     def _meter(self, path: Path | None) -> None:
         """Set the uplink's rate for the message on it; a lost message is limited by the uplink alone."""
         self._lost = self._lost or path is None
-        own = self._rate(self._rank, None)
-        self.uplink.change(own if self._lost else self._rate(self._rank, path), self._loop.time(), own)
+        self.uplink.change(self._rate(self._rank, None if self._lost else path), self._loop.time())
 
     def reaches(self, to: int) -> bool:
         return self._path(self._rank, to) is not None
@@ -284,13 +232,13 @@ class Shaper:
         else:
             self._turns[source] = next(self._next_turn)
         turn = self._turns[source] if self._one_at_a_time else 0
-        passed = None
+        passes = None
         if ends:
             del self._turns[source]
             latency = self._latency(source, path)
             if deliver is not None:
-                passed = partial(self._delay, source, latency, deliver)
-        self.downlink.enter(nbytes, since, turn, taken, passed)
+                passes = partial(self._delay, source, latency, deliver)
+        self.downlink.enter(nbytes, since, turn, taken, passes)
 
     def _latency(self, source: int, path: Path | None) -> float:
         """Seconds that a sender's message is under way; 0 where there is no path any more, or only a lossy one.
@@ -304,10 +252,10 @@ class Shaper:
         return latency
 
     def _delay(self, source: int, latency: float, deliver: Callable[[], None], instant: float) -> None:
-        self._delays.setdefault(source, Line(self._loop)).add(instant + latency, lambda _: deliver())
+        self._delays[source].add(instant + latency, deliver)
 
 
-def _next(numbers: list[int], rank: int, path: Path | None) -> int:
+def _next(numbers: defaultdict[int, int], rank: int, path: Path | None) -> int:
     """A message's number among those of its pair of nodes; only those whose delivery is drawn are counted."""
     number = numbers[rank]
     numbers[rank] += path is None or path.loss > 0 or path.jitter_s > 0
@@ -325,11 +273,8 @@ def is_limited(network: Network, nodes: int, seed: int) -> bool:
 
 
 def simplified(network: Network, nodes: int, seed: int) -> list[str]:
-    """How the engine ``processes`` deviates from the description of a network, in words.
-
-    Raises:
-        BadInput: for a description that doesn't fit this number of nodes.
-    """
+    """How the engine ``processes`` deviates from the description of a network, in words; BadInput for a description that
+    doesn't fit this number of nodes."""
     texts = []
     if network.sharing not in ("fifo", "in-turn"):
         texts.append(

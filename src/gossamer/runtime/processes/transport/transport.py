@@ -21,6 +21,7 @@ acknowledged as the network of the experiment lets them.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -32,10 +33,10 @@ from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze,
 from gossamer.messages.tags import Message, Payload, Sending, Tag, Traffic
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
-from gossamer.runtime.processes.transport.guard import Guard, network_of
-from gossamer.runtime.processes.transport.outbox import Outbox, OwnSending
-from gossamer.runtime.processes.transport.peer import Peer, Peers, State
+from gossamer.runtime.processes.transport.outbox import Outbox
+from gossamer.runtime.processes.transport.peer import OwnSending, Peer, Peers, State
 from gossamer.runtime.processes.transport.shaper import Shaper
+from gossamer.runtime.processes.transport.wire import LEAVE
 
 RECEIVE_BYTES = 64 * 1024
 """Bytes that the kernel holds of a connection, and that are read at a time."""
@@ -43,6 +44,10 @@ _BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted: all peers may dial at once."""
 AT_ONCE = 32
 """Connections that are accepted before those accepted earlier are looked at (and strangers among them counted)."""
+STRANGERS = 32
+"""Connections that may be open without having proved a rank, in addition to one for each node."""
+REFUSALS = 64
+"""Refusals that are put on record."""
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.05, 5.0
 """Seconds between a dial that failed and the next one; doubled each time."""
 
@@ -63,6 +68,13 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 @dataclass(eq=False)
@@ -91,7 +103,7 @@ class Transport:
     shaper: Shaper | None = None  # what the network does to messages; None is nothing
     security: Security | None = None
     incarnation: int = 0  # how often this node was started before
-    heartbeat_s: float | None = None  # of silence on a connection, after which a heartbeat is sent
+    heartbeat_s: float | None = None  # a heartbeat is sent twice in this time
     detection_s: float = 10.0
     """Seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is noticed within
     ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled."""
@@ -99,8 +111,10 @@ class Transport:
     traffic: Traffic = field(default_factory=Traffic, init=False)
     rounds: int = field(default=0, init=False)  # that have ended: what is sent belongs to the next one
     connections: set[Connection] = field(default_factory=set, init=False)
+    strangers: dict[Incoming, None] = field(default_factory=dict, init=False)  # the oldest first
     peers: Peers = field(default_factory=Peers, init=False)
     closing: bool = field(default=False, init=False)
+    _refusals: int = field(default=0, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _server: asyncio.Server | None = field(default=None, init=False)
 
@@ -108,14 +122,13 @@ class Transport:
         self.loop = asyncio.get_running_loop()
         self.addresses = list(self.addresses)  # later processes may move
         for host, port in (*self.addresses, self.listener.getsockname()[:2]):
-            if self.security is None and network_of(host) != "loopback":
+            if self.security is None and not _is_loopback(host):
                 raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
         # What comes in is read to the end within one callback of the loop, so all connections share the memory. What is
         # shaped is read chunk by chunk.
         size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
         self.received = memoryview(bytearray(size))
         self.opened = memoryview(bytearray(0 if self.security is None else size))
-        self.guard = Guard(len(self.addresses), self.refused, self.loop.time)
         self.outbox = Outbox(self)
         self._changed = asyncio.Event()
         if self.shaper is not None:
@@ -162,14 +175,8 @@ class Transport:
 
         Raises:
             TypeError: for a payload or tag that can't travel.
-            ValueError: for a rank that can't be sent to, and a message larger than the limit.
-            RuntimeError: when closed.
+            ValueError: for a message larger than the limit.
         """
-        if self.closing:
-            raise RuntimeError("the transport is closed")
-        if not 0 <= to < len(self.addresses) or to == self.rank:
-            last = len(self.addresses) - 1
-            raise ValueError(f"to: rank {to}; accepted: 0 to {last}, except this node ({self.rank})")
         encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
         head = pack_head(tag, self.now(), encoded.structure)
         sending = OwnSending(to, head, encoded, self.rounds, self.outbox.cancel)
@@ -177,12 +184,12 @@ class Transport:
             raise ValueError(
                 f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
             )
-        if self.outbox.put(sending):
-            peer = self.peers[to]
+        peer = self.peers[to]
+        self.outbox.put(sending)
+        if peer.lost is None:
             peer.used = True
             if peer.outgoing is None:
-                self._dial_on(peer)
-                self._expect(peer)
+                self.dial(peer)
         return sending
 
     @property
@@ -190,11 +197,8 @@ class Transport:
         return self.outbox.busy
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every message was handed over and acknowledged, was cancelled, or is lost.
-
-        Raises:
-            TimeoutError: after this many seconds.
-        """
+        """Wait until every message was handed over and acknowledged, was cancelled, or is lost; TimeoutError after this many
+        seconds."""
         async with asyncio.timeout(timeout):
             while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
@@ -222,6 +226,7 @@ class Transport:
         """Treat a lost peer as alive again: the next message to it dials it."""
         peer = self.peers[rank]
         peer.lost, peer.ended = None, -1
+        peer.lost_at = self.loop.time() + self.detection_s
         peer.hurry.set()
 
     async def close(self) -> None:
@@ -232,50 +237,66 @@ class Transport:
         else:
             self._server.close()
         for connection in self.connections:
-            connection.say_goodbye()
+            if connection.peer is not None and not connection.closed:
+                connection.write(LEAVE)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self.connections):
             connection.close()
         while self.connections:
             await self.changed()
         if self._server is not None:
             await self._server.wait_closed()
-        self.guard.close()
-        self.outbox.close()
         for peer in self.peers.values():
-            peer.reached()
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+            self.outbox.drop(peer)
+
+    # --- strangers
+
+    def admit(self, stranger: Incoming) -> None:
+        """A connection comes in that has not proved a rank; if it is one too many, the oldest one of these is closed."""
+        self.strangers[stranger] = None
+        if len(self.strangers) > STRANGERS + len(self.addresses):
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.refuse("did not say who it is while others came")
+
+    def report_refusal(self, line: str) -> None:
+        """Report a refusal, unless there were too many already."""
+        self._refusals += 1
+        if self._refusals <= REFUSALS:
+            self.refused(line)
+        elif self._refusals == REFUSALS + 1:
+            self.refused("further refusals are not shown")
 
     # --- dialling
 
-    def _dial_on(self, peer: Peer) -> None:
-        """Dial a peer until it answers, unless that is done already."""
+    def dial(self, peer: Peer) -> None:
+        """Dial a peer until it answers, at once if that is under way."""
         peer.hurry.set()
         if peer.dial is None and peer.outgoing is None and not self.closing:
+            peer.lost_at = self.loop.time() + self.detection_s
             peer.dial = self._spawn(self._dial(peer))
 
     async def _dial(self, peer: Peer) -> None:
         delay_s = REDIAL_FIRST_S
         while peer.outgoing is None:
             peer.hurry.clear()
-            failure = await self._try(peer)
-            if failure is None:
+            if (why := await self._try(peer)) is None:
                 continue
-            peer.why, peer.failures = failure, peer.failures + 1
+            left_s = peer.lost_at - self.loop.time()
+            if left_s <= 0 and peer.lost is None:
+                self.lose(peer, f"could not be reached for {self.detection_s:g} s: {why}")
             with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):  # (wait_for() may swallow a cancellation)
+                async with asyncio.timeout(min(delay_s, left_s) if left_s > 0 else delay_s):
                     await peer.hurry.wait()
             delay_s = min(2 * delay_s, REDIAL_LAST_S)
         peer.dial = None
 
     async def _try(self, peer: Peer) -> str | None:
+        """Dial a peer once; gives the reason why it did not answer, if it didn't."""
         host, port = self.addresses[peer.rank]
-        peer.dialled += 1
         link = None
         try:
             async with asyncio.timeout(self.detection_s):
@@ -286,18 +307,6 @@ class Transport:
         finally:
             if link is not None and peer.outgoing is not link:
                 link.close()
-
-    def _expect(self, peer: Peer) -> None:
-        """A peer is lost unless it is reached in time."""
-        if peer.timer is None and peer.lost is None and not self.closing:
-            peer.timer = self.loop.call_later(self.detection_s, self._miss, peer)
-
-    def _miss(self, peer: Peer) -> None:
-        peer.timer = None
-        if peer.dial is not None and not peer.failures:  # this process had no time to try
-            peer.timer = self.loop.call_later(REDIAL_FIRST_S, self._miss, peer)
-            return
-        self.lose(peer, f"could not be reached for {self.detection_s:g} s: {peer.why}")
 
     # --- reports of connections
 
@@ -310,32 +319,14 @@ class Transport:
             self.outbox.forget(peer, State.AGAIN)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None
+        peer.lost_at = self.loop.time() + self.detection_s
         if restarted or lost is not None:
             self.contact(peer.rank, None)
 
-    def came(self, peer: Peer) -> None:
-        peer.silent = 0
-        if peer.used:
-            self._dial_on(peer)
-        if peer.outgoing is not None or not peer.used:
-            peer.reached()
-
-    def reached(self, peer: Peer, link: Outgoing) -> None:
-        peer.outgoing, peer.silent = link, 0
-        peer.reached()
-        self.wake()
-
-    def gone(self, peer: Peer, why: str) -> None:
-        peer.why = why
-        if peer.outgoing is None:
-            self._expect(peer)
-
-    def broke(self, peer: Peer, why: str) -> None:
-        peer.outgoing, peer.why = None, why
-        self.outbox.park(peer)
-        if peer.lost is None:
-            self._expect(peer)
-            self._dial_on(peer)
+    def broke(self, peer: Peer) -> None:
+        """A connection with a peer is gone: unless there is another one, it is dialled until it answers."""
+        if peer.outgoing is None and peer.lost is None:
+            self.dial(peer)
 
     # --- losing peers
 
@@ -348,7 +339,7 @@ class Transport:
         known = peer.lost is not None
         self._drop(peer, why)
         if not ended and peer.used:
-            self._dial_on(peer)
+            self.dial(peer)
         if not known:
             self.contact(peer.rank, why)
 
@@ -361,7 +352,6 @@ class Transport:
 
     def _drop(self, peer: Peer, why: str) -> None:
         peer.lost = peer.lost or why
-        peer.reached()
         self.outbox.drop(peer)
         peer.disconnect()
         self.wake()

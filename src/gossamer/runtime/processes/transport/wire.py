@@ -3,7 +3,7 @@
 ::
 
     HELLO   magic (4 bytes), version u16, rank u32, run token (16 bytes),   first on a connection, both ways
-            incarnation u32, connection u32, expected u32
+            incarnation u32, expected u32
     BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
     DATA    2, message u32, length u16, length bytes                        each later chunk
     ABORT   3, message u32                                                  the message won't be completed
@@ -11,16 +11,13 @@
     BEAT    5                                                               still alive
     LEAVE   6                                                               closes its connections for good
 
-All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), one after the
-other, cut every :data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
-chunks without their headers.
+All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), cut every
+:data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in chunks without headers.
 
-The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation;
-an answer repeats the number. Messages between two nodes are numbered from 0 in each incarnation of either, over all their
-connections; the answer to a HELLO says which one is expected, and there the messages continue. One that is taken back leaves
-its number to the next.
-
-Messages go from the side that dialled to the side that was dialled; only HELLO, CREDIT, BEAT and LEAVE go back.
+The incarnation says how often a node was started before. Messages between two nodes are numbered from 0 in each incarnation
+of either, over all their connections; the answer to a HELLO says which one is expected, and there the messages continue. A
+message that is taken back leaves its number to the next. Messages go from the side that dialled to the side that was dialled;
+only HELLO, CREDIT, BEAT and LEAVE go back.
 """
 
 from __future__ import annotations
@@ -28,31 +25,19 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.messages import (
-    BEGIN_BYTES,
-    CHUNK_BYTES,
-    DATA_BYTES,
-    BufferSpec,
-    FrameError,
-    decode,
-    describe,
-    raw,
-    unpack_head,
-)
+from gossamer.messages import CHUNK_BYTES, BufferSpec, FrameError, decode, describe, raw, unpack_head
 from gossamer.messages.tags import Payload
 
 MAGIC = b"gsmr"
-VERSION = 4
+VERSION = 5
 TOKEN_BYTES = 16
-NUMBERS = 2**32
-"""Message numbers wrap around here."""
 
 
 class Kind(enum.IntEnum):
@@ -66,22 +51,19 @@ class Kind(enum.IntEnum):
     LEAVE = 6
 
 
-HELLO = struct.Struct("<4sHI16sIII")
+HELLO = struct.Struct("<4sHI16sII")
 BEGIN = struct.Struct("<BIHQI")
 DATA = struct.Struct("<BIH")
-ABORT = struct.Struct("<BI")
-CREDIT = struct.Struct("<BI")
+_NUMBER = struct.Struct("<BI")
 _BARE = struct.Struct("<B")
-_HEADERS: Mapping[int, struct.Struct] = {
+_HEADERS: dict[int, struct.Struct] = {
     Kind.BEGIN: BEGIN,
     Kind.DATA: DATA,
-    Kind.ABORT: ABORT,
-    Kind.CREDIT: CREDIT,
+    Kind.ABORT: _NUMBER,
+    Kind.CREDIT: _NUMBER,
     Kind.BEAT: _BARE,
     Kind.LEAVE: _BARE,
 }
-assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what wire_bytes() charges
-
 BEAT = _BARE.pack(Kind.BEAT)
 LEAVE = _BARE.pack(Kind.LEAVE)
 
@@ -89,19 +71,19 @@ LEAVE = _BARE.pack(Kind.LEAVE)
 # --- writing
 
 
-def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
-    """The frame that opens a connection; in an answer, ``connection`` is the asker's and ``expected`` the next message."""
-    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected % NUMBERS)
+def hello(rank: int, token: bytes, incarnation: int = 0, expected: int = 0) -> bytes:
+    """The frame that opens a connection; in an answer, ``expected`` is the next message."""
+    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, expected)
 
 
 def abort(message: int) -> bytes:
     """The frame that takes back the message under way."""
-    return ABORT.pack(Kind.ABORT, message % NUMBERS)
+    return _NUMBER.pack(Kind.ABORT, message)
 
 
 def credit(nbytes: int) -> bytes:
     """The frame that acknowledges bytes of chunks."""
-    return CREDIT.pack(Kind.CREDIT, nbytes)
+    return _NUMBER.pack(Kind.CREDIT, nbytes)
 
 
 class Chunk(NamedTuple):
@@ -116,15 +98,12 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
     buffer's bytes are read when its chunk is asked for."""
     sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
     left = total = sum(source.nbytes for source in sources)
-    number = message % NUMBERS
     while left:
         due = length = min(CHUNK_BYTES, left)
-        first = left == total
-        header = (
-            BEGIN.pack(Kind.BEGIN, number, length, total, len(head))
-            if first
-            else DATA.pack(Kind.DATA, number, length)
-        )
+        if left == total:
+            header = BEGIN.pack(Kind.BEGIN, message, length, total, len(head))
+        else:
+            header = DATA.pack(Kind.DATA, message, length)
         pieces: list[bytes | memoryview] = [header]
         while due:
             source = sources.popleft()
@@ -145,7 +124,6 @@ class Hello(NamedTuple):
     rank: int
     token: bytes
     incarnation: int
-    connection: int
     expected: int
 
 
@@ -173,13 +151,9 @@ class _Message:
 
     def __init__(self, total: int, head: int) -> None:
         self.left = total
-        self._head = bytearray(head)
-        self._body = total - head
+        self._head, self._body = bytearray(head), total - head
         self._targets = deque([memoryview(self._head)])
         self._buffers: list[Tensor] | None = None
-        self._tag: tuple[str | int, ...] = ()
-        self._sent_at = 0.0
-        self._structure = b""
 
     def fill(self, data: memoryview) -> None:
         self.left -= data.nbytes
@@ -215,8 +189,9 @@ def _allocate(spec: BufferSpec) -> Tensor:
 class Decoder:
     """Reads one direction of a connection, in pieces of any size, and trusts nothing.
 
-    It holds at most one message of at most ``limit`` bytes (and the Python objects in its structure, whose number
-    :mod:`gossamer.messages` limits) and checks sizes before it allocates. It is of no use after an error.
+    It holds at most one message of at most ``limit`` bytes (None: only credit comes in) and the Python objects in its
+    structure, whose number :mod:`gossamer.messages` limits. It checks sizes before it allocates, and is of no use after an
+    error.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -225,21 +200,14 @@ class Decoder:
         self._accepted = (Kind.BEAT, Kind.LEAVE, *own)
         self._header = bytearray()
         self._greeted = False
-        self._number = -1
         self._message: _Message | None = None
         self._chunk_left = 0
+        self.expected = 0
+        """The number of the message that comes next, or must come again if the stream ends here."""
         self.frame_bytes = 0
         """Bytes of chunks, headers included, and of aborts so far."""
         self.chunk_bytes = 0
         """Bytes of chunks without headers so far, which credit counts."""
-
-    @property
-    def expected(self) -> int:
-        """The number of the message that comes next, or must come again if the stream ends here."""
-        return (self._number + (self._message is None)) % NUMBERS
-
-    def expect(self, number: int) -> None:
-        self._number = number - 1
 
     @property
     def idle(self) -> bool:
@@ -276,6 +244,7 @@ class Decoder:
             if message.left:
                 return None
             self._message = None
+            self.expected += 1
             return message.arrived()
         except FrameError as error:
             raise FrameError(f"sent a bad message: {error}") from None
@@ -310,14 +279,12 @@ class Decoder:
         if kind in (Kind.BEAT, Kind.LEAVE):
             return Kind(kind)
         self.frame_bytes += _HEADERS[kind].size
-        number = values[0]
         if kind == Kind.BEGIN:
-            self._begin(number, *values[2:])
-        elif self._message is None or number != self._number:
-            raise FrameError(f"continued message {number}, which is not under way")
+            self._begin(values[0], *values[2:])
+        elif self._message is None or values[0] != self.expected:
+            raise FrameError(f"continued message {values[0]}, which is not under way")
         if kind == Kind.ABORT:
             self._message = None
-            self._number -= 1  # which the next message takes
             return Kind.ABORT
         assert self._message is not None
         length, due = values[1], min(CHUNK_BYTES, self._message.left)
@@ -328,12 +295,11 @@ class Decoder:
 
     def _begin(self, number: int, total: int, head: int) -> None:
         if self._message is not None:
-            raise FrameError(f"began message {number} before the end of message {self._number}")
-        if number != (self._number + 1) % NUMBERS:
-            raise FrameError(f"began message {number} after message {self._number}")
+            raise FrameError(f"began message {number} before the end of message {self.expected}")
+        if number != self.expected:
+            raise FrameError(f"began message {number} where message {self.expected} was due")
         if total > self._limit:
             raise FrameError(f"announced {total} bytes, limit {self._limit}")
         if not 0 < head <= total:
             raise FrameError(f"announced a head of {head} bytes in a message of {total}")
-        self._number = number
         self._message = _Message(total, head)
