@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from gossamer.messages.tags import Part, Payload
 if TYPE_CHECKING:
     from gossamer.node import Node
 
-_Array = np.ndarray[Any, Any]
+_Values = Float[np.ndarray, " n"]
+_Starts = Int[np.ndarray, " blocks"]
+_Scales = Float[np.ndarray, " blocks"]
 _LARGEST = 65504.0
 """The largest number of float16."""
 
@@ -140,7 +142,7 @@ class _Levels(_Scaled):
         return (2 * self.s).bit_length()
 
     @abstractmethod
-    def scales(self, x: _Array, starts: _Array) -> _Array:
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
         """m of each of the blocks that begin at ``starts``, of the values x [n]."""
 
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
@@ -206,7 +208,7 @@ class Quantize(_Levels):
     def contracts(self) -> bool:
         return self.bits > 2 or self.rounding == "nearest"
 
-    def scales(self, x: _Array, starts: _Array) -> _Array:
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.maximum.reduceat(np.abs(x), starts)
 
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
@@ -236,7 +238,7 @@ class QSGD(_Levels):
     def contracts(self) -> bool:
         return self.contract
 
-    def scales(self, x: _Array, starts: _Array) -> _Array:
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.sqrt(np.add.reduceat(np.square(x, dtype=np.float64), starts)).astype(np.float32)
 
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
