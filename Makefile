@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 CHAOS_SECONDS ?= 600
 
-.PHONY: demo docs test test-all test-newest-torch lint bench bench-processes tutorials chaos clean help
+.PHONY: demo docs test test-all lint bench bench-processes tutorials chaos clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -26,14 +26,6 @@ test-all: lint   ## the slow tests too
 
 # Recorded steps rest on torch's interpreter, which is deprecated: this says in advance when a release drops what they need.
 # (In an environment of its own; where no CPU build is at hand, pip fetches the libraries of CUDA too.)
-NEWEST := .venv-newest-torch
-test-newest-torch:   ## learning and the golden runs with the newest torch that pip finds
-	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/pip install --quiet --upgrade "pip>=25.1" torch
-	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
-	$(NEWEST)/bin/pip install --quiet --group dev --editable ".[all]" --constraint $(NEWEST)/constraints.txt
-	$(NEWEST)/bin/pytest -m "not slow and not timing" --numprocesses auto tests/learning tests/golden tests/test_numerics.py
-
 lint: $(READY)   ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -56,7 +48,7 @@ chaos: $(READY)  ## seeded faults, half the time simulated and half among real p
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS)
 
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Of pip's output: the large downloads, and the number of packages. Errors and warnings are shown as they are.
 TERSE := while read -r verb what rest; do case "$$verb $$rest" in \

@@ -245,15 +245,12 @@ def evaluation(only: str) -> Iterator[Row]:
         task = replace(task, test=task.train)
         start = initial_model(task.model, 1)
         rows, workers = Rows(len(start.parameters)), Workers()
-        # (Evaluation is recorded on two different sets of values.)
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]
-        evaluator = Evaluator(task, 1, workers=workers)
-        evaluator.rows = rows
+        evaluator = Evaluator(task, 1, workers=workers, rows=rows)
         torch.set_num_threads(1)
-        for _ in range(2):  # until the evaluation is recorded
-            evaluator.test_each(models)
+        evaluator.test_each(models)
         baseline = evaluating(task, nodes)
 
         def ours(evaluate: Evaluator = evaluator, models: list[Model] = models) -> float:

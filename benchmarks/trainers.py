@@ -29,7 +29,7 @@ from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks import model_factory
 
-REPEATS, WARMUPS = 7, 3  # the first two steps are recorded
+REPEATS, WARMUPS = 7, 2
 # Model, image (channels, height and width), nodes, batch size.
 CASES = [
     ("logistic", (1, 28), 100, 16),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import psutil
@@ -35,25 +34,6 @@ install_import_hook(
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
-
-
-QUICK = {"algorithms", "cli", "codecs", "faults", "network", "node", "results", "secure", "sweep", "topology"}
-
-
-@pytest.fixture(autouse=True)
-def _steps_are_not_recorded(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where runs take a few steps, which recording takes longer than; that it changes no bit is tested in the other folders."""
-
-    from gossamer.learning.capture import Captured
-
-    def plain(captured: Captured, *arguments: Any) -> Any:
-        return captured._function()(*arguments)
-
-    if QUICK.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
-        yield
-    else:
-        with mock.patch.object(Captured, "__call__", plain):
-            yield
 
 
 @pytest.fixture(scope="session", autouse=True)

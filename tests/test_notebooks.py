@@ -93,8 +93,8 @@ def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
     assert outputs[4][0].text.split()[-1] == "False"
     assert outputs[5][-1].ename == "BadInput"
     assert outputs[5][-1].evalue == (
-        "algorithm '__main__:Mine' is defined in a notebook or at a prompt, which other processes can't import;"
-        " accepted: a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
+        "algorithm '__main__:Mine': other processes can't import it;"
+        " accepted: a class of a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
     )
     assert {each.output_type for each in outputs[6]} == {"stream"}
 

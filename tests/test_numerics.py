@@ -108,16 +108,9 @@ def test_a_resumed_run_records_where_it_continues_and_says_if_the_mode_differs(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_run_records_the_form_of_its_steps_and_its_report_begins_with_the_processor(
-    engine: str, cli: Cli, tmp_path: os.PathLike[str]
-) -> None:
+def test_a_report_begins_with_the_processor(engine: str, cli: Cli, tmp_path: os.PathLike[str]) -> None:
     experiment = Experiment.model_validate({**SMALL, "engine": {"name": engine, "trainer": "sequential"}})
     done = run(experiment, tmp_path)
-    assert set(done.figures["execution"]) == {"train", "evaluate"} | (
-        {"mix"} if engine == "simulate" else set()
-    )
-    assert done.figures["execution"]["train"]["recorded"] >= 1
-    assert done.figures["execution"]["evaluate"]["recorded"] >= 1
     code, _, _ = cli("report", str(done.path))
     assert code == 0
     page = (done.path / "report.html").read_text(encoding="utf-8")

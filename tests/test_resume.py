@@ -83,14 +83,9 @@ def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
 def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> None:
     changes = {"engine": {"name": engine, "trainer": "sequential"}}
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
-    with pytest.raises(
-        BadInput,
-        match=r"the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=10$",
-    ):
+    with pytest.raises(BadInput, match=r"the run is done; accepted: another end, e.g. --set stop.rounds="):
         gossamer.resume(done.path)
-    with pytest.raises(
-        BadInput, match=r"stop.rounds: 3, of a run that is saved at round 5; accepted: that or more"
-    ):
+    with pytest.raises(BadInput, match=r"stop.rounds: got 3; accepted: at least 5, where the run is saved"):
         gossamer.resume(done.path, ["stop.rounds=3"])
     assert load_run(done.path).status == "done"
     assert load_run(done.path).experiment["stop"]["rounds"] == 5
@@ -145,7 +140,7 @@ def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
     resumed = gossamer.resume(failed.value.folder)
     assert resumed.status == "done"
     assert resumed.error is None
-    assert resumed.events["detail"].to_list() == ["from checkpoint 3, round 6"]
+    assert resumed.events["detail"].to_list() == ["from checkpoint 3, rounds 6 to 6"]
     assert_same(resumed, gossamer.run(described, tmp_path / "whole"))
 
 
@@ -261,7 +256,9 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert str(run.path) in out
     first, _, *lines = err.splitlines()
     evaluations = [line for line in lines if "wall time" in line]  # (on a busy machine there are others)
-    begins = f"goes on from checkpoint {cut.number}, round 2, virtual time {max(cut.times_s.values()):.4g} s, after "
+    begins = (
+        f"goes on from checkpoint {cut.number}, rounds 2 to 2, time {max(cut.times_s.values()):.4g} s, after "
+    )
     assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
     # The wall time is the record's: with what was spent before.
     walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]
@@ -270,10 +267,7 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     ]  # type: ignore[index]
     code, _, err = cli("resume", str(run.path))
     assert code == 2
-    assert (
-        err
-        == f"error: {run.path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds={2 * run.experiment['stop']['rounds']}\n"
-    )
+    assert err.startswith(f"error: {run.path}: the run is done; accepted: another end, ")
     code, out, _ = cli("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
     assert code == 0
     assert load_run(run.path).metrics["round"].max() == 12

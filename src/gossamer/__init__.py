@@ -8,18 +8,29 @@ from typing import TYPE_CHECKING, Any
 from gossamer import numerics
 
 if TYPE_CHECKING:
-    from gossamer.algorithms import Algorithm
-    from gossamer.api import resume, run
-    from gossamer.codecs import Codec
-    from gossamer.config import Experiment
-    from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
-    from gossamer.messages.tags import Message, Model, Part
-    from gossamer.node import Node, NodeWrapper, PeerLost
-    from gossamer.results.run import Run, load_run, load_runs
-    from gossamer.results.trackers import Tracker
-    from gossamer.sweep.execute import run_sweep
-    from gossamer.sweep.sweep import Sweep
-    from gossamer.tasks import Poison, Task
+    from gossamer.algorithms import Algorithm as Algorithm
+    from gossamer.api import resume as resume
+    from gossamer.api import run as run
+    from gossamer.codecs import Codec as Codec
+    from gossamer.config import Experiment as Experiment
+    from gossamer.errors import BadInput as BadInput
+    from gossamer.errors import Deadlock as Deadlock
+    from gossamer.errors import GossamerError as GossamerError
+    from gossamer.errors import RunFailed as RunFailed
+    from gossamer.messages.tags import Message as Message
+    from gossamer.messages.tags import Model as Model
+    from gossamer.messages.tags import Part as Part
+    from gossamer.node import Node as Node
+    from gossamer.node import NodeWrapper as NodeWrapper
+    from gossamer.node import PeerLost as PeerLost
+    from gossamer.results.run import Run as Run
+    from gossamer.results.run import load_run as load_run
+    from gossamer.results.run import load_runs as load_runs
+    from gossamer.results.trackers import Tracker as Tracker
+    from gossamer.sweep.execute import run_sweep as run_sweep
+    from gossamer.sweep.sweep import Sweep as Sweep
+    from gossamer.tasks import Poison as Poison
+    from gossamer.tasks import Task as Task
 
 __version__ = "0.1.0"
 
@@ -27,57 +38,22 @@ __version__ = "0.1.0"
 numerics.set_default_mode()
 
 # Imported on first use, so that `gossamer --help` does not wait for torch.
-_HOMES = {
-    "Algorithm": "gossamer.algorithms",
-    "BadInput": "gossamer.errors",
-    "Codec": "gossamer.codecs",
-    "Deadlock": "gossamer.errors",
-    "Experiment": "gossamer.config",
-    "GossamerError": "gossamer.errors",
-    "Message": "gossamer.messages.tags",
-    "Model": "gossamer.messages.tags",
-    "Node": "gossamer.node",
-    "NodeWrapper": "gossamer.node",
-    "Part": "gossamer.messages.tags",
-    "PeerLost": "gossamer.node",
-    "Poison": "gossamer.tasks",
-    "Run": "gossamer.results.run",
-    "RunFailed": "gossamer.errors",
-    "Sweep": "gossamer.sweep.sweep",
-    "Task": "gossamer.tasks",
-    "Tracker": "gossamer.results.trackers",
-    "load_run": "gossamer.results.run",
-    "load_runs": "gossamer.results.run",
-    "resume": "gossamer.api",
-    "run": "gossamer.api",
-    "run_sweep": "gossamer.sweep.execute",
+_NAMES = {
+    "gossamer.algorithms": ("Algorithm",),
+    "gossamer.api": ("resume", "run"),
+    "gossamer.codecs": ("Codec",),
+    "gossamer.config": ("Experiment",),
+    "gossamer.errors": ("BadInput", "Deadlock", "GossamerError", "RunFailed"),
+    "gossamer.messages.tags": ("Message", "Model", "Part"),
+    "gossamer.node": ("Node", "NodeWrapper", "PeerLost"),
+    "gossamer.results.run": ("Run", "load_run", "load_runs"),
+    "gossamer.results.trackers": ("Tracker",),
+    "gossamer.sweep.execute": ("run_sweep",),
+    "gossamer.sweep.sweep": ("Sweep",),
+    "gossamer.tasks": ("Poison", "Task"),
 }
-
-__all__ = [
-    "Algorithm",
-    "BadInput",
-    "Codec",
-    "Deadlock",
-    "Experiment",
-    "GossamerError",
-    "Message",
-    "Model",
-    "Node",
-    "NodeWrapper",
-    "Part",
-    "PeerLost",
-    "Poison",
-    "Run",
-    "RunFailed",
-    "Sweep",
-    "Task",
-    "Tracker",
-    "load_run",
-    "load_runs",
-    "resume",
-    "run",
-    "run_sweep",
-]
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

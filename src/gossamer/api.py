@@ -59,23 +59,16 @@ def run(
         RunFailed: if a node failed or died, or all nodes wait forever. What was recorded until then is kept in the folder
             that the error's ``folder`` names.
     """
-    if not isinstance(experiment, Experiment):
-        raise BadInput(
-            f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
-        )
     check_not_importing("run")
     experiment = settled(experiment)
     with _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
-            where = environment(
-                sys.argv if command is None else command, computes_here=_simulated(experiment)
-            )
             folder = RunFolder.create(
                 Path(out),
                 name or experiment.name,
                 experiment=experiment.to_yaml(),
-                environment=where,
+                environment=environment(command or sys.argv, computes_here=_simulated(experiment)),
                 setup=engine.description,
             )
             with folder.locked():
@@ -116,8 +109,7 @@ def resume(
             cut = _resumable(folder, experiment, watcher)
             trained = experiment
             if cut.trainer is not None and experiment.engine.trainer == "auto":
-                engine_fields = {**experiment.engine.model_dump(), "trainer": cut.trainer}
-                trained = experiment.override(engine=engine_fields)
+                trained = _trained_by(experiment, cut.trainer)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(trained, server, listen) as engine:
 
@@ -130,7 +122,6 @@ def resume(
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
-    """The observer of a run; without one, a live display in a notebook, and the log elsewhere."""
     return watching(experiment, quiet=not in_notebook()) if observer is None else nullcontext(observer)
 
 
@@ -152,6 +143,10 @@ def _own_event_loop() -> Iterator[None]:
             asyncio.tasks._enter_task(outer, task)
 
 
+def _trained_by(experiment: Experiment, trainer: str) -> Experiment:
+    return experiment.override(engine={**experiment.engine.model_dump(), "trainer": trainer})
+
+
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
     """The checkpoint from which a run continues: the newest one that is whole, of a run whose record is."""
     path, stop, run = folder.path, experiment.stop, load_run(folder.path)
@@ -160,13 +155,9 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
     if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
-        name = next(each for each in ("rounds", "time_s", "bytes", "bytes_per_node") if getattr(stop, each))
-        later = f"{name}={2 * getattr(stop, name):g}"
-        raise BadInput(
-            f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
-        )
+        raise BadInput(f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds=200")
     for part in ("environment", "setup", "metrics", "events", "timeline"):
-        getattr(run, part)  # before anything changes
+        getattr(run, part)  # reads it, before anything changes
     if (cut := newest(folder.checkpoints, observer.say, verified=True)) is None:
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
@@ -175,19 +166,13 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     ended = cut.experiment["stop"]["rounds"]
     if stop.rounds != ended and ended in cut.rounds.values() and not experiment.algorithm.gathers:
         # What an asynchronous node does after its last round differs from what it does if that is not the last one.
-        cut = (
-            newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
-            or cut
-        )
-    last = max(cut.rounds.values())
-    if stop.rounds is not None and stop.rounds < last:
-        raise BadInput(
-            f"stop.rounds: {stop.rounds}, of a run that is saved at round {last}; accepted: that or more"
-        )
-    if stop.time_s is not None and cut.time_s is not None and stop.time_s < cut.time_s:
-        raise BadInput(
-            f"stop.time_s: {stop.time_s:g}, of a run that is saved at {cut.time_s:g} s; accepted: that or more"
-        )
+        earlier = newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
+        cut = earlier or cut
+    saved = {"rounds": max(cut.rounds.values()), "time_s": cut.time_s}
+    for field, least in saved.items():
+        end = getattr(stop, field)
+        if end is not None and least is not None and end < least:
+            raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {least:g}, where the run is saved")
     if _simulated(experiment) and len(cut.rounds) < experiment.nodes:
         lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
         raise BadInput(
@@ -213,14 +198,12 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, observer: Observer) -> None:
     """Record and say from where, and in which environment, the run continues."""
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
-    rounds = f"round {most}" if least == most else f"rounds {least} to {most}"
-    origin = f"from checkpoint {cut.number}, {rounds}"
+    origin = f"from checkpoint {cut.number}, rounds {least} to {most}"
     time_s = min(cut.times_s.values()) if cut.time_s is None else cut.time_s
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
         events.append(row)
-    clock = "virtual time" if _simulated(experiment) else "time"
-    observer.say(f"goes on {origin}, {clock} {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
+    observer.say(f"goes on {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
     first = load_run(folder.path).environment
     here = environment(sys.argv, computes_here=_simulated(experiment))
     earlier = first.get("resumed", [])
@@ -288,8 +271,8 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
             # What "auto" chose depends on timings; the record says what ran.
-            engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
-            write_text(folder.path / "experiment.yaml", experiment.override(engine=engine).to_yaml())
+            ran = _trained_by(experiment, outcome.trainer)
+            write_text(folder.path / "experiment.yaml", ran.to_yaml())
 
     unwritten = close_record(
         folder,
@@ -300,6 +283,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
-        execution=outcome.execution,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

@@ -62,8 +62,8 @@ def warning() -> str | None:
 
 
 def describe(*, computes_here: bool = True) -> dict[str, Any]:
-    """The processor and the modes of its kernels, for the record of a run; ``computes_here`` says whether this process
-    computes, or only processes that it starts."""
+    """The processor and the modes of its kernels, for the record of a run that computes here, or in processes that this
+    one starts."""
     import torch
 
     return {

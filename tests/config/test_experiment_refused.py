@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from experiment_texts import refused, text
 
-import gossamer
 from gossamer import BadInput, Experiment
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -162,14 +161,6 @@ def test_a_misspelt_field_comes_before_the_one_that_is_missing_because_of_it() -
 def test_several_problems_are_a_line_each() -> None:
     problems = refused(text(nodes=0, seed=-1, initial="x"))
     assert sorted(problem.partition(":")[0] for problem in problems) == ["initial", "nodes", "seed"]
-
-
-@pytest.mark.usefixtures("shapes_unchecked")
-def test_a_path_is_no_experiment() -> None:
-    with pytest.raises(
-        BadInput, match=r"^run: got 'a\.yaml'; accepted: an Experiment, such as Experiment\.load\("
-    ):
-        gossamer.run("a.yaml")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", ["nodes: [", "a: b: c", "\t- x"])

@@ -49,9 +49,9 @@ def test_what_is_merged_may_be_said_again() -> None:
         ("a: 1\na: 1", "there, line 2, column 1: not YAML: 'a' a second time"),
         ("a: !!map [1, 2]", "there, line 1, column 4: not YAML: expected a mapping node"),
         ("a: 2026-13-01", "there: not YAML: month must be in 1..12"),
-        ("- a", "there: a list; accepted: a mapping with 'a'"),
-        ("", "there: empty; accepted: a mapping with 'a'"),
-        ("# nothing\n", "there: empty; accepted: a mapping with 'a'"),
+        ("- a", "there: got ['a']; accepted: a mapping with 'a'"),
+        ("", "there: got null (empty); accepted: a mapping with 'a'"),
+        ("# nothing\n", "there: got null (empty); accepted: a mapping with 'a'"),
     ],
 )
 def test_anything_else_is_one_line(text: str, said: str) -> None:

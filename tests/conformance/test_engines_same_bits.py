@@ -114,7 +114,6 @@ def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: 
     first, reference = runs[0], play(settings, tmp_path)
     for run in runs:
         assert Experiment.load(run.path / "experiment.yaml").engine.trainer == "fused"
-        assert "fused" in run.figures["execution"]["train"]
         assert torch.equal(run.parameters, first.parameters)
         losses = run.metrics.filter(pl.col("node") >= 0).sort("round", "node")["train_loss"]
         expected = first.metrics.filter(pl.col("node") >= 0).sort("round", "node")["train_loss"]
@@ -125,10 +124,7 @@ def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: 
     assert float(accuracies[0].mean()) > 0.6  # type: ignore[arg-type]
 
 
-def test_auto_says_why_it_is_not_fused(tmp_path: Path) -> None:
-    for engine in ("simulate", "processes"):
-        run = play(BATCH_NORM, tmp_path, engine=engine, stop={"rounds": 1})
-        assert any("not fused: with less than 32 nodes" in form for form in run.figures["execution"]["train"])
+def test_fused_is_refused_for_a_model_that_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not know buffers"):
         play(BATCH_NORM, tmp_path, engine={"name": "processes", "trainer": "fused"})
 
@@ -150,8 +146,6 @@ def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], pla
 
 
 def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
-    """And they are the same tensors for every worker, so that steps are recorded."""
-    assert played(FROZEN)[0].figures["execution"]["train"] == {"recorded": 1}
     for run in played(FROZEN):
         assert run.parameters is not None
         assert run.parameters.shape == (4, 9)

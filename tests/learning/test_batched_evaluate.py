@@ -15,7 +15,7 @@ from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
 from gossamer.learning.evaluate import BATCH, Evaluator, Found
-from gossamer.learning.parameters import ForMany
+from gossamer.learning.many import ForMany
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import LIMITS, Workers
 from gossamer.messages.tags import Model
@@ -37,13 +37,11 @@ class Scene:
             if gap:
                 between.append(self.rows.fresh())  # so that they don't lie together
         self.said: list[str] = []
-        self.many = Evaluator(task, 1, workers=self.workers, say=self.said.append)
-        self.many.rows = self.rows
+        self.many = Evaluator(task, 1, workers=self.workers, say=self.said.append, rows=self.rows)
 
     def found(self) -> list[Found]:
-        """What is said of the models at once; the third time it is computed by recorded programs."""
-        for _ in range(3):
-            found = self.many.test_each(self.models)
+        """What is said of the models at once."""
+        found = self.many.test_each(self.models)
         self.workers.close()
         assert not any(isinstance(each, Exception) for each in found)
         return found  # type: ignore[return-value]
@@ -125,7 +123,7 @@ def test_who_is_judged_together_does_not_matter(
     assert together == Scene(images("mlp", test_samples=30), count).found()  # to the bit
 
 
-def test_where_few_models_fit_a_chunk_they_are_judged_one_at_a_time() -> None:
+def test_convolutions_are_judged_one_at_a_time() -> None:
     def convolutions() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 200, 3, padding=1), nn.Flatten(), nn.Linear(12800, 4))
 
@@ -171,7 +169,6 @@ def test_a_metric_may_give_a_plain_number() -> None:
 def test_the_forms_for_many_models_give_what_torch_gives(rows: list[list[int]], keepdim: bool) -> None:
     """The first of equal scores wins."""
     scores = torch.tensor(rows, dtype=torch.float32)
-    table = torch.arange(15.0).view(5, 3)
     with ForMany(), torch.no_grad():
         got = (
             scores.argmax(-1, keepdim),
@@ -179,7 +176,5 @@ def test_the_forms_for_many_models_give_what_torch_gives(rows: list[list[int]], 
             scores.argmax(),
             scores.argmax(axis=1),  # type: ignore[call-overload]  # as NumPy's users say it
         )
-        looked_up = nn.functional.embedding(torch.tensor([[1, 4], [0, 1]]), table)
     expected = scores.argmax(-1, keepdim), torch.argmax(scores, dim=0), scores.argmax(), scores.argmax(1)
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
-    assert torch.equal(looked_up, table[torch.tensor([[1, 4], [0, 1]])])

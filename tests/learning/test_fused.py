@@ -427,22 +427,34 @@ def test_other_models_and_losses_are_not_recognised() -> None:
 def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one() -> None:
     said = r"^engine\.trainer: 'fused' does not know buffers.*; accepted: auto, sequential$"
     with pytest.raises(BadInput, match=said):
-        settle("fused", images("batch norm"), "cpu", 16, 32)
+        settle("fused", images("batch norm"), "cpu", 16, 32, True)
     with pytest.raises(BadInput, match="does not know the device cuda;"):
-        settle("fused", images("mlp"), "cuda", 16, 32)
-    name, reason = settle("auto", images("batch norm"), "cpu", 16, 32)
-    assert name == "auto"
-    assert str(reason).startswith("it does not know buffers")
+        settle("fused", images("mlp"), "cuda", 16, 32, True)
+    name, reason = settle("auto", images("batch norm"), "cpu", 16, 32, True)
+    assert name == "sequential"
+    assert reason.startswith("it does not know buffers")
     for model in ("logistic", "mlp"):
         assert (
-            settle("auto", images(model), "cpu", 16, 32)
-            == settle("fused", images(model), "cpu", 16, 32)
-            == ("fused", None)
+            settle("auto", images(model), "cpu", 16, 32, True)
+            == settle("fused", images(model), "cpu", 16, 32, True)
+            == ("fused", "")
         )
-    assert settle("sequential", images("mlp"), "cpu", 16, 32) == ("sequential", None)
-    few, why = settle("auto", images("mlp"), "cpu", 16, 31)
-    assert few == "auto"
-    assert "less than 32 nodes" in str(why)
+    assert settle("sequential", images("mlp"), "cpu", 16, 32, True) == ("sequential", "")
+    few, why = settle("auto", images("mlp"), "cpu", 16, 31, True)
+    assert (few, why) == ("sequential", "fewer than 32 nodes")
+
+
+def curved() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, CLASSES))
+
+
+def test_auto_batches_small_linear_models_of_many_nodes_where_it_can() -> None:
+    task = replace(images("mlp"), model=curved)
+    assert settle("auto", task, "cpu", 16, 32, True)[0] == "batched"
+    assert settle("auto", task, "cpu", 16, 31, True)[0] == "sequential"
+    assert settle("auto", task, "cpu", 16, 32, False)[0] == "sequential"
+    by_value = replace(task, loss=lambda outputs, targets: outputs.mean() * float(outputs.sum().item()))
+    assert settle("auto", by_value, "cpu", 16, 32, True)[0] == "sequential"
 
 
 def test_usual_ways_to_write_a_model_are_recognised() -> None:

@@ -195,44 +195,6 @@ def test_state_has_the_shapes_that_it_may_have(optimizer: Optimizer, options: di
         assert value.shape in ((SIZE,), (1,)), name
         assert stack[name].shape == (3, *value.shape), name
         assert torch.equal(stack[name], value.expand(3, -1)), name
-    assert optimizer.by_coordinate == all(value.shape == (SIZE,) for value in single.values())
-
-
-@every_case
-def test_a_step_from_elsewhere_is_a_step_of_a_copy(optimizer: Optimizer, options: dict[str, Any]) -> None:
-    start, state, _, steps = stacked(optimizer)
-    before = start.clone()
-    copied, elsewhere = start.clone(), torch.full_like(start, float("nan"))
-    own = {name: value.clone() for name, value in state.items()}
-    gradient = torch.stack([row[-1] for row in steps])
-    optimizer.step(copied, gradient.clone(), state, optimizer.lr)
-    optimizer.step(elsewhere, gradient.clone(), own, optimizer.lr, start)
-    assert torch.equal(elsewhere, copied)
-    assert torch.equal(start, before)
-    assert all(torch.equal(own[name], value) for name, value in state.items())
-
-
-def test_what_a_subclass_makes_of_an_update_is_its_step_from_elsewhere_too() -> None:
-    class Sign(SGD):
-        def update(self, parameters: torch.Tensor, gradient: torch.Tensor, state: Any, lr: float) -> None:
-            parameters.sub_(lr * gradient.sign())
-
-    start, parameters = torch.ones(3), torch.empty(3)
-    Sign(lr=0.5).step(parameters, torch.tensor([-3.0, 0.0, 3.0]), {}, 0.5, start)
-    assert parameters.tolist() == [1.5, 1.0, 0.5]
-
-
-@pytest.mark.parametrize("optimizer", [case[0] for case in CASES if case[0].by_coordinate], ids=str)
-def test_by_coordinate_any_part_may_be_stepped(optimizer: Optimizer) -> None:
-    parameters, state, _, steps = stacked(optimizer)
-    parts, states = parameters.clone(), {name: value.clone() for name, value in state.items()}
-    for gradient in torch.stack([row[-STEPS:] for row in steps], dim=1):
-        optimizer.step(parameters, gradient.clone(), state, optimizer.lr)
-        for part in (slice(0, 5), slice(5, SIZE)):
-            pieces = [whole[:, part].unflatten(1, (1, -1)) for whole in (parts, gradient.clone())]
-            own = {name: value[:, part].unflatten(1, (1, -1)) for name, value in states.items()}
-            optimizer.step(*pieces, own, optimizer.lr)
-    torch.testing.assert_close(parts, parameters, rtol=0, atol=1e-7)
 
 
 def test_the_average_of_asgd_is_that_of_torch() -> None:
@@ -302,22 +264,6 @@ def test_every_optimizer_clips_before_it_decays(name: str) -> None:
         plain.step(one, clipped(gradient, 0.3, 1.0), states[0], 0.1)
         clipping.step(other, gradient.clone(), states[1], 0.1)
     torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
-
-
-def test_a_norm_is_of_all_coordinates() -> None:
-    assert SGD(lr=0.1, momentum=0.9, clip_value=1.0).by_coordinate
-    assert not SGD(lr=0.1, momentum=0.9, clip_norm=1.0).by_coordinate
-    assert not SGD(lr=0.1, momentum=0.9, dampening=0.1).by_coordinate
-
-
-class Plain(SGD):
-    """What a user may write: nothing is known of its update."""
-
-    elementwise = False
-
-
-def test_what_is_not_said_to_be_elementwise_is_not_taken_apart() -> None:
-    assert not Plain(lr=0.1).by_coordinate
 
 
 # --- what is refused ---

@@ -4,19 +4,17 @@ import pytest
 import torch
 from learning_tasks import MODELS
 from torch import nn
-from torch.func import functional_call
 
 from gossamer.errors import BadInput
+from gossamer.learning.many import named_buffers
 from gossamer.learning.parameters import (
     Field,
+    FlatModule,
     Layout,
     SharedConstants,
     bare_module,
     flatten,
-    flatten_buffers,
     initial_model,
-    named_buffers,
-    named_parameters,
 )
 from gossamer.messages.tags import Model
 
@@ -44,11 +42,10 @@ def test_the_flat_vector_is_the_parameters_in_their_order(name: str) -> None:
 
 def called(module: nn.Module, model: Model, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A module's outputs at flat vectors, and the buffers after it."""
-    layout = Layout.of(module)
-    buffers = named_buffers(model.buffers, layout, module)
-    parameters = named_parameters(model.parameters, layout.parameters)
-    outputs = functional_call(module, (parameters, buffers), (images,))
-    return outputs, flatten_buffers(buffers, model.buffers, layout)
+    flat = FlatModule(module)
+    flat.load(model)
+    outputs = flat.module(images)
+    return outputs, flat.buffers() if flat.layout.buffers else model.buffers
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,9 +70,11 @@ def test_what_a_forward_pass_writes_into_buffers_comes_back(name: str) -> None:
 
 def test_integer_buffers_stay_integers_and_round_a_mean() -> None:
     module = nn.BatchNorm1d(1)
-    named = named_buffers(torch.tensor([0.25, 1.5, 6.75]), Layout.of(module), module)
-    assert named["num_batches_tracked"].dtype == torch.int64
-    assert int(named["num_batches_tracked"]) == 7
+    flat = FlatModule(module)
+    flat.load(Model(torch.zeros(2), torch.tensor([0.25, 1.5, 6.75])))
+    assert module.num_batches_tracked is not None
+    assert module.num_batches_tracked.dtype == torch.int64
+    assert flat.buffers().tolist() == [0.25, 1.5, 7.0]
     stacked = named_buffers(torch.tensor([[0.25, 1.5, 6.75], [1.0, 1.0, 2.2]]), Layout.of(module), module)
     assert stacked["num_batches_tracked"].tolist() == [7, 2]
 

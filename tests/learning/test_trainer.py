@@ -21,7 +21,7 @@ from gossamer.learning.trainer import (
     TrainJob,
     TrainResult,
 )
-from gossamer.learning.workers import LIMITS, Workers
+from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
@@ -216,35 +216,6 @@ def test_frozen_parameters_are_those_of_the_module_and_the_others_train_as_torch
         expected = module[3].weight.detach().flatten()  # type: ignore[index,union-attr,operator]
         torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)
         assert all(torch.equal(each, before[n]) == (n != "3.weight") for n, each in module.named_parameters())
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
-@pytest.mark.parametrize("model", [*SMOOTH, "frozen"])
-def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
-    kind: type[Trainer], model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
-    monkeypatch.setitem(LIMITS, "cpu", (8 << 20, 16))
-    task = images(model)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
-    plain = trainer(kind, task)
-    monkeypatch.setattr(
-        plain._gradients, "_record", lambda key, arguments: plain._make_gradients()(*arguments)
-    )
-    expected = plain.train(asked)
-    size = start(task, 0).parameters.numel()
-    shared = Workers(2)
-    recording = kind(task, MOMENTUM, Rows(size), workers=shared)
-    for _ in range(3):  # the first two calls record
-        for one, other in zip(expected, recording.train(asked), strict=True):
-            assert torch.equal(one.model.parameters, other.model.parameters)
-            assert torch.equal(one.model.buffers, other.model.buffers)
-            assert one.loss == other.loss
-            assert torch.equal(one.state["velocity"], other.state["velocity"])
-    # The batched trainer has chunks of 16, 4 and 1.
-    assert len(recording._gradients.programs) == (3 if kind is BatchedTrainer else 1)
-    shared.close()
 
 
 @pytest.fixture

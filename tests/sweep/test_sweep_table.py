@@ -12,7 +12,7 @@ from sweeps import sweep
 from gossamer import BadInput, Sweep, load_run
 from gossamer.results.folder import RunFolder
 from gossamer.results.tidy import ASYNCHRONY, final_summary
-from gossamer.sweep.table import by_cell, label_columns, metric_columns, states, summary
+from gossamer.sweep.table import metric_columns, states, summary
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
     table = done.results()
     assert table.height == len(done.planned) == 12
-    assert label_columns(table) == ["cell", "optimizer.lr"]
+    assert table.columns[:3] == ["cell", "optimizer.lr", "seed"]
     assert table.schema["optimizer.lr"] == pl.Float64
     assert metric_columns(table)[:3] == ["test_loss", "train_loss", "consensus_distance"]
     assert set(metric_columns(table)[3:]) <= set(ASYNCHRONY)
@@ -59,31 +59,7 @@ def test_the_files_hold_the_table(done: Sweep) -> None:
     assert len(lines) == 13
 
 
-def test_the_files_of_cells_hold_count_mean_and_half_width_of_each_metric(done: Sweep) -> None:
-    table = pl.read_parquet(done.folder / "summary.parquet")
-    assert table.columns[:6] == [
-        "cell",
-        "optimizer.lr",
-        "runs",
-        *("test_loss_n", "test_loss_mean", "test_loss_half"),
-    ]
-    assert table.select("cell", "optimizer.lr", "runs", "test_loss_n", "bytes_sent_n").rows() == [
-        ("a", 0.05, 3, 3, 3),
-        ("a", 0.1, 3, 3, 3),
-        ("same", 0.05, 3, 3, 3),
-        ("same", 0.1, 3, 3, 3),
-    ]
-    results = pl.read_parquet(done.folder / "results.parquet")
-    for name in ("test_loss", "best_test_loss", "time_s", "bytes_sent"):
-        values = results.filter(pl.col("cell") == "a", pl.col("optimizer.lr") == 0.1)[name].cast(pl.Float64)
-        assert table[f"{name}_mean"][1] == pytest.approx(values.mean())
-        half = 4.3027 * values.std(ddof=1) / 3**0.5  # Student's t with two degrees of freedom
-        assert table[f"{name}_half"][1] == pytest.approx(half, rel=1e-4)
-    assert pl.read_csv(done.folder / "summary.csv").columns == table.columns
-    assert len((done.folder / "summary.csv").read_text().splitlines()) == 5
-
-
-def test_a_cell_counts_the_runs_that_are_done_and_those_that_have_a_metric() -> None:
+def test_a_cell_counts_the_runs_that_are_done_and_have_the_metric() -> None:
     table = pl.DataFrame(
         {
             "cell": ["a", "a", "a", "b"],
@@ -91,16 +67,12 @@ def test_a_cell_counts_the_runs_that_are_done_and_those_that_have_a_metric() -> 
             "status": ["done", "done", "failed", "pending"],
             "cause": [None, None, "it broke", None],
             "test_loss": [2.0, None, 9.0, None],
-            "time_s": [1.0, 3.0, 9.0, None],
+            "time_s": [1, 3, 9, None],
             "run": ["x", "y", "z", None],
         }
     )
-    found = by_cell(table)
-    assert found.drop("time_s_half").rows() == [
-        ("a", 2, 1, 2.0, None, 2, 2.0),
-        ("b", 0, 0, None, None, 0, None),
-    ]
-    assert found["time_s_half"].to_list() == [pytest.approx(12.706, rel=1e-4), None]
+    assert summary(table, "test_loss").rows() == [("a", 1, 2.0, None, None), ("b", 0, None, None, None)]
+    assert summary(table, "time_s")["low"].to_list() == [pytest.approx(2 - 12.706, rel=1e-4), None]
 
 
 def test_a_cells_mean_and_interval(done: Sweep) -> None:

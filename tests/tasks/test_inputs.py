@@ -69,10 +69,8 @@ def test_named_inputs_are_trained_and_evaluated_like_one_tensor(kind: Any) -> No
         batches = [torch.arange(at, at + 8) for at in (0, 9, 20)]
         jobs = [TrainJob(start, batches, 0.05, {}, 0), TrainJob(start, batches[::-1], 0.05, {}, 1)]
         trained = kind(given, SGD(lr=0.05), rows).train(jobs)
-        evaluator = Evaluator(given, 1, samples=30)
-        evaluator.rows = rows if kind is BatchedTrainer else None
+        evaluator = Evaluator(given, 1, samples=30, rows=rows if kind is BatchedTrainer else None)
         models = [each.model for each in trained]
-        evaluator.warm_up(*models)
         found = evaluator.columns_each(models)
         seen = evaluator.train(models[0], np.arange(7))
         results.append((torch.stack([each.model.parameters for each in trained]), found, seen))

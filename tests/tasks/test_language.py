@@ -138,7 +138,7 @@ def test_a_token_sees_only_those_before_it() -> None:
     assert not torch.allclose(one[:, 12:], other[:, 12:])
 
 
-def test_both_trainers_compute_the_same_and_steps_are_recorded() -> None:
+def test_both_trainers_compute_the_same() -> None:
     setup = prepare(experiment(task={**TINY, "model": SMALL}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
@@ -151,7 +151,6 @@ def test_both_trainers_compute_the_same_and_steps_are_recorded() -> None:
         torch.testing.assert_close(first.model.parameters, second.model.parameters, rtol=1e-4, atol=1e-5)
         assert first.loss == pytest.approx(second.loss, rel=1e-4)
         assert not torch.equal(first.model.parameters, start.parameters)
-    assert [trainer.forms() for trainer in trainers] == [{"recorded": 1}] * 2
 
 
 def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:

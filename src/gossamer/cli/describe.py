@@ -21,7 +21,7 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours, influence of nodes."""
+    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
@@ -44,27 +44,24 @@ def topology(
     if as_json:
         print_json(measures)
         return
-    influence = measures.pop("influence")
+    influence = measures.pop("influence") or []
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    notes = []
     if influence and max(influence) - min(influence) > 1e-6 / len(influence):
         ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
-        most, least = (
-            ", ".join(f"{influence[r]:.3g} (node {r})" for r in some) for some in (ranks[:4], ranks[-1:])
-        )
-        typer.echo(f"{'influence':24} most {most}; least {least}")
-        typer.echo(
-            f"{'note':24} the weights move the consensus away from the mean: nodes agree on the mean weighted by influence"
-        )
+        most = ", ".join(f"{influence[r]:.3g} (node {r})" for r in ranks[:4])
+        typer.echo(f"{'influence':24} most {most}; least {influence[ranks[-1]]:.3g} (node {ranks[-1]})")
+        notes.append("the weights move the consensus away from the mean, to the mean weighted by influence")
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
     if schedule.sampled:
-        typer.echo(
-            f"{'note':24} the figures describe the views that the nodes start with; later views are recorded"
-        )
+        notes.append("the figures describe the views that the nodes start with; later views are recorded")
     elif any(schedule.graph(r) is not graph for r in range(rounds)):
-        typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
+        notes.append(f"the graph changes during the run: the figures describe round {round_} only")
     elif not schedule.static_weights:
-        typer.echo(f"{'note':24} the weights change during the run: the figures describe round {round_} only")
+        notes.append(f"the weights change during the run: the figures describe round {round_} only")
+    for note in notes:
+        typer.echo(f"{'note':24} {note}")
 
 
 def report(
@@ -78,8 +75,8 @@ def report(
         option("Of figures: pdf (default), svg, png.", "--format"),
     ] = None,
     width: Annotated[
-        float | None, option("Of figures, in inches; default: 3.3, a column of a paper.", min=1, max=40)
-    ] = None,
+        float, option("Of figures, in inches; 3.3 is a column of a paper.", min=1, max=40)
+    ] = 3.3,
     axis: Annotated[
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
@@ -120,16 +117,12 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import default_axis, finite, judging
 
-    for name, value in (("--format", format_), ("--width", width), ("--axis", axis)):
-        if value and figures is None:
-            raise BadInput(f"{name}: accepted together with --figures")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
     measures = comparison.measures(loaded, named, time_to or (), area)
-    default = default_baseline(groups)
-    against = default if baseline is None else find_baseline(baseline, groups)
+    against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
     if len(groups) > 1 or metrics or time_to or area:
         compared = comparison.compare(groups, measures, against, per or ())
@@ -138,17 +131,15 @@ def report(
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(loaded, groups, figures, format=format_ or "pdf", width=width or 3.3, **drawn)
+        write_figures(loaded, groups, figures, format=format_ or "pdf", width=width, **drawn)
     page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
     written = {"report": page, "figures": figures, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
-        if compared is not None:
-            said["table"] = finite(compared.rows).to_dicts()
-        if distances is not None:
-            said["by_hops"] = finite(distances).to_dicts()
-        print_json(said)
+        tables = {"table": None if compared is None else compared.rows, "by_hops": distances}
+        found = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
+        print_json(said | found)
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -176,14 +167,12 @@ def verify(
     if as_json:
         print_json({"runs": found})
     else:
-        checked = sum((folder / "experiment.yaml").exists() for folder in folders)
-        going = sum(
-            not (folder / "status.json").exists()
-            for folder in folders
-            if (folder / "experiment.yaml").exists()
-        )
+        checked = [folder for folder in folders if (folder / "experiment.yaml").exists()]
+        going = sum(not (folder / "status.json").exists() for folder in checked)
         unfinished = f", {going} of them not at an end (running or killed)" if going else ""
-        whole = [] if quiet or problems else [f"whole: {checked} run{'s' * (checked > 1)}{unfinished}"]
+        whole = (
+            [] if quiet or problems else [f"whole: {len(checked)} run{'s' * (len(checked) > 1)}{unfinished}"]
+        )
         for line in problems or whole:
             typer.echo(line)
     if problems:

@@ -8,7 +8,6 @@ import gc
 import logging
 import shlex
 import sys
-import threading
 from contextlib import suppress
 from typing import Annotated, Any, cast
 
@@ -21,7 +20,7 @@ from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.reproduce import reproduce
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.cli.start import demo, new
-from gossamer.errors import BadInput, GossamerError, RunFailed, cause
+from gossamer.errors import BadInput, GossamerError, RunFailed
 
 # click's class, which some versions of typer contain and others import.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -85,18 +84,9 @@ def main() -> None:
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
-    threading.excepthook = _thread_failed
     # Otherwise Python searches all of torch for garbage at its end, for half a second.
     atexit.register(gc.freeze)
     sys.exit(_main())
-
-
-def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """One line for what the system refuses to a library's thread, such as space for the files of a tracker."""
-    if isinstance(failed.exc_value, OSError):
-        logging.getLogger("gossamer").warning(cause(failed.exc_value))
-    else:
-        threading.__excepthook__(failed)
 
 
 def _main() -> int:
@@ -116,14 +106,13 @@ def _main() -> int:
     except RunFailed as error:
         if error.traceback:
             typer.echo(error.traceback.rstrip(), err=True)
-        _say(1, str(error))
+        code = _say(1, str(error))
         if error.folder is not None:
-            typer.echo(f"what was recorded is kept in {error.folder}", err=True)
             folder = shlex.quote(str(error.folder))
-            typer.echo(f"a page of it: gossamer report {folder}", err=True)
+            typer.echo(f"what was recorded is kept; a page of it: gossamer report {folder}", err=True)
             if any((error.folder / "checkpoints").glob("*/manifest.json")):
                 typer.echo(f"to go on: gossamer resume {folder}", err=True)
-        return 1
+        return code
     except GossamerError as error:
         return _say(1, str(error))
     except OSError as error:

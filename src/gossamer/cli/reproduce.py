@@ -56,16 +56,21 @@ def reproduce(
         return
     size: Any = "small" if small else "full" if full else None
     loaded = [load(each, size, overrides or (), out) for each in (names() if name == "all" else [name])]
-    if full and not (quiet or as_json):
-        from gossamer.sweep.plan import print_plan
+    from gossamer.reproduce import write_page
+    from gossamer.sweep.display import watching_sweep
+    from gossamer.sweep.execute import run_sweep
+    from gossamer.sweep.plan import print_plan
 
+    if full and not (quiet or as_json):
         with interruptible():
             for _, sweep in loaded:
                 print_plan(sweep, sweep.planned)
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
-        found, outcome = _carry_out(described, sweep, workers, jobs, quiet=quiet or as_json)
+        with watching_sweep(sweep, quiet=quiet or as_json) as watcher, interruptible():
+            outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
+        found = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
         verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in found]
         stopped, failed = outcome.stopped, failed or bool(outcome.failed or outcome.counts.left)
@@ -77,16 +82,3 @@ def reproduce(
         print_table(("claim", "verdict", "page"), [tuple(each.values()) for each in verdicts], labels=3)
     if stopped or failed:
         raise typer.Exit(INTERRUPTED if stopped else 1)
-
-
-def _carry_out(
-    described: Any, sweep: Any, workers: str | None, jobs: int | None, *, quiet: bool
-) -> tuple[Any, Any]:
-    """Run a sweep, and write its page from what is done."""
-    from gossamer.reproduce import write_page
-    from gossamer.sweep.display import watching_sweep
-    from gossamer.sweep.execute import run_sweep
-
-    with watching_sweep(sweep, quiet=quiet) as watcher, interruptible():
-        outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
-    return write_page(described, sweep), outcome

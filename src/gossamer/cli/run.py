@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gossamer.results.run import Run
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
+_EXITS = {"diverged": DIVERGED, "stopped": INTERRUPTED}
 ListenAt = Annotated[
     str | None, option("Run the nodes on workers that join here.", "--listen", metavar="HOST:PORT")
 ]
@@ -254,7 +255,14 @@ def _watch(
 
     with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
         done = carry_out(watcher)
-    page = _write_page(done) if report else None
+    page = None
+    if report:
+        from gossamer.results.report import write_report
+
+        try:
+            page = write_report([done], done.path / "report.html")
+        except BadInput as error:  # such as a missing library for charts: the run itself is done
+            typer.echo(f"no report: {error}", err=True)
     if as_json:
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
         print_json({**said, "profile": done.figures.get("profile")} if profile else said)
@@ -263,26 +271,13 @@ def _watch(
         _print(list(lines.items()))
     if profile and not as_json:
         _print(_profile(done))
-    if done.status == "diverged":
-        raise typer.Exit(DIVERGED)
-    if done.status == "stopped":
-        raise typer.Exit(INTERRUPTED)
+    if done.status in _EXITS:
+        raise typer.Exit(_EXITS[done.status])
 
 
 def _print(lines: list[tuple[str, str]]) -> None:
     for name, text in lines:
         typer.echo(f"{name:20} {text}")
-
-
-def _write_page(done: Run) -> Path | None:
-    """Write a run's page into its folder. If that is not possible, say why and return None."""
-    from gossamer.results.report import write_report
-
-    try:
-        return write_report([done], done.path / "report.html")
-    except BadInput as error:  # such as a missing library for charts: the run itself is done
-        typer.echo(f"no report: {error}", err=True)
-        return None
 
 
 def _profile(done: Run) -> list[tuple[str, str]]:
@@ -294,9 +289,6 @@ def _profile(done: Run) -> list[tuple[str, str]]:
         (name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    for part, forms in (done.figures.get("execution") or {}).items():
-        unit = "sums" if part == "mix" else "shapes of input"
-        lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
     if (vectors := done.figures.get("peak_vectors")) is not None:
         lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

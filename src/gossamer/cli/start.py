@@ -64,13 +64,7 @@ def new(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    for name, what in {
-        "algorithm.py": "an algorithm of your own",
-        "experiment.yaml": "an experiment with it",
-        "experiment.schema.json": "by which an editor of YAML completes and checks the experiment",
-        "test_algorithm.py": "a test of it",
-    }.items():
-        typer.echo(f"{folder / name}: {what}")
+    typer.echo("\n".join(str(folder / name) for name in files))
     typer.echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  gossamer run experiment.yaml")
     typer.echo("  pytest      (after pip install pytest)")
 

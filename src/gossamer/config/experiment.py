@@ -202,7 +202,7 @@ class Simulate(Section):
     """The engine ``simulate``: virtual time on one machine."""
 
     name: Literal["simulate"] = "simulate"
-    trainer: Literal["auto", "sequential", "batched", "compiled", "fused"] = "auto"
+    trainer: Literal["auto", "sequential", "batched", "fused"] = "auto"
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -370,9 +370,8 @@ class Experiment(Section):
             if isinstance(raw.get("engine"), Mapping):
                 raw["engine"] = {"name": "simulate", **raw["engine"]}
             # As if it were the last word of all assignments; another engine drops the options of the old one.
-            given = [each for each in given if not each.startswith("engine.name=")] + [
-                f"engine.name={engine}"
-            ]
+            given = [each for each in given if not each.startswith("engine.name=")]
+            given.append(f"engine.name={engine}")
         assign_all(raw, given, cls)
         return raw
 
@@ -400,17 +399,15 @@ class Experiment(Section):
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
     """The mapping in a YAML file; a missing file, broken YAML, or anything but a mapping is bad input. ``accepted`` and
     ``fields`` say in messages which file and which fields are expected."""
-    return parse_mapping(
-        files.read_text(Path(path), files.MOST_YAML_BYTES, None, accepted), str(path), fields
-    )
+    text = files.read_text(Path(path), files.MOST_YAML_BYTES, None, accepted)
+    return parse_mapping(text, str(path), fields)
 
 
 def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
     """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
     raw = files.parse_yaml(text, source)
     if not isinstance(raw, dict):
-        found = "empty" if raw is None else f"a {type(raw).__name__}"
-        raise BadInput(f"{source}: {found}; accepted: {fields}")
+        raise BadInput(f"{source}: got {shown(raw)[:100]}; accepted: {fields}")
     return raw
 
 

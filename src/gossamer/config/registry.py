@@ -20,7 +20,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PydanticUserError,
     ValidationError,
     create_model,
     field_validator,
@@ -157,9 +156,7 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
         said = f"{field} {name!r}"
         return _as_component(kind, imported(name, said), name, said)
     importlib.import_module(KINDS[kind][0])
-    if name in _builtin[kind]:  # entry points need not be loaded
-        return _builtin[kind][name]
-    known = names(kind)
+    known = _builtin[kind] if name in _builtin[kind] else names(kind)  # which loads entry points
     if name not in known:
         accepted = f'{listed(known)}{" or " if known else ""}"package.module:Class"'
         raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
@@ -239,18 +236,15 @@ def imported(path: str, said: str) -> Any:
         raise BadInput(
             f"{said}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
-    except PydanticUserError as error:  # its sentences on how to configure pydantic are left out
-        problem = error.message.partition(". ")[0]
-        raise BadInput(f"{said}: {problem}; accepted: a type for each attribute, e.g. rate: float") from error
     except Exception as error:
         raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
     finally:
         _imported.pop()
     if (found := getattr(module, attribute, None)) is None:
-        if module_name == "__main__":
+        if module_name == "__main__":  # of a notebook or a prompt, which other processes can't import
             raise BadInput(
-                f"{said} is defined in a notebook or at a prompt, which other processes can't import; accepted: a module"
-                f" (begin the cell with %%writefile mine.py, and then: from mine import {attribute})"
+                f"{said}: other processes can't import it; accepted: a class of a module (begin the cell with"
+                f" %%writefile mine.py, and then: from mine import {attribute})"
             )
         raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
     return found

@@ -58,15 +58,15 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         return [trainer.apply(job) for job in jobs]
     if kind is ComputationKind.ENCODE:
         return [None] * len(jobs)
-    found: list[Any] = [
-        None if job.on != "train" else evaluator.train(job.model, job.samples) for job in jobs
-    ]
-    for on in dict.fromkeys(job.on for job in jobs if job.on != "train"):
+    found: list[Any] = [None] * len(jobs)
+    for on in dict.fromkeys(job.on for job in jobs):
         numbers = [number for number, job in enumerate(jobs) if job.on == on]
-        for number, each in zip(
-            numbers, evaluator.test_each([jobs[n].model for n in numbers], on), strict=True
-        ):
-            if isinstance(each, Exception):
-                raise each
-            found[number] = each
+        if on == "train":
+            results: list[Any] = [evaluator.train(jobs[n].model, jobs[n].samples) for n in numbers]
+        else:
+            results = evaluator.test_each([jobs[n].model for n in numbers], on)
+        for number, result in zip(numbers, results, strict=True):
+            if isinstance(result, Exception):
+                raise result
+            found[number] = result
     return found

@@ -1,15 +1,13 @@
 """Evaluation: loss and metrics of models on a keyed sample of each evaluation set, or on a node's training samples.
 
-One model at a time, or many at once by ``vmap`` over stacked parameters: then models are split into chunks that fit into a
-core's cache with their activations. Either way one worker evaluates a model or a chunk, so that results do not depend on the
-number of workers.
+One model at a time, or models of linear layers many at once by ``vmap`` over stacked parameters, in chunks that fit into a
+core's cache. Either way one worker evaluates a model or a chunk, so that results do not depend on the number of workers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,20 +16,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.capture import Captured, DispatchMode, Function
+from gossamer.learning.many import ForMany, called, is_dense, named_buffers
 from gossamer.learning.parameters import (
-    ForMany,
-    Layout,
+    FlatModule,
     bare_module,
     channels_last,
-    forward,
-    named_buffers,
     named_parameters,
     one_value,
     packed,
+    scores,
     unpacked,
 )
 from gossamer.learning.rows import Rows
@@ -42,7 +37,7 @@ from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
 LEAST = 4
-"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, models are evaluated one at a time."""
+"""Models in a chunk, at least. If fewer fit, models are evaluated one at a time."""
 
 Found = dict[str, float]  # name -> value of the loss and of each metric
 
@@ -50,12 +45,11 @@ Found = dict[str, float]  # name -> value of the loss and of each metric
 class Evaluator:
     """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
 
-    ``samples`` of each set are used; None is all of them. The workers may call it at the same time. ``say`` is called with a
-    message if many models can't be evaluated at once.
+    ``samples`` of each set are used; None is all of them. The workers may call it at the same time. With ``rows``, the store
+    of parameters, many models of linear layers are evaluated at once; ``say`` is called with a message if that fails.
 
     Attributes:
-        sets: evaluation set -> (inputs, targets) of its sample.
-        rows: the store of parameters, for many models at once; None, the default, is one model at a time."""
+        sets: evaluation set -> (inputs, targets) of its sample."""
 
     def __init__(
         self,
@@ -65,15 +59,12 @@ class Evaluator:
         device: torch.device | str = "cpu",
         workers: Workers | None = None,
         say: Callable[[str], None] = print,
+        rows: Rows | None = None,
     ) -> None:
         self.task, self.device = task, device
         self.workers, self._say = workers or Workers(1), say
-        self.rows: Rows | None = None
         self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
-        one, many = partial(self._make_means, many=False), partial(self._make_means, many=True)
-        self._one = Captured(lambda: self.workers.own(one))
-        self._many = Captured(lambda: self.workers.own(many))
-        self._chunk: int | None = None  # not known yet
+        self._rows, self._chunk = rows, 1 if rows is None else self._size(rows)
         drawn = {name: _sample(task, name, seed, samples) for name in task.tests}
         self.sets = {
             name: (for_each(lambda tensor: channels_last(tensor.to(device)), x), y.to(device))
@@ -86,19 +77,14 @@ class Evaluator:
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
         """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
-        problem, rows = None, self.rows
-        if rows is not None and models:
+        problem = None
+        if self._chunk >= LEAST:
             try:
-                self._chunk = self._chunk or self._size(models[0], rows)
-                if self._chunk >= LEAST:
-                    split = chunks([list(range(len(models)))], self._chunk)
-                    parts = self.workers.map(
-                        lambda part: self._together([models[i] for i in part], on, rows), split
-                    )
-                    return [found for part in parts for found in part]
+                parts = self.workers.map(lambda part: self._together(part, on), chunks(models, self._chunk))
+                return [found for part in parts for found in part]
             except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
                 problem = error
-        alone = self.workers.map(lambda model: self._attempt(model, on), models)
+        alone = self.workers.map(lambda model: _attempt(self.test, model, on), models)
         if problem is not None and not any(isinstance(each, Exception) for each in alone):
             self._chunk = 1
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
@@ -107,78 +93,77 @@ class Evaluator:
     def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> Found:
         """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the
         node's own test samples, if it has any (indices [n] in the training data)."""
-        found = {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
-        return found | self._personal(model, personal)
+        [found] = self.columns_each([model], [np.asarray(personal, dtype=np.int64)])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def columns_each(
         self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
     ) -> list[Found | Exception]:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
-        tested = zip(*(self.test_each(models, on) for on in self.sets), strict=True)
+        parts = {on: self.test_each(models, on) for on in self.sets}
+        if any(map(len, personal)):
+            pairs = list(zip(models, personal, strict=True))
+            parts["personal"] = self.workers.map(
+                lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {}, pairs
+            )
         found: list[Found | Exception] = []
-        for each in tested:
-            error = next((one for one in each if isinstance(one, Exception)), None)
-            named: Any = zip(self.sets, each, strict=True)
-            found.append(error or {f"{on}_{name}": value for on, of in named for name, value in of.items()})
-
-        def with_own(number: int) -> Found | Exception:
-            columns = found[number]
-            try:
-                own = self._personal(models[number], personal[number])
-                return columns if isinstance(columns, Exception) else columns | own
-            except Exception as error:  # noqa: BLE001 - the user's own, of any kind
-                return error
-
-        return self.workers.map(with_own, range(len(models))) if any(map(len, personal)) else found
-
-    def _personal(self, model: Model, samples: Sequence[int] | Int[np.ndarray, " n"]) -> Found:
-        own = self.train(model, np.asarray(samples)) if len(samples) else {}
-        return {f"personal_{name}": value for name, value in own.items()}
+        for number in range(len(models)):
+            columns: Found | Exception = {}
+            for part, results in parts.items():
+                result = results[number]
+                if isinstance(columns, Exception) or isinstance(result, Exception):
+                    columns = columns if isinstance(columns, Exception) else result
+                else:
+                    columns |= {f"{part}_{name}": value for name, value in result.items()}
+            found.append(columns)
+        return found
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """Loss and metrics over some training samples, given by their indices [n]."""
-        chosen = torch.from_numpy(samples)
-        inputs, targets = _chosen(self.task.train, chosen)
+        inputs, targets = _chosen(self.task.train, torch.from_numpy(samples))
         on_device = for_each(lambda tensor: tensor.to(self.device), inputs)
         return self._evaluate(model, on_device, targets.to(self.device))
 
-    def warm_up(self, *models: Model) -> None:
-        """Have the passes of :meth:`test` recorded on few samples. This takes two models or more."""
-        for model in models:
-            for inputs, targets in self.sets.values():
-                rest = len(targets) % BATCH
-                for end in (slice(BATCH), slice(len(targets) - rest, None)):  # (empty without a rest)
-                    self._evaluate(model, *_chosen((inputs, targets), end))
-
-    def forms(self) -> dict[str, int]:
-        """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
-        return dict(Counter(self._many.forms()) + Counter(self._one.forms()))
-
-    def _attempt(self, model: Model, on: str) -> Found | Exception:
-        try:
-            return self.test(model, on)
-        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
-            return error
+    def _make_flat(self) -> FlatModule:
+        return FlatModule(bare_module(self.task.model, self.device).eval())
 
     def _evaluate(self, model: Model, inputs: Any, targets: Tensor) -> Found:
+        flat = self.workers.own(self._make_flat)
+        flat.load(model)
         totals = [0.0] * len(self._measures)
-        given = [vector.to(self.device, copy=True) for vector in model]  # a model may write them
         with torch.no_grad():
             for x, y in _batches(inputs, targets):
-                for number, mean in enumerate(self._one(*given, y, *packed(x))):
+                means = self._means(flat.module, for_each(channels_last, x), y)
+                for number, mean in enumerate(means):
                     totals[number] += float(mean) * len(y)
         return self._results(totals, len(targets))
 
-    def _together(self, models: Sequence[Model], on: str, rows: Rows) -> list[Found]:
-        stacks = rows.stack_models(models)
+    def _together(self, models: Sequence[Model], on: str) -> list[Found]:
+        assert self._rows is not None
+        flat = self.workers.own(self._make_flat)
+        parameters, buffers = self._rows.stack_models(models)
+        named = named_parameters(parameters, flat.layout.parameters)
+        named |= named_buffers(buffers, flat.layout, flat.module)
+
+        def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+            with ForMany():
+                return self._means(partial(called, flat.module, tensors), x, y)
+
         totals = torch.zeros(len(self._measures), len(models), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for x, y in _batches(*self.sets[on]):
-                reads = self._many.only_reads(*stacks, y, *packed(x))
-                given = stacks if reads else [stack.clone() for stack in stacks]
-                for total, mean in zip(totals, self._many(*given, y, *packed(x)), strict=True):
+                found = vmap(means, in_dims=(0, None, None))(named, x, y)
+                for total, mean in zip(totals, found, strict=True):
                     total += mean.double() * len(y)
         return [self._results(column, len(self.sets[on][1])) for column in totals.T.tolist()]
+
+    def _means(self, module: Callable[..., Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        """The mean of each measure."""
+        with _naming("task.model", x):
+            outputs = scores(module, x)
+        return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
 
     def _results(self, totals: Sequence[float], samples: int) -> Found:
         """The results of a model, from each measure's sum over some samples."""
@@ -188,37 +173,22 @@ class Evaluator:
                 means[name] = float(type(measure).function(torch.tensor(means[name], dtype=torch.float64)))
         return means
 
-    def _size(self, model: Model, rows: Rows) -> int:
-        """The number of models like this one in a chunk."""
-        largest, means = _Largest(), self._make_means(many=True)  # type: ignore[no-untyped-call]
-        with largest, torch.no_grad():
-            x, y = next(_batches(*self.sets["test"]))
-            means(*rows.stack_models([model]), y, *packed(x))
-        return chunk_size(4 * len(model.parameters) + largest.nbytes, rows.device.type)
+    def _size(self, rows: Rows) -> int:
+        """The number of models in a chunk."""
+        module = self._make_flat().module
+        if not is_dense(module):
+            return 1
+        widest = max(
+            (layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)), default=1
+        )
+        return chunk_size(4 * (rows.length + BATCH * widest), rows.device.type)
 
-    def _make_means(self, many: bool) -> Function:
-        """``(parameters [P], buffers [B], targets, inputs...) -> the mean of each measure``; for many models, parameters are
-        [models, P], buffers [models, B] and means [models]."""
-        module = bare_module(self.task.model, self.device).eval()
-        layout = Layout.of(module)
 
-        def means_of_one(
-            leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
-        ) -> tuple[Tensor, ...]:
-            with ForMany() if many else nullcontext():
-                with _naming("task.model", x):
-                    outputs = forward(module, {**leaves, **buffers}, x)
-                return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
-
-        means_of: Any = vmap(means_of_one, in_dims=(0, 0, None, None)) if many else means_of_one
-
-        def means(parameters: Tensor, buffers: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            named = named_parameters(parameters, layout.parameters)
-            # (Convolutions for many models at once are fastest with images as they are.)
-            x = unpacked([x.contiguous() if many else channels_last(x) for x in inputs], self.task.train[0])
-            return tuple(means_of(named, named_buffers(buffers, layout, module), x, y))
-
-        return means
+def _attempt(run: Callable[..., Found], *given: Any) -> Found | Exception:
+    try:
+        return run(*given)
+    except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
+        return error
 
 
 def try_out(task: Task, module: nn.Module, seed: int) -> None:
@@ -238,7 +208,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                         x = unpacked(packed(task.augment(x, generator(seed, "try-out", SHARED))), inputs)
                 part = "task.model"
                 with _naming(part, x):
-                    outputs = forward(module, {}, x)
+                    outputs = scores(module, x)
                 if training:
                     continue  # the loss may refuse a single bad sample, and then the node that has it fails
                 for name, measure in measures.items():
@@ -247,17 +217,6 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
     except Exception as error:
         said = f"{part}: {cause(error)}" if is_own(error) else str(error)
         raise BadInput(f"{said}; accepted: what fits the task's other parts") from error
-
-
-class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
-    nbytes = 0  # of the largest tensor that is created
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if all(returned.alias_info is None for returned in func._schema.returns):  # no view
-            made = [value.nbytes for value in tree_leaves(result) if isinstance(value, Tensor)]
-            self.nbytes = max([self.nbytes, *made])
-        return result
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:

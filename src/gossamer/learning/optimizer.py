@@ -43,9 +43,6 @@ class Optimizer(Component):
     """Base of optimizers: holds settings, while the caller holds the state. A subclass implements :meth:`init` and
     :meth:`update`."""
 
-    elementwise: ClassVar[bool] = False
-    """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
-
     lr: float = Field(gt=0)
     # Multiplies the learning rate, round by round; None keeps it.
     schedule: Annotated[
@@ -63,41 +60,24 @@ class Optimizer(Component):
         """The learning rate of a round, from 0."""
         return self.lr if self.schedule is None else self.lr * self.schedule.factor_at(round)
 
-    @cached_property
-    def by_coordinate(self) -> bool:
-        """Whether :meth:`step` may be called for any part of the coordinates: the update is elementwise, the gradient's norm
-        does not matter, and there are no counters."""
-        shapes = {tuple(value.shape) for value in self.init(torch.zeros(2)).values()}
-        return self.elementwise and self.clip_norm is None and shapes <= {(2,)}
-
     @abstractmethod
     def init(self, parameters: Tensor) -> State:
         """The state before the first step, for parameters [..., P]."""
 
     @final
-    def step(
-        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
-    ) -> None:
-        """Clip the gradient and take one step, from ``start`` (which is only read) if it is given, else from the parameters.
-        Parameters [..., P] and state are written in place, and the gradient may be overwritten. Where :attr:`by_coordinate`
-        holds, all of them may be any part of the coordinates, in any one shape."""
+    def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        """Clip the gradient and take one step. Parameters [..., P] and state are written in place, and the gradient may be
+        overwritten."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
-        if start is None or not self._stepped_from(start, parameters, gradient, lr):
-            if start is not None:
-                parameters.copy_(start)
-            self.update(parameters, gradient, state, lr)
+        self.update(parameters, gradient, state, lr)
 
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Take one step with a clipped gradient; arguments as for :meth:`step`."""
-
-    def _stepped_from(self, start: Tensor, parameters: Tensor, gradient: Tensor, lr: float) -> bool:
-        """Take a step from ``start`` without copying it first; False, and nothing done, where there is no such form."""
-        return False
 
 
 def counter(parameters: Tensor) -> Tensor:
@@ -109,7 +89,6 @@ def counter(parameters: Tensor) -> Tensor:
 class SGD(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD, with momentum (Polyak, 1964; Nesterov, 1983)."""
 
-    elementwise: ClassVar[bool] = True
     momentum: float = Field(default=0.0, ge=0, lt=1)
     dampening: float = Field(default=0.0, ge=0, le=1)
     nesterov: bool = False
@@ -144,20 +123,11 @@ class SGD(Optimizer):
         options |= {"nesterov": self.nesterov, "weight_decay": 0.0, "maximize": False}
         sgd([parameters], [gradient], [velocity], foreach=False, lr=lr, **options)
 
-    def _stepped_from(self, start: Tensor, parameters: Tensor, gradient: Tensor, lr: float) -> bool:
-        if self.momentum or type(self).update is not SGD.update:  # a subclass may take other steps
-            return False
-        if self.weight_decay:
-            gradient.add_(start, alpha=self.weight_decay)
-        torch.add(start, gradient, alpha=-lr, out=parameters)
-        return True
-
 
 class TorchOptimizer(Optimizer):
     """Base of the other optimizers. Each calls one function of torch.optim, with lists of tensors: a stack of nodes is one
     tensor if all of them have taken equally many steps, else one tensor for each node."""
 
-    elementwise: ClassVar[bool] = True
     function: ClassVar[Callable[..., Any]]
     """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's, or an adapter of it."""
     vectors: ClassVar[tuple[str, ...]]

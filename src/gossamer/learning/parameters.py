@@ -1,5 +1,4 @@
-"""Flat vectors and modules: all trained parameters as one float32 vector, all buffers as another, and gradients as functions
-of them.
+"""Flat vectors and modules: all trained parameters as one float32 vector, all buffers as another.
 
 The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole numbers. Frozen
 parameters (``requires_grad=False``) and constants (non-persistent buffers) are in no vector: they stay in the modules, see
@@ -8,24 +7,20 @@ parameters (``requires_grad=False``) and constants (non-persistent buffers) are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import BadInput
-from gossamer.learning.capture import Function, storage_of
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
-from gossamer.tasks.task import Pair, Task, for_each
+from gossamer.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -171,76 +166,35 @@ def named_parameters(
     return {field.name: field.of(v) for field in fields}
 
 
-def named_buffers(
-    v: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
-) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
-    """Buffers by name, each in its dtype, as new tensors that a forward pass may write."""
-    named, own = {}, dict(module.named_buffers())
-    for field in layout.buffers:
-        buffer = own[field.name]
-        value = field.of(v) if buffer.is_floating_point() else field.of(v).round()
-        named[field.name] = value.to(buffer.dtype, copy=True)
-    return named
+class FlatModule:
+    """A module whose trained parameters are views of one vector, ``parameters`` [P]."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.layout = module, Layout.of(module)
+        self._trained = [parameter for _, parameter in _trained(module)]
+        self.parameters = torch.empty(self.layout.size, device=self._trained[0].device)
+        for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
+            parameter.data = field.of(self.parameters)
 
-def flatten_buffers(
-    named: Mapping[str, Tensor], before: Float[Tensor, "*nodes buffers"], layout: Layout
-) -> Float[Tensor, "*nodes buffers"]:
-    """The flat form of buffers that a forward pass has written; ``before`` itself where there are none."""
-    if not layout.buffers:
-        return before
-    values = [named[field.name].detach().reshape(*before.shape[:-1], -1) for field in layout.buffers]
-    return torch.cat([value.to(before.dtype) for value in values], dim=-1)
+    def load(self, model: Model) -> None:
+        """Write a model's values into the module."""
+        self.parameters.copy_(model.parameters)
+        with torch.no_grad():
+            for field, (_, buffer) in zip(self.layout.buffers, self._buffers(), strict=True):
+                value = field.of(model.buffers)
+                buffer.copy_(value if buffer.is_floating_point() else value.round())
 
+    def buffers(self) -> Float[Tensor, " buffers"]:
+        """The values of the buffers, which a forward pass may have written or assigned."""
+        return torch.cat([buffer.detach().reshape(-1).float() for _, buffer in self._buffers()])
 
-def gradient_function(
-    task: Task,
-    module: nn.Module,
-    data: Pair,
-    *,
-    nodes: bool,
-    compiled: bool = False,
-) -> Function:
-    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``.
+    def _buffers(self) -> list[tuple[str, Tensor]]:
+        return _buffers(self.module) if self.layout.buffers else []
 
-    After the batch may follow its inputs (each one of them, if there are several), which then take the place of the data's.
-    The module is the model in training mode; only its constants are used. With ``nodes``, arguments and results are stacks of
-    many nodes, [nodes, P] and so on; the gradients are those of the fields, each in its shape, which saves copying them into
-    one vector. With ``compiled``, the forward and backward pass run through torch.compile."""
-    inputs, targets = data
-    layout = Layout.of(module)
-
-    def node_loss(
-        leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        tensors = {**leaves, **buffers}
-        with ForMany() if nodes else nullcontext():
-            outputs = forward(module, tensors, x)
-            loss = one_value("task.loss", task.loss(outputs, y), "a tensor of one value")
-        # The forward pass may have changed buffers in place or by assignment.
-        return loss, {field.name: tensors[field.name] for field in layout.buffers}
-
-    loss_of: Any = vmap(node_loss) if nodes else torch.compile(node_loss) if compiled else node_loss
-
-    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
-        y = targets[batch]
-        views = named_parameters(parameters, layout.parameters)
-        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        own = named_buffers(buffers, layout, module)
-        with torch.enable_grad():
-            losses, after = loss_of(leaves, own, x if nodes else for_each(channels_last, x), y)
-            # No node's loss depends on another's parameters, so the gradient of the sum holds all nodes' gradients. A
-            # parameter that the loss does not use has a gradient of zeros.
-            found = torch.autograd.grad(
-                losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
-            )
-        after = flatten_buffers(after, buffers, layout)
-        if nodes:
-            return losses.detach(), after, *_apart(found)
-        return losses.detach(), after, torch.cat([gradient.reshape(-1) for gradient in found])
-
-    return gradients
+    def gradient(self, loss: Tensor) -> Float[Tensor, " params"]:
+        """The gradient of a loss; zeros for parameters that it does not use."""
+        found = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        return torch.cat([each.reshape(-1) for each in found])
 
 
 def packed(inputs: Any) -> tuple[Tensor, ...]:
@@ -253,13 +207,12 @@ def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
     return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tensors[0]
 
 
-def forward(module: nn.Module, tensors: dict[str, Tensor], inputs: Any) -> Tensor:
-    """A module's outputs for some inputs, with other tensors in place of its own. A dict of inputs has its arguments by name.
-    Modules of transformers return ``logits``, along with other things."""
-    named = isinstance(inputs, dict)
-    outputs = functional_call(module, tensors, () if named else (inputs,), inputs if named else None)
-    scores: Tensor = getattr(outputs, "logits", outputs)
-    return scores
+def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
+    """What a module says of some inputs; a dict of them has its arguments by name. Modules of transformers return ``logits``,
+    along with other things."""
+    outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
+    found: Tensor = getattr(outputs, "logits", outputs)
+    return found
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
@@ -270,68 +223,9 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
     raise TypeError(f"{field}: gives {found}; accepted: the mean over the samples, {accepted}")
 
 
-class ForMany(TorchFunctionMode):
-    """Replaces some functions by forms that are fast under ``vmap``."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and not kwargs:
-            return _linear(*args)
-        if func is F.cross_entropy and _is_plain_cross_entropy(*args, **kwargs):
-            return _cross_entropy(*args)
-        if func in (torch.argmax, Tensor.argmax) and kwargs.keys() <= {"input", "dim", "keepdim"}:
-            return _argmax(*args, **kwargs)
-        plain = (args[3] if len(args) > 3 else kwargs.get("max_norm")) is None  # else it writes the table
-        if func is F.embedding and plain and not torch.is_grad_enabled():
-            return _embedding(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The gradient of the first factor of a batched product has the factor's memory layout, that of the second is
-    transposed. So the weight comes first, and a step reads both in one sweep."""
-    outputs = (weight @ inputs.mT).mT if inputs.dim() > 1 else weight @ inputs
-    return outputs if bias is None else outputs + bias
-
-
-def _is_plain_cross_entropy(outputs: Tensor, targets: Tensor, **options: Any) -> bool:
-    usual = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
-    plain = all(value == usual.get(name) for name, value in options.items())
-    return plain and outputs.dim() == 2 and targets.dim() == 1
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """With class numbers as targets, where -100 is ignored. Under ``vmap``, torch's own form first imports a library for
-    symbolic algebra, which takes half a second."""
-    counted = targets != -100
-    classes = torch.where(counted, targets, 0).unsqueeze(0)
-    # Samples are contiguous, as linear layers leave them: with few contiguous classes it takes five times as long.
-    chosen = F.log_softmax(outputs.mT, 0).gather(0, classes).squeeze(0)
-    return -torch.where(counted, chosen, 0.0).sum() / counted.sum()
-
-
-def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Reads only the rows that are looked up, where torch's own form under ``vmap`` copies the whole table."""
-    return weight.index_select(0, input.flatten()).view(*input.shape, weight.shape[1])
-
-
-def _argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The same indices, in a fifth of the time."""
-    # (The mode is off here, so this is torch's own argmax.)
-    return torch.argmax(input, dim, keepdim) if dim is None else input.max(dim, keepdim).indices
-
-
-def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients that share no memory, since an optimizer may write them. Autograd returns the same tensor for both terms of a
-    sum, slices of one for concatenated tensors, and one repeated value where all are equal."""
-    apart: list[Tensor] = []
-    seen: set[int] = set()
-    for gradient in gradients:
-        memory = storage_of(gradient)
-        repeated = gradient.numel() > 1 and 0 in gradient.stride()
-        apart.append(gradient.clone() if memory in seen or repeated else gradient)
-        seen.add(memory)
-    return apart
+def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The task's loss; a TypeError unless it is one value."""
+    return one_value("task.loss", task.loss(outputs, targets), "a tensor of one value")
 
 
 def channels_last(inputs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ workers."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -71,22 +71,12 @@ class Workers:
             self._pool = None
 
 
-def chunks(groups: Iterable[list[int]], largest: int) -> Iterator[list[int]]:
-    """Split groups into chunks whose sizes are powers of two, so that few shapes are recorded."""
-    for group in groups:
-        start = 0
-        while start < len(group):
-            size = min(largest, power_below(len(group) - start))
-            yield group[start : start + size]
-            start += size
+def chunks(items: Sequence[T], largest: int) -> list[Sequence[T]]:
+    """Split items into chunks of ``largest``, and a rest."""
+    return [items[start : start + largest] for start in range(0, len(items), largest)]
 
 
 def chunk_size(item_bytes: int, device_type: str) -> int:
     """The number of items of this many bytes that one worker computes at once."""
     most_bytes, most = LIMITS["cpu" if device_type == "cpu" else "gpu"]
-    return power_below(min(max(most_bytes // item_bytes, 1), most))
-
-
-def power_below(number: int) -> int:
-    """The largest power of two up to a number, which is at least 1."""
-    return 1 << (number.bit_length() - 1)
+    return min(max(most_bytes // item_bytes, 1), most)

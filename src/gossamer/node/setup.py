@@ -59,8 +59,8 @@ class Setup:
     outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
     evaluated: frozenset[int]  # ranks whose own model is evaluated
     message_limit: int  # the largest message that a node accepts, bytes
-    trainer: str  # its name; "auto" is still to be measured
-    not_fused: str | None  # why the trainer "auto" is not "fused"
+    trainer: str  # its name, which is not "auto"
+    not_fused: str  # why "auto" is not "fused", if it is not
     poisoned: Sequence[Sequence[int]] = ()  # the ranks that each of the experiment's poisons reaches
     warm_start: Model | None = None  # what all nodes start with, if the experiment names a model
 
@@ -71,10 +71,6 @@ class Setup:
         shared = self.experiment.initial == "common"
         seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
         return initial_model(self.task.model, seed)
-
-    def unfused(self) -> dict[str, int]:
-        """What the record of how steps were computed says of the trainer that "auto" did not choose."""
-        return {} if self.not_fused is None else {f"not fused: {self.not_fused}": 1}
 
     @property
     def aggregator(self) -> Aggregator | None:

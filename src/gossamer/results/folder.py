@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -193,7 +193,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of all packages;
+    """Command, start, machine, mode of the matrix kernels, and versions of what gossamer depends on;
     ``computes_here`` says whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
@@ -288,4 +288,9 @@ def sync(path: Path) -> None:
 
 @cache
 def _versions() -> dict[str, str]:
-    return dict(sorted((each.name, each.version) for each in metadata.distributions()))
+    lines = ["gossamer", *(metadata.requires("gossamer") or [])]
+    found: dict[str, str] = {}
+    for name in sorted({re.split(r"[^\w.-]", line)[0] for line in lines}):
+        with suppress(metadata.PackageNotFoundError):  # an optional dependency
+            found[name] = metadata.version(name)
+    return found

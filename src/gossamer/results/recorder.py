@@ -181,7 +181,7 @@ def _fitting(
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
     """A column of values that were recorded; lists become text, as do mixed kinds."""
-    if any(isinstance(value, list | dict) for value in values):
+    if dtype is None and any(isinstance(value, list | dict) for value in values):
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
     column = pl.Series(name, values, dtype=dtype, strict=False)
     return column.cast(pl.Float64) if column.dtype == pl.Int128 else column

@@ -110,7 +110,7 @@ class Run:
         """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
         again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
         of range, are bad input."""
-        from gossamer.learning import parameters as flat_vectors
+        from gossamer.learning.parameters import FlatModule, bare_module, sharing_constants
         from gossamer.tasks import load_task
 
         if self.parameters is None:
@@ -118,12 +118,9 @@ class Run:
         model = model_of(self._models, rank)
         experiment = Experiment.load(self.path / "experiment.yaml")
         task = load_task(experiment.task, experiment.data_root, experiment.seed)
-        module = flat_vectors.bare_module(flat_vectors.sharing_constants(task, experiment.seed).model).eval()
-        layout = flat_vectors.Layout.of(module)
-        values = flat_vectors.named_parameters(model.parameters, layout.parameters)
-        buffers = flat_vectors.named_buffers(model.buffers, layout, module)
-        module.load_state_dict(values | buffers, strict=False)
-        return module
+        flat = FlatModule(bare_module(sharing_constants(task, experiment.seed).model).eval())
+        flat.load(model)
+        return flat.module
 
     def plot(
         self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
@@ -231,7 +228,7 @@ class Run:
     @cached_property
     def figures(self) -> dict[str, Any]:
         """What ``status.json`` says, as far as the run has recorded it: ``profile``, seconds by part of a simulation;
-        ``execution``, how steps and evaluations were computed; ``peak_vectors``, the largest number of parameter vectors in
+        ``peak_vectors``, the largest number of parameter vectors in
         a simulation; ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)
 

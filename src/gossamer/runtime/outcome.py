@@ -37,9 +37,6 @@ class Outcome:
     peak_vectors: int | None = None  # the most parameter vectors that existed at once, if they are counted
     # Memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
-    # Of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through Python ("eager:
-    # ...", see gossamer.learning.capture.Captured.forms); of "mix", how many sums were computed together and one at a time.
-    execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -154,14 +154,12 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
     return model
 
 
-def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str | None]:
-    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same, under both engines."""
+def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
+    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same."""
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
-    name, not_fused = settle(
-        engine.trainer, task, getattr(engine, "device", "cpu"), max(size, 1), experiment.nodes
-    )
-    return "sequential" if name == "auto" and isinstance(engine, Processes) else name, not_fused
+    device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
+    return settle(engine.trainer, task, device, max(size, 1), experiment.nodes, batches)
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:

@@ -1,10 +1,9 @@
 """Consistent checkpoints that stop no node: one node's part of them, under every engine.
 
-A node takes a snapshot at the end of one of its rounds. Snapshots of one number, one a node, are a checkpoint of the run,
-though nodes take them at different instants. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
-sender's snapshot and not taken before its receiver's is saved with the receiver, whether it is in the mailbox then or
-arrives later. Messages of a pair are numbered and arrive in order, so two numbers a pair say all this: how many had arrived
-at the receiver's snapshot, and how many were sent before the sender's.
+A node takes a snapshot at the end of one of its rounds. Snapshots of one number, one a node, are a checkpoint of the run.
+Messages complete them (Chandy and Lamport, 1985): one that was sent before its sender's snapshot and not taken before its
+receiver's is saved with the receiver. Messages of a pair are numbered and arrive in order, so two numbers a pair say this:
+how many had arrived at the receiver's snapshot, and how many were sent before the sender's.
 
 A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
 algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other

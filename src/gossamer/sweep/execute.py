@@ -101,7 +101,7 @@ def run_sweep(
         only: names of the cells to run; empty is all.
         retry_failed: whether runs that failed or diverged start again.
         again: whether runs that are done start again; their records stay, and the newest that is done counts.
-        observer: watches the progress.
+        observer: watches the progress, such as :class:`gossamer.sweep.display.Lines`.
 
     Raises:
         BadInput: before any work starts, naming the cell. With an executor, data is first read where a run is done:

@@ -259,11 +259,6 @@ class Sweep:
         return cls(file.name, Path(out) / file.name, tuple(planned))
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        """The cells, in the file's order."""
-        return tuple({each.cell.name: each.cell for each in self.planned}.values())
-
-    @cached_property
     def seeds(self) -> tuple[int, ...]:
         """The seeds that every cell is run with."""
         return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
@@ -288,21 +283,16 @@ class Sweep:
         )
 
     def to_yaml(self) -> str:
-        """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are
-        absolute."""
-        dumps = {each.cell.name: each.experiment.model_dump(mode="json") for each in self.planned}
-        first, *others = dumps.values()
-        own = {"name", "seed"}
-        shared = {key for key in first if all(other[key] == first[key] for other in others)} - own
-        said = {
-            "name": self.name,
-            "base": {key: value for key, value in first.items() if key in shared},
-            "seeds": list(self.seeds),
-            "cells": {
-                name: {key: value for key, value in dump.items() if key not in shared | own}
-                for name, dump in dumps.items()
-            },
+        """A sweep file of the same experiments, whose base is the first cell with every field, and absolute paths."""
+        dumps = {
+            each.cell.name: each.experiment.model_dump(mode="json", exclude={*_OWN}) for each in self.planned
         }
+        base = dumps[self.planned[0].cell.name]
+        cells = {
+            name: {key: value for key, value in dump.items() if value != base[key]}
+            for name, dump in dumps.items()
+        }
+        said = {"name": self.name, "base": base, "seeds": list(self.seeds), "cells": cells}
         return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
 
     def results(self) -> pl.DataFrame:

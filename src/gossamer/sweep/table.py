@@ -101,28 +101,19 @@ def results(sweep: Sweep) -> pl.DataFrame:
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}
-    schema: dict[str, Any] = {}
+    metrics = dict.fromkeys(name for final in finals.values() for name in final if name not in _FIGURES)
+    columns: dict[str, pl.Series] = {}
     for key in sweep.planned[0].cell.labels:
-        kinds = {type(each.cell.labels[key]) for each in sweep.planned}
-        schema[key] = pl.Int64 if kinds == {int} else pl.Float64 if kinds <= {int, float} else pl.String
-    text = [key for key, kind in schema.items() if kind == pl.String]
-    metrics = dict.fromkeys((name for final in finals.values() for name in final), pl.Float64)
-    schema |= {**_STATE, **metrics} | _FIGURES | {"run": pl.String}
-    rows = []
-    for each in sweep.planned:
-        state, labels = at[each.run], each.cell.labels
-        own = {"seed": each.experiment.seed, "status": state.status, "cause": state.cause}
-        rows.append(
-            {
-                **labels,
-                **{key: str(labels[key]) for key in text},
-                **own,
-                **finals[each.run],
-                "run": _within(sweep, state),
-            }
-        )
-    table = pl.DataFrame(rows, schema=schema, strict=False, infer_schema_length=None)
-    return table.select(pl.exclude(*_FIGURES, "run"), *_FIGURES, "run")
+        labels = [each.cell.labels[key] for each in sweep.planned]
+        numbers = {type(label) for label in labels} <= {int, float}  # else all are text
+        columns[key] = pl.Series(labels if numbers else [str(label) for label in labels], strict=False)
+    own = [(each.experiment.seed, at[each.run].status, at[each.run].cause) for each in sweep.planned]
+    table = pl.DataFrame(columns).hstack(pl.DataFrame(own, schema=_STATE, orient="row"))
+    for name, kind in {**dict.fromkeys(metrics, pl.Float64), **_FIGURES}.items():
+        values = [finals[each.run].get(name) for each in sweep.planned]
+        table = table.with_columns(pl.Series(name, values, dtype=kind))
+    folders = [_within(sweep, at[each.run]) for each in sweep.planned]
+    return table.with_columns(pl.Series("run", folders, dtype=pl.String))
 
 
 def _final(state: State) -> dict[str, Any]:
@@ -149,34 +140,21 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
         A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and ``high``,
         the ends of the 95 % confidence interval by Student's t (null for less than two runs).
     """
-    accepted = _numbers(table)
+    labels = table.columns[: table.columns.index("seed")]
+    accepted = [name for name in table.columns if name not in {*labels, *_STATE, "run"}]
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
-    mean, half = pl.col(f"{metric}_mean"), pl.col(f"{metric}_half")
-    ends = {"runs": pl.col(f"{metric}_n"), "mean": mean, "low": mean - half, "high": mean + half}
-    return by_cell(table.select(*label_columns(table), *_STATE, metric)).select(*label_columns(table), **ends)
-
-
-def by_cell(table: pl.DataFrame) -> pl.DataFrame:
-    """The columns of numbers of :func:`results` over the seeds of each cell, of runs that are done.
-
-    Returns:
-        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the runs
-        that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of its confidence interval.
-    """
-    names, done = _numbers(table), pl.col("status") == "done"
-    values = [pl.col(name).cast(pl.Float64).filter(done).drop_nulls() for name in names]
-    runs = done.sum().cast(pl.Int64).alias("runs")
-    cells = table.group_by(label_columns(table), maintain_order=True).agg(runs, *values)
-    columns = []
-    for name in names:
-        found = [confidence(each) for each in cells[name].to_list()]
-        columns += [
-            pl.Series(f"{name}_n", [each.count if each else 0 for each in found], pl.Int64),
-            pl.Series(f"{name}_mean", [each and each.mean for each in found], pl.Float64),
-            pl.Series(f"{name}_half", [each and each.half_width for each in found], pl.Float64),
-        ]
-    return cells.drop(names).with_columns(columns)
+    values = pl.col(metric).cast(pl.Float64).filter(status="done").drop_nulls()
+    cells = table.group_by(labels, maintain_order=True).agg(values)
+    found = [confidence(each) for each in cells[metric].to_list()]
+    figures = {
+        "runs": [each.count if each else 0 for each in found],
+        "mean": [each and each.mean for each in found],
+        "low": [each and each.half_width and each.mean - each.half_width for each in found],
+        "high": [each and each.half_width and each.mean + each.half_width for each in found],
+    }
+    kinds = {"runs": pl.Int64, **dict.fromkeys(("mean", "low", "high"), pl.Float64)}
+    return cells.drop(metric).hstack(pl.DataFrame(figures, schema=kinds))
 
 
 def groups_of(sweep: Sweep) -> list[Group]:
@@ -207,26 +185,17 @@ def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison
     return comparison.compare(groups, [*comparison.finals(metrics), *comparison.totals()], against)
 
 
-def _numbers(table: pl.DataFrame) -> list[str]:
-    return [name for name in table.columns if name not in {*label_columns(table), *_STATE, "run"}]
-
-
-def label_columns(table: pl.DataFrame) -> list[str]:
-    """The columns of the cells' labels: those before the seed."""
-    return table.columns[: table.columns.index("seed")]
-
-
 def metric_columns(table: pl.DataFrame) -> list[str]:
     """The columns of final metrics."""
-    names = [name for name in _numbers(table) if name not in _FIGURES]
+    others = {*table.columns[: table.columns.index("seed")], *_STATE, *_FIGURES, "run"}
+    names = [name for name in table.columns if name not in others]
     derived = {f"{what}_{name}" for what in ("best", "area") for name in names}
     return [name for name in names if name not in derived]
 
 
 def write_results(sweep: Sweep) -> None:
-    """Write ``results`` (a row per run) and ``summary`` (a row per cell) into the sweep's folder, as Parquet and CSV."""
+    """Write ``results``, a row per run, into the sweep's folder, as Parquet and CSV."""
     table = results(sweep)
-    for name, rows in (("results", table), ("summary", by_cell(table))):
-        write_table(sweep.folder / f"{name}.parquet", rows)
-        with atomic(sweep.folder / f"{name}.csv") as temporary:
-            rows.write_csv(temporary)
+    write_table(sweep.folder / "results.parquet", table)
+    with atomic(sweep.folder / "results.csv") as temporary:
+        table.write_csv(temporary)

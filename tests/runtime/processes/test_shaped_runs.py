@@ -147,4 +147,4 @@ def test_what_does_not_fit_is_found_before_anything_starts(monkeypatch: pytest.M
 
     monkeypatch.setattr("gossamer.network.Uniform.conditions", refuse)
     with pytest.raises(BadInput, match="network: of 3 nodes"):
-        ProcessesEngine(Experiment.of(SETTINGS))
+        ProcessesEngine(Experiment.of({**SETTINGS, "engine": "processes"}))

@@ -11,9 +11,6 @@ from polars.testing import assert_frame_equal
 import gossamer
 from gossamer import Experiment
 from gossamer.api import Silent
-from gossamer.learning.trainer import BatchedTrainer
-from gossamer.runtime import setup
-from gossamer.runtime.simulate import compute
 
 DIGITS: dict[str, Any] = {
     "nodes": 6,
@@ -39,14 +36,11 @@ def play(out: Path, observer: Listening | None = None, **changes: Any) -> gossam
     return gossamer.run(Experiment.of({**DIGITS, **changes}), out, observer=observer)
 
 
-def test_the_chosen_trainer_determines_the_evaluator_from_the_first_evaluation_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the record, which names it, can be repeated to the bit."""
-    monkeypatch.setattr(setup, "settle", lambda name, *_: (name, None))
-    monkeypatch.setattr(compute, "choose", lambda make, jobs: (make(BatchedTrainer), "chosen"))
-    first = play(tmp_path)
-    assert first.experiment["engine"]["trainer"] == "batched"
+def test_auto_is_recorded_as_what_it_stood_for(tmp_path: Path) -> None:
+    observer = Listening()
+    first = play(tmp_path, observer)
+    assert first.experiment["engine"]["trainer"] == "sequential"
+    assert "trainer: sequential (not fused: fewer than 32 nodes)" in observer.said
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
     assert_frame_equal(first.metrics.drop("wall_s"), again.metrics.drop("wall_s"), check_exact=True)
 
@@ -59,22 +53,6 @@ def test_both_evaluators_agree(tmp_path: Path, nodes: str) -> None:
     )
     columns = ["node", "round", "test_loss", "test_accuracy"]
     assert_frame_equal(one.metrics.select(columns), many.metrics.select(columns), rel_tol=1e-4)
-
-
-def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It will fail again where a node trains with it."""
-
-    def fail(make: Any, jobs: Any) -> Any:
-        raise ArithmeticError("a target beyond all measure")
-
-    monkeypatch.setattr(setup, "settle", lambda name, *_: (name, None))
-    monkeypatch.setattr(compute, "choose", fail)
-    observer = Listening()
-    run = play(tmp_path, observer)
-    assert run.experiment["engine"]["trainer"] == "sequential"
-    assert any("no comparison: ArithmeticError" in text for text in observer.said)
 
 
 @pytest.mark.parametrize("limit", [{"bytes": 60_000}, {"bytes_per_node": 10_000, "bytes": 1e9}])

@@ -36,16 +36,11 @@ class FusedTrainer(Trainer):
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         super().__init__(task, optimizer, rows, workers)
         self._plan, self._rule = plan_of(task, self.module), _rule_of(optimizer)
-        values = rows.matrix.stride(0) * len(rows.matrix)
-        self._memory = rows.matrix.as_strided((values,), (1,)).numpy()
+        self._memory = rows.memory.reshape(-1)
         inputs, targets = (part.contiguous().view(-1).numpy() for part in task.train)
         classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
         labels = targets if classes else none.astype(np.int64)
         self._samples = inputs, labels, none.astype(np.float32) if classes else targets
-
-    def forms(self) -> dict[str, int]:
-        """How gradients were computed."""
-        return {"fused": 1}
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         if self._rule is None:

@@ -84,7 +84,7 @@ class ProcessesEngine:
                         observer.say(text)
         if ended is None:
             died = {"message": f"the fork server died: {self._server.how_it_died()}"}
-            ended = Ended("failed", died, None, {})
+            ended = Ended("failed", died, None)
         parameters = buffers = None
         if ended.failure is None:
             nodes, prepared = self._experiment.nodes, self._prepared
@@ -99,7 +99,6 @@ class ProcessesEngine:
             None if ended.failure is None else RunFailed(**ended.failure),
             self._prepared.trainer,
             private_bytes=ended.private,
-            execution=ended.execution,
         )
 
     def _start_workers(self, stack: ExitStack) -> None:

@@ -64,7 +64,6 @@ class Final(Message):
 
     round: int
     private: int | None  # bytes of memory that it shared with no other process
-    forms: dict[str, dict[str, int]] = {}  # see ``Outcome.execution``
 
 
 class Marked(Message):
@@ -366,7 +365,6 @@ class Ended(Message):
     reason: str
     failure: dict[str, Any] | None  # the arguments of RunFailed
     private: dict[str, float] | None  # bytes, mean and maximum over the nodes
-    execution: dict[str, dict[str, int]]
 
 
 ToLauncher = Refused | Prepared | Shown | Ended

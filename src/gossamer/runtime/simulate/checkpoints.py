@@ -162,7 +162,7 @@ class SimCheckpoints:
         self._context.mixing.settle()
         self._context.links.settle()
         self._finish_writing()
-        wall_s, trainer = self._recorder.wall(), self._context.executor.chosen
+        wall_s, trainer = self._recorder.wall(), self._context.executor.trainer.name
         self._written = self._writer.submit(self._write_files, saved, time_s, wall_s, trainer)
 
     def _write_files(

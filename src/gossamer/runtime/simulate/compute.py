@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any
 
 from gossamer.config import Simulate
-from gossamer.errors import cause
-from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import MEASURED_NODES, Trainer, TrainJob, choose, trainer_of
+from gossamer.learning.trainer import trainer_of
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.runtime.recording import Profile
@@ -166,39 +164,21 @@ def _attempt(execute: Execute, kind: ComputationKind, jobs: list[Any]) -> list[A
 
 
 class Executor:
-    """Trains and evaluates models with the ``trainer``. Where the experiment does not settle it, it measures which is faster,
-    with the present models of some nodes, and chooses it before the first step or evaluation."""
+    """Trains and evaluates models with the run's trainer."""
 
     def __init__(
-        self,
-        setup: Setup,
-        rows: Rows,
-        workers: Workers,
-        profile: Profile,
-        model: Callable[[int], Model],
-        say: Callable[[str], None],
+        self, setup: Setup, rows: Rows, workers: Workers, profile: Profile, say: Callable[[str], None]
     ) -> None:
-        experiment, options = setup.experiment, setup.experiment.engine
-        assert isinstance(options, Simulate)
-        self._setup, self._rows = setup, rows
-        self._workers, self._profile, self._model, self._say = workers, profile, model, say
-        self._to_choose = options.trainer == "auto"
-        self.trainer = self._build(trainer_of("sequential" if setup.trainer == "auto" else setup.trainer))
-        samples = experiment.evaluation.samples
-        self._evaluator = Evaluator(setup.task, experiment.seed, samples, options.device, workers, say)
-
-    @property
-    def chosen(self) -> str | None:
-        """The trainer's name; None until it is chosen."""
-        return None if self._to_choose else self.trainer.name
-
-    def forms(self) -> dict[str, dict[str, int]]:
-        """How steps and evaluations were computed: recorded, or eagerly and why."""
-        return {"train": self.trainer.forms() | self._setup.unfused(), "evaluate": self._evaluator.forms()}
+        experiment, self._setup, self._profile = setup.experiment, setup, profile
+        assert isinstance(experiment.engine, Simulate)
+        self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, rows, workers)
+        if experiment.engine.trainer == "auto":
+            say(f"trainer: {setup.trainer}" + (f" (not fused: {setup.not_fused})" if setup.not_fused else ""))
+        device, samples = experiment.engine.device, experiment.evaluation.samples
+        together = rows if self.trainer.evaluates_many else None
+        self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, together)
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
-        if kind not in (ComputationKind.APPLY, ComputationKind.ENCODE):
-            self._choose()
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
             return execute(kind, jobs, self.trainer, self._evaluator)
 
@@ -206,34 +186,5 @@ class Executor:
         """The recorded columns of models, in order; with the nodes' ranks, on their own test sets too. An exception of the
         user's code stands in place of its result."""
         personal = [self._setup.personal[rank] for rank in ranks]
-        self._choose()
         with self._profile.part("evaluate"):
             return self._evaluator.columns_each(models, personal)
-
-    def _build(self, kind: type[Trainer]) -> Trainer:
-        return kind(self._setup.task, self._setup.experiment.optimizer, self._rows, self._workers)
-
-    def _choose(self) -> None:
-        """Measure trainers on the first batches of some nodes, unless one is chosen. The recorded trainer's name determines
-        how models are evaluated too."""
-        if self._to_choose:
-            self._to_choose, said = False, "trainer: fused"
-            with self._profile.part("train"):
-                try:
-                    if self._setup.trainer == "auto":
-                        self.trainer, said = choose(self._build, self._first_steps())
-                except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
-                    said = f"trainer: sequential (no comparison: {cause(error)})"
-            if said:
-                self._say(said)
-        self._evaluator.rows = self._rows if self.trainer.evaluates_many else None
-
-    def _first_steps(self) -> list[TrainJob]:
-        experiment, parts = self._setup.experiment, self._setup.parts
-        jobs = []
-        for rank in [rank for rank, part in enumerate(parts) if part.size][:MEASURED_NODES]:
-            batches = BatchStream(experiment.seed, rank, parts[rank], experiment.batch_size)
-            start = self._model(rank)
-            state = experiment.optimizer.init(start.parameters)
-            jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
-        return jobs

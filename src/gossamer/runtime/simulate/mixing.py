@@ -7,7 +7,6 @@ because what is mixed is immutable."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -23,13 +22,12 @@ from gossamer.runtime.simulate.clock import Clock
 
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
-MOST_RESERVED = 32  # the most rows that are taken ahead of need
 LEAST_LENGTH = 1 << 14  # threads take longer to hand over to each other than to sum shorter vectors
 _Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Future[Any]]
 
 
 class Mixing:
-    """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums by how they were computed."""
+    """Runs mixing steps in the order (rank, order of the calls)."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
@@ -38,8 +36,6 @@ class Mixing:
         self._requests: list[_Request] = []
         self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
-        self._reserve: list[Tensor] = []
-        self.forms: Counter[str] = Counter()
         self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
         allow_compiled_loops()
 
@@ -64,8 +60,7 @@ class Mixing:
             return
         with self._profile.part("mix"):
             sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
-            form = mix_rows(sums, rows, self._workers)
-            self.forms[form] += len(sums)
+            mix_rows(sums, rows, self._workers)
         self._owed = []
         self._unwritten.clear()
         self._whole.clear()
@@ -124,16 +119,8 @@ class Mixing:
         whole = self._whole
         if not all(id(vector) in whole or self._rows.is_row(vector) for vector in terms[0]):
             return None
-        row = self._fresh()
+        row = self._rows.fresh()
         self._owed.append((Sum(*terms), row))
         whole.update(map(id, terms[0]))  # the sum holds the vectors, so their ids stay valid
         self._unwritten.add(id(row))
         return row
-
-    def _fresh(self) -> Tensor:
-        # Rows that are mixed one after the other lie together, even if they are taken at different instants, because
-        # the next batch reads them in that order.
-        if not self._reserve:
-            rows, _ = self._rows.block(max(1, min(MOST_RESERVED, self._rows.taken // 16)))
-            self._reserve = rows[::-1]
-        return self._reserve.pop()

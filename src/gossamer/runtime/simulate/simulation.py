@@ -153,7 +153,7 @@ class Simulation:
             self._inboxes,
             None if timeline is None else timeline.sent,
         )
-        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        executor = Executor(setup, rows, workers, profile, observer.say)
         mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, replay)
@@ -216,7 +216,6 @@ class Simulation:
             context.executor.trainer.name,
             context.profile.seconds,
             context.rows.peak,
-            execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
         )
 
     def _build(self) -> None:

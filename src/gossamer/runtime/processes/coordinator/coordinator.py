@@ -17,7 +17,6 @@ import signal
 import socket
 import time
 import traceback
-from collections import Counter
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -96,7 +95,6 @@ class Coordinator:
         self._diverged = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
-        self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
 
     def run(self) -> protocol.Ended:
         reason, failure = "failed", None
@@ -110,7 +108,7 @@ class Coordinator:
             self._workers.close(reason)
         own = self._private
         private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
-        return protocol.Ended(reason, failure, private, {part: dict(x) for part, x in self._forms.items()})
+        return protocol.Ended(reason, failure, private)
 
     def _run(self) -> str:
         try:
@@ -204,9 +202,7 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
-            case protocol.Final(private=private, forms=parts):
-                for part, forms in parts.items():
-                    self._forms.setdefault(part, Counter()).update(forms)
+            case protocol.Final(private=private):
                 if private is not None:
                     self._private.append(private)
 
@@ -284,9 +280,9 @@ def serve(channel: int, memory: int) -> None:
     try:
         end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
     except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
-        end = protocol.Ended("failed", {"message": str(error)}, None, {})
+        end = protocol.Ended("failed", {"message": str(error)}, None)
     except OSError as error:  # no descriptor or process is left, ...
         trace = "".join(traceback.format_exception(error))
         failure = {"message": f"the coordinator failed: {cause(error)}", "traceback": trace}
-        end = protocol.Ended("failed", failure, None, {})
+        end = protocol.Ended("failed", failure, None)
     launcher.send(end)

@@ -2,8 +2,8 @@
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
-:class:`Stage`, which is created before they are forked and rehearses a step and an evaluation: recording them
-(:mod:`gossamer.learning.capture`) takes as long as ten steps and doubles a node's heap.
+:class:`Stage`, which is created before they are forked. It rehearses a step and an evaluation on the data of one node, so
+that what they load is loaded once, and discards the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from gossamer.config import Processes
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
-from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.learning.malloc import trim
 from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
@@ -77,7 +77,7 @@ class Clock:
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
-        self._pauses: list[float] = []  # since when evaluations go on
+        self._pauses, self._since = 0, 0.0  # evaluations that go on, and since when
         self.begin(monotonic())
 
     def begin(self, start: float) -> None:
@@ -86,7 +86,7 @@ class Clock:
         self._wall_start = start - self._wall_before_s
 
     def now(self) -> float:
-        now = self._pauses[0] if self._pauses else monotonic()
+        now = self._since if self._pauses else monotonic()
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
@@ -94,14 +94,15 @@ class Clock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        self._pauses.append(monotonic())
+        if not self._pauses:
+            self._since = monotonic()
+        self._pauses += 1
         try:
             yield
         finally:
-            began = self._pauses[0]
-            self._pauses.pop()
+            self._pauses -= 1
             if not self._pauses:
-                self._paused_s += monotonic() - began
+                self._paused_s += monotonic() - self._since
 
     async def until(self, time_s: float) -> None:
         while (left := time_s - self.now()) > 0:
@@ -134,8 +135,7 @@ class Stage:
         return self._setup.experiment.nodes * freed > available / 2
 
     def warm_up(self) -> None:
-        """Take two steps and evaluate the outcome, so that every node has the recordings. (A failure will come again in a
-        node, which reports it.)"""
+        """Take a step and evaluate the outcome. (A failure will come again in a node, which reports it.)"""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
             return
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
@@ -151,19 +151,17 @@ class Stage:
         if not len(setup.parts[rank]):
             return
         batches = BatchStream(experiment.seed, rank, setup.parts[rank], experiment.batch_size)
-        model = initial = self.initial(rank)
+        model = self.initial(rank)
         trim()
         before = private_bytes()
-        for number in range(2):
-            state = experiment.optimizer.init(model.parameters)
-            job = TrainJob(model, [batches.batch(number)], experiment.optimizer.lr, state, seed=0)
-            [result] = self.trainer.train([job])
-            model = result.model
+        state = experiment.optimizer.init(model.parameters)
+        job = TrainJob(model, [batches.batch(0)], experiment.optimizer.lr, state, seed=0)
+        [result] = self.trainer.train([job])
         after = private_bytes()
         if before is not None and after is not None:
             self._freed_bytes = max(after - before, 0)
         if setup.evaluated:
-            self.evaluator.warm_up(initial, model)
+            self.evaluator.train(result.model, setup.parts[rank][:BATCH])
 
 
 class NodeHost:
@@ -200,9 +198,6 @@ class NodeHost:
         self.computations = self.slow = 0  # of the compute profile's pace, and those that took longer
 
     # --- what it computes
-
-    def forms(self) -> dict[str, dict[str, int]]:
-        return {"train": self._trainer.forms() | self._setup.unfused(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
         """The columns of all evaluation sets for a model; off the node's clock."""

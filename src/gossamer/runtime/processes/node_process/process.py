@@ -151,7 +151,7 @@ class NodeProcess:
                 self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(protocol.Final(self._node.round, private_bytes(), self._host.forms()))
+            self._tell(protocol.Final(self._node.round, private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             self._tell(protocol.Failed.of(error, self._node.failure_round))
             await self._finish

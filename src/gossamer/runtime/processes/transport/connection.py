@@ -82,7 +82,6 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.writable = True
         self.why = "closed its connection"  # the end of the connection
-        self._spoke = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -149,14 +148,11 @@ class Connection(asyncio.BufferedProtocol):
         return hmac.compare_digest(said.token, self.node.token)
 
     def write(self, frame: bytes) -> None:
-        self._spoke = True
         self.link.write(frame if self.tls is None else self.tls.seal(frame))
 
     def beat(self) -> None:
-        """Send a heartbeat, if nothing else was sent since the last one."""
-        if self.writable and not self.closed and not self._spoke:
+        if self.writable and not self.closed:
             self.write(wire.BEAT)
-        self._spoke = False
 
     def pause_writing(self) -> None:
         self.writable = False

@@ -50,13 +50,11 @@ class Bucket:
         """The bytes that were taken and have not passed by now won't."""
         self.free = min(self.free, now)
 
-    def change(self, rate: float, now: float) -> float:
-        """Set the rate, also for what was taken and has not passed; returns by what its times are multiplied."""
+    def change(self, rate: float, now: float) -> None:
+        """Set the rate, also for what was taken and has not passed."""
         before, self.rate = self.rate, max(rate, SLOWEST)
-        factor = 1.0 if before == self.rate else before / self.rate
-        if self.free > now:
-            self.free = now + (self.free - now) * factor
-        return factor
+        if self.free > now and before != self.rate:
+            self.free = now + (self.free - now) * before / self.rate
 
 
 class Line:
@@ -64,31 +62,22 @@ class Line:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[float, Callable[[float], None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
 
-    def add(self, instant: float, call: Callable[[float], None]) -> None:
-        """Make a call, with its instant, at that instant or when all calls before it were made."""
+    def add(self, instant: float, call: Callable[[], None]) -> None:
+        """Make a call at an instant, or when all calls before it were made."""
         if self._waiting:
             instant = max(instant, self._waiting[-1][0])
         self._waiting.append((instant, call))
-        if self._timer is None:
+        if len(self._waiting) == 1:
             self._run()
 
-    def stretch(self, factor: float, now: float) -> None:
-        """Multiply the time that is left for each call."""
-        self._waiting = deque((max(at, now + (at - now) * factor), call) for at, call in self._waiting)
-        self._run()
-
     def _run(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         while self._waiting and self._waiting[0][0] <= self._loop.time():
-            instant, call = self._waiting.popleft()
-            call(instant)
-        if self._waiting and self._timer is None:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._run)
+            self._waiting[0][1]()
+            self._waiting.popleft()
+        if self._waiting:
+            self._loop.call_at(self._waiting[0][0], self._run)
 
 
 class _Piece(NamedTuple):
@@ -100,7 +89,7 @@ class _Piece(NamedTuple):
     since: float
     here: float
     taken: Callable[[], None]
-    passed: Callable[[float], None] | None
+    passes: Callable[[float], None] | None
 
 
 class Downlink:
@@ -111,7 +100,6 @@ class Downlink:
         self._loop = loop
         self._queue: list[_Piece] = []
         self._numbers = itertools.count()
-        self._passing = Line(loop)
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(
@@ -120,31 +108,32 @@ class Downlink:
         since: float,
         turn: int,
         taken: Callable[[], None],
-        passed: Callable[[float], None] | None = None,
+        passes: Callable[[float], None] | None = None,
     ) -> None:
         """Let some bytes pass that came in since an instant; of those that wait, the lowest turn goes first. ``taken`` is
-        called when they are about to pass, so that more may be sent; ``passed`` with the instant at which all have."""
-        piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passed)
+        called when they are about to pass, so that more may be sent; ``passes`` then, with the instant at which all have."""
+        piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passes)
         heapq.heappush(self._queue, piece)
         if self._timer is None:
             self._serve()
 
     def change(self, rate: float) -> None:
         """Set the rate."""
-        now = self._loop.time()
-        self._passing.stretch(self._bucket.change(rate, now), now)
+        self._bucket.change(rate, self._loop.time())
         self._serve()
 
     def _serve(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._bucket.rate == SLOWEST:
+            return  # nothing begins to pass until the rate changes
         while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
             piece = heapq.heappop(self._queue)
             last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)
             piece.taken()
-            if piece.passed is not None:
-                self._passing.add(last_byte, piece.passed)
+            if piece.passes is not None:
+                piece.passes(last_byte)
         if self._queue and self._timer is None:
             self._timer = self._loop.call_at(self._bucket.free - LATE_S, self._serve)
 
@@ -243,13 +232,13 @@ class Shaper:
         else:
             self._turns[source] = next(self._next_turn)
         turn = self._turns[source] if self._one_at_a_time else 0
-        passed = None
+        passes = None
         if ends:
             del self._turns[source]
             latency = self._latency(source, path)
             if deliver is not None:
-                passed = partial(self._delay, source, latency, deliver)
-        self.downlink.enter(nbytes, since, turn, taken, passed)
+                passes = partial(self._delay, source, latency, deliver)
+        self.downlink.enter(nbytes, since, turn, taken, passes)
 
     def _latency(self, source: int, path: Path | None) -> float:
         """Seconds that a sender's message is under way; 0 where there is no path any more, or only a lossy one.
@@ -263,7 +252,7 @@ class Shaper:
         return latency
 
     def _delay(self, source: int, latency: float, deliver: Callable[[], None], instant: float) -> None:
-        self._delays[source].add(instant + latency, lambda _: deliver())
+        self._delays[source].add(instant + latency, deliver)
 
 
 def _next(numbers: defaultdict[int, int], rank: int, path: Path | None) -> int:

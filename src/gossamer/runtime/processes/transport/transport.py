@@ -103,7 +103,7 @@ class Transport:
     shaper: Shaper | None = None  # what the network does to messages; None is nothing
     security: Security | None = None
     incarnation: int = 0  # how often this node was started before
-    heartbeat_s: float | None = None  # of silence on a connection, after which a heartbeat is sent
+    heartbeat_s: float | None = None  # a heartbeat is sent twice in this time
     detection_s: float = 10.0
     """Seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is noticed within
     ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled."""
