@@ -91,7 +91,6 @@ def test_a_rank_out_of_range(rank: int) -> None:
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [
-        (0, [], "nodes: 0; accepted: at least 1"),
         (
             3,
             [(0, 1), (1, 3)],

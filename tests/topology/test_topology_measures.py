@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import cos, pi, sqrt
+from math import cos, pi
 from typing import Any
 
 import networkx as nx
@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.config.registry import build
-from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology import Graph, TopologySchedule
 from gossamer.topology.measures import (
     describe,
     diameter,
-    effective_neighbors,
     influence,
     smallest_eigenvalue,
     sparse_matrix,
@@ -81,45 +79,6 @@ def test_known_diameters(name: str, nodes: int, hops: int) -> None:
     assert diameter(schedule(name, nodes).graph(0)) == hops
 
 
-@pytest.mark.parametrize("name", ["ring", "star", "exponential", "one-peer-exponential"])
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.95])
-def test_effective_neighbours_by_the_recursion_of_the_covariance(name: str, gamma: float) -> None:
-    W = sparse_matrix(schedule({"name": name, "weights": "uniform"}, 12), 0).toarray()
-    C = np.zeros((12, 12))
-    for _ in range(600):  # 0.95^600 < 1e-13
-        C = W @ (gamma * C + np.eye(12)) @ W.T
-    expected = 1 / (1 - gamma) / np.mean(np.diag(C))
-    assert effective_neighbors(W, gamma) == pytest.approx(expected, rel=1e-9)
-
-
-def test_effective_neighbours_by_simulating_the_walk() -> None:
-    gamma, walks = 0.8, 4000
-    W = sparse_matrix(schedule("ring", 10), 0).toarray()
-    rng = generator(0, "test")
-    x = np.zeros((10, walks))
-    for _ in range(60):
-        x = W @ (sqrt(gamma) * x + rng.standard_normal(x.shape))
-    # The estimate has a relative standard error of about sqrt(2 / walks).
-    assert effective_neighbors(W, gamma) == pytest.approx(1 / (1 - gamma) / np.mean(x**2), rel=0.06)
-
-
-@settings(max_examples=50)
-@given(st.integers(2, 20), st.floats(0, 0.99))
-def test_effective_neighbours_at_both_ends(nodes: int, gamma: float) -> None:
-    assert effective_neighbors(np.eye(nodes), gamma) == pytest.approx(1)
-    assert effective_neighbors(np.full((nodes, nodes), 1 / nodes), gamma) == pytest.approx(nodes)
-    ring = sparse_matrix(schedule("ring", nodes), 0).toarray()
-    assert 1 <= effective_neighbors(ring, gamma) <= nodes * (1 + 1e-9)
-    # Without memory, only one step counts: the closed neighbourhood.
-    assert effective_neighbors(ring, 0.0) == pytest.approx(min(3, nodes))
-
-
-@pytest.mark.parametrize("gamma", [-0.1, 1.0, 2.0])
-def test_a_decay_out_of_range_is_refused(gamma: float) -> None:
-    with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: at least 0 and below 1"):
-        effective_neighbors(np.eye(2), gamma)
-
-
 def test_the_influence_of_uniform_weights_is_in_proportion_to_the_closed_neighbourhood() -> None:
     """D^-1 A, with D_ii the row sums of a symmetric A, has the stationary vector D_ii / sum_k D_kk."""
     for nodes in (40, 600):
@@ -147,7 +106,6 @@ def test_describe_has_everything() -> None:
     found = describe(schedule("complete", 8))
     assert found.pop("influence") == pytest.approx([1 / 8] * 8)
     assert found.pop("effective_nodes") == pytest.approx(8)
-    assert found.pop("effective_neighbors") == pytest.approx(8)
     assert found.pop("spectral_gap") == pytest.approx(1)
     assert found == {
         "nodes": 8,

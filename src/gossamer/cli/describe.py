@@ -21,7 +21,7 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours, influence of nodes."""
+    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())

@@ -1,8 +1,43 @@
-"""How much memory is left, and how much of it a process has taken."""
+"""How much memory there is, how much a process has taken, and whether a simulation can fit at all."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+
+import torch
+
+from gossamer.config import Experiment, Simulate
+from gossamer.errors import BadInput
+from gossamer.learning.parameters import Layout
+
+_LEAST_ADDRESS_SPACE = 2 * 2**30  # below, torch and polars abort or spin where they can't start a thread
+
+
+def check_address_space() -> None:
+    """Refuse to begin with too little address space (``ulimit -v``) for the libraries that a run needs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        raise BadInput(
+            f"ulimit -v: {limit / 2**30:.3g} GiB of address space; accepted: at least {_LEAST_ADDRESS_SPACE >> 30} GiB"
+        )
+
+
+def check_memory(experiment: Experiment, layout: Layout) -> None:
+    """Refuse a simulation whose models and optimizer states alone take more memory than is left. That is a lower bound: data,
+    messages and computations come on top."""
+    engine, optimizer = experiment.engine, experiment.optimizer
+    available = available_bytes()
+    if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
+        return
+    kept = {} if optimizer.reset_every_round else optimizer.init(torch.zeros(2))
+    vectors = 1 + sum(value.shape == (2,) for value in kept.values())
+    needed = 4 * experiment.nodes * (vectors * layout.size + layout.buffer_size)
+    if needed > available:
+        raise BadInput(
+            f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB of memory;"
+            f" accepted: what fits in the {available / 2**30:.3g} GiB that are left"
+        )
 
 
 def available_bytes() -> int | None:

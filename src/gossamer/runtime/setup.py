@@ -27,6 +27,7 @@ from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.results.run import load_run, model_of
+from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
@@ -34,6 +35,7 @@ from gossamer.topology import TopologySchedule
 def prepare(experiment: Experiment) -> Setup:
     """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
     used, which names the field."""
+    check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
@@ -48,6 +50,7 @@ def prepare(experiment: Experiment) -> Setup:
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task, seed)
     warm_start = _warm_start(experiment, task, layout)
+    check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_discrete_lyapunov  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 from scipy.sparse.csgraph import breadth_first_order  # type: ignore[import-untyped]
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh  # type: ignore[import-untyped]
 
-from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import TopologySchedule
@@ -31,15 +28,15 @@ def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
 
 
-def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, Any]:
-    """All measures of a round's graph and mixing matrix; gamma is the decay of :func:`effective_neighbors`.
+def describe(schedule: TopologySchedule, round: int = 0) -> dict[str, Any]:
+    """All measures of a round's graph and mixing matrix.
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
         ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
-        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``; ``effective_neighbors``, up to :data:`DENSE_NODES` nodes;
-        ``influence``, a list; and ``effective_nodes``, 1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all
-        count the same, 1 if one decides. The last two are None without a spectral gap."""
+        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``; ``influence``, a list; and ``effective_nodes``,
+        1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all count the same, 1 if one decides. The last two are
+        None without a spectral gap."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
@@ -55,7 +52,6 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         "diameter": diameter(graph),
         "clustering": float(nx.average_clustering(graph.to_networkx())),
         "spectral_gap": gap,
-        "effective_neighbors": effective_neighbors(W, gamma) if graph.nodes <= DENSE_NODES else None,
         "effective_nodes": None if pi is None else float(1 / (pi @ pi)),
         "influence": None if pi is None else pi.tolist(),
     }
@@ -135,21 +131,3 @@ def _eigenvalue(W: csr_array, which: Literal["LM", "SA"], shift: float) -> compl
 
 def _symmetric(W: csr_array) -> bool:
     return bool(abs(W - W.T).max() <= 1e-12)
-
-
-def effective_neighbors(W: Matrix, gamma: float) -> float:
-    """The effective number of neighbours n_W(gamma): the factor by which mixing reduces the variance of a random walk.
-
-    Vogels, Hendrikx & Jaggi, "Beyond spectral gap: the role of the topology in decentralized learning" (2022). In the
-    walk x <- W (sqrt(gamma) x + noise), with W row-stochastic [nodes, nodes] and standard normal noise, the variance of each
-    node converges to 1 / (1 - gamma) without mixing. n_W is this value divided by the mean over nodes of the variance with
-    mixing: 1 (no mixing) to n (exact averaging). gamma in [0, 1) says how long an update stays relevant."""
-    if not 0 <= gamma < 1:
-        raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
-    dense = csr_array(W).toarray()
-    if _symmetric(csr_array(W)):
-        squares = np.linalg.eigvalsh(dense) ** 2
-        variance = np.mean(squares / (1 - gamma * squares))
-    else:  # (1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk
-        variance = np.trace(solve_discrete_lyapunov(sqrt(gamma) * dense, dense @ dense.T)) / len(dense)
-    return float(1 / (1 - gamma) / variance)

@@ -1,0 +1,63 @@
+"""A simulation that can't fit into memory is refused before it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer import BadInput, Experiment
+from gossamer.runtime import memory
+from gossamer.runtime.setup import prepare
+
+PARAMETERS = 64 * 10 + 10
+
+
+def experiment(**changes: Any) -> Experiment:
+    return Experiment.of(
+        {
+            "nodes": 10,
+            "task": {"name": "digits", "model": "logistic", "samples": 80},
+            "algorithm": "d-psgd",
+            "stop": {"rounds": 1},
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "vectors"),
+    [
+        ({}, 1),
+        ({"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}, 2),
+        ({"optimizer": {"name": "adam", "lr": 0.1}}, 3),
+        ({"optimizer": {"name": "adam", "lr": 0.1, "reset_every_round": True}}, 1),
+    ],
+)
+def test_models_and_optimizer_states_have_to_fit(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], vectors: int
+) -> None:
+    needed = 4 * 10 * vectors * PARAMETERS
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    prepare(experiment(**changes))
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
+    with pytest.raises(BadInput, match=r"^nodes: 10 with 650 parameters each take at least .* GiB"):
+        prepare(experiment(**changes))
+
+
+def test_nothing_is_refused_where_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    prepare(experiment())
+
+
+def test_too_little_address_space_is_one_error_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(experiment().to_yaml())
+    program = [sys.executable, "-m", "gossamer", "run", str(path), "--out", str(tmp_path / "runs")]
+    limited = ["sh", "-c", 'ulimit -v 1500000 && exec "$@"', "sh", *program]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == "error: ulimit -v: 1.43 GiB of address space; accepted: at least 2 GiB\n"
+    assert done.returncode == 2
