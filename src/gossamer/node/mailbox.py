@@ -136,7 +136,7 @@ class Mailbox:
     ) -> None:
         gather = setup.experiment.gather
         self.rank, self._lost_peer = rank, gather.lost_peer
-        self.drops_malformed = gather.malformed == "drop"
+        self.drops_malformed = gather.drops_malformed
         self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
@@ -207,7 +207,9 @@ class Mailbox:
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
-            raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")
+            raise MalformedMessage(
+                f"{text}; with gather.malformed: drop a run goes on without such messages"
+            )
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
         """Those of some decoded messages that are as the node expects; the others are refused."""
