@@ -297,6 +297,7 @@ def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_pat
         await node.sleep(1)
         await node.sleep(0)  # the message is delivered, and mixing steps and the like are about to run
         gathering.cancel()
+        await node.sleep(0)
         return node.drain("m")[0].payload.parameters
 
     values = play(tmp_path, script, 2, codec="identity", initial="independent").values

@@ -173,10 +173,10 @@ def test_only_other_ranks_can_be_sent_to(tmp_path: Path, to: int) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             with pytest.raises(
-                ValueError, match=rf"node 0: send to rank {to}; accepted: 0 to 1, except its own rank"
+                ValueError, match=rf"node 0: send to ranks \[{to}\]; accepted: 0 to 1, except its own rank"
             ):
                 node.send(to, None, "m")
-            with pytest.raises(ValueError, match=rf"send to rank {to}"):
+            with pytest.raises(ValueError, match=rf"send to ranks .*{to}"):
                 node.broadcast([1, to], None, "m")
 
         await node.sleep(1)

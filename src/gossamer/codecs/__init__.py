@@ -8,23 +8,5 @@ from gossamer.codecs.sparsify import RandomK, RoundRobin, Threshold, TopK
 from gossamer.codecs.ternary import STC
 from gossamer.codecs.wavelet import JWINS, Wavelet
 
-__all__ = [
-    "JWINS",
-    "QSGD",
-    "STC",
-    "BFloat16",
-    "Chain",
-    "Codec",
-    "Coder",
-    "Entropy",
-    "Float16",
-    "Identity",
-    "LowRank",
-    "Quantize",
-    "RandomK",
-    "RoundRobin",
-    "Sign",
-    "Threshold",
-    "TopK",
-    "Wavelet",
-]
+__all__ = ["JWINS", "QSGD", "STC", "BFloat16", "Chain", "Codec", "Coder", "Entropy", "Float16", "Identity"]
+__all__ += ["LowRank", "Quantize", "RandomK", "RoundRobin", "Sign", "Threshold", "TopK", "Wavelet"]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gossamer.learning.parameters import Layout
     from gossamer.node import Node
 
+Own = Callable[[], Tensor]
+"""Gives the vector [P] that decoding may depend on: the receiver's own parameters, or zeros where differences are sent. What
+decoding calls it for is decoded again for each receiver."""
 STATE = "~codec"
 """Where a node's state has what its codecs remember, by their names."""
 PADDING = 1024
@@ -110,9 +113,7 @@ class Codec(Component):
         return self.encode(node, vector, round)
 
     @abstractmethod
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         """The vector that a payload of :meth:`encode` stands for, or the part of it that was sent. It is called in any
         thread, but for one node by one thread at a time.
 
@@ -120,8 +121,7 @@ class Codec(Component):
             node: the receiver.
             source: the sender.
             payload: from a peer that may be faulty.
-            own: returns the vector that decoding may depend on: the receiver's own parameters, or zeros where differences are
-                sent. Decoding that calls it is repeated for each receiver.
+            own: see :data:`Own`.
 
         Raises:
             ValueError, TypeError: for a payload that the codec doesn't make.
@@ -140,9 +140,7 @@ class Identity(Codec):
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         return [vector]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         return vector_in(payload[0], torch.float32)
 
 
@@ -200,9 +198,7 @@ class Chain(Codec):
             inner[0], inner = encoded, encoded
         return whole
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         layers = [payload]
         for _ in self.codecs[1:]:
             layers.append(_encoded(layers[-1][0]))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.codecs.codec import PADDING, Codec, parameter_count, vector_in
+from gossamer.codecs.codec import PADDING, Codec, Own, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
 
@@ -45,9 +44,7 @@ class Entropy(Codec):
         data = zstandard.ZstdCompressor(level=self.level).compress(octets.T.tobytes())
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8), _NAMES[values.dtype]]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         import zstandard
 
         data, name = payload

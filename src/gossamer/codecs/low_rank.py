@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.codecs.codec import Codec, parameter_count, vector_in
+from gossamer.codecs.codec import Codec, Own, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
@@ -84,9 +84,7 @@ class LowRank(Codec):
         self.memory(node)["q"] = torch.cat(after) if after else before
         return [torch.cat(sent)]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         values, at = vector_in(payload[0], torch.float32), 0
         found = values.new_empty(parameter_count(node))
         lengths = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -13,47 +12,49 @@ from jaxtyping import Float, Int, UInt8, UInt16
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.codecs.codec import PADDING, Codec, parameter_count, vector_in
+from gossamer.codecs.codec import PADDING, Codec, Own, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
 
 if TYPE_CHECKING:
     from gossamer.node import Node
 
+_Values = Float[np.ndarray, " n"]
+_Starts = Int[np.ndarray, " blocks"]
+_Scales = Float[np.ndarray, " blocks"]
 _LARGEST = 65504.0
 """The largest number of float16."""
 
 
-@register("codec", "float16")
-class Float16(Codec):
-    """Values in half precision, rounded to nearest; numbers beyond its range become the largest that it has."""
+class _Rounded(Codec):
+    """Base of the codecs that send values in another floating-point type."""
 
     final: ClassVar[bool] = True
+    _dtype: ClassVar[torch.dtype]
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        return [vector.clamp(-_LARGEST, _LARGEST).half()]
+        return [vector.to(self._dtype)]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         (values,) = payload
-        return vector_in(values, torch.float16).float()
+        return vector_in(values, self._dtype).float()
+
+
+@register("codec", "float16")
+class Float16(_Rounded):
+    """Values in half precision, rounded to nearest; numbers beyond its range become the largest that it has."""
+
+    _dtype = torch.float16
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        return super().encode(node, vector.clamp(-_LARGEST, _LARGEST), round)
 
 
 @register("codec", "bfloat16")
-class BFloat16(Codec):
+class BFloat16(_Rounded):
     """Values in the 16 bits of bfloat16, rounded to nearest: float32's range, 8 bits of precision."""
 
-    final: ClassVar[bool] = True
-
-    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        return [vector.bfloat16()]
-
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
-        (values,) = payload
-        return vector_in(values, torch.bfloat16).float()
+    _dtype = torch.bfloat16
 
 
 class _Scaled(Codec):
@@ -104,10 +105,9 @@ class _Scaled(Codec):
         data, scales = vector_in(packed, torch.uint8), vector_in(scales, torch.float32)
         if type(count) is not int or len(data) != -(-count * bits // 8):
             raise ValueError(f"{len(data)} bytes for {count!r} values of {bits} bits")
-        if (
-            not 0 <= count <= (size := parameter_count(node)) + PADDING
-        ):  # before anything of that size is allocated
-            raise ValueError(f"{count} values of a vector of {size}")
+        # (Checked before anything of that size is allocated.)
+        if not 0 <= count <= parameter_count(node) + PADDING:
+            raise ValueError(f"{count} values of a vector of {parameter_count(node)}")
         starts = self.starts(node, count)
         if len(scales) != len(starts):
             raise ValueError(f"{len(scales)} scales for {len(starts)} blocks")
@@ -142,10 +142,8 @@ class _Levels(_Scaled):
         return (2 * self.s).bit_length()
 
     @abstractmethod
-    def scales(
-        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, " blocks"]:
-        """m of each block."""
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
+        """m of each of the blocks that begin at ``starts``, of the values x [n]."""
 
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
         """u."""
@@ -178,9 +176,7 @@ class _Levels(_Scaled):
             q.astype(np.uint16), np.where(finite, scales, np.float32(np.nan)), self.bits_a_value
         )
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         codes, scales = self.opened(node, payload, self.bits_a_value)
         values = codes.astype(np.float32)
         values -= np.float32(self.s)
@@ -212,9 +208,7 @@ class Quantize(_Levels):
     def contracts(self) -> bool:
         return self.bits > 2 or self.rounding == "nearest"
 
-    def scales(
-        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, " blocks"]:
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.maximum.reduceat(np.abs(x), starts)
 
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
@@ -244,14 +238,10 @@ class QSGD(_Levels):
     def contracts(self) -> bool:
         return self.contract
 
-    def scales(
-        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, " blocks"]:
+    def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.sqrt(np.add.reduceat(np.square(x, dtype=np.float64), starts)).astype(np.float32)
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         found = super().decode(node, source, payload, own)
         if not self.contract or not isinstance(found, Tensor):
             return found
@@ -277,9 +267,7 @@ class Sign(_Scaled):
         scales = sums / np.diff(starts, append=len(x))
         return self.payload((x >= 0).astype(np.uint16), scales.astype(np.float32), 1)
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         codes, scales = self.opened(node, payload, 1)
         return torch.from_numpy((codes.astype(np.float32) * 2 - 1) * scales)
 

@@ -10,7 +10,7 @@ not know earlier messages.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.codecs import indices
-from gossamer.codecs.codec import Codec, parameter_count, vector_in
+from gossamer.codecs.codec import Codec, Own, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
@@ -132,9 +132,7 @@ class ChangeSparsifier(Codec):
         transformed = self.forward(vector)
         return [*part_of(transformed, self.select(node, transformed, round))]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         values, packed = payload
         values, size = vector_in(values, torch.float32), parameter_count(node)
         where = coordinates_in(packed, len(values), size)
@@ -142,22 +140,14 @@ class ChangeSparsifier(Codec):
 
 
 class ShareSparsifier(ChangeSparsifier):
-    """Base of the codecs that send a share of the coordinates: the k = round(share n), at least one, that have changed most.
-
-    Args:
-        whole_from: a share of this or more sends all coordinates, and no index (DecentralizePy's ``metadata_cap``).
-    """
-
-    whole_from: float = Field(default=1.0, gt=0, le=1)
+    """Base of the codecs that send a share of the coordinates: k = round(share n), at least one, that changed most."""
 
     @abstractmethod
     def share(self, node: Node, round: int) -> float:
         """The share of the coordinates that is sent in a round."""
 
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
-        share = self.share(node, round)
-        count = len(change) if share >= self.whole_from else count_of(share, len(change))
-        return largest(change, count)
+        return largest(change, count_of(self.share(node, round), len(change)))
 
 
 @register("codec", "top-k")
@@ -215,9 +205,7 @@ class RandomK(Codec):
         where = _drawn(seed, len(vector), count_of(self.fraction, len(vector)))
         return [vector.index_select(0, where.to(vector.device)), seed]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         values, seed = payload
         values, size = vector_in(values, torch.float32), parameter_count(node)
         count = count_of(self.fraction, size)
@@ -266,9 +254,7 @@ class RoundRobin(Codec):
         first, end = self._bounds(block, len(vector))
         return [vector[first:end].clone(), block]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         values, block = payload
         values, size = vector_in(values, torch.float32), parameter_count(node)
         if type(block) is not int or not 0 <= block < self.blocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.codecs.codec import Codec, parameter_count, vector_in
+from gossamer.codecs.codec import Codec, Own, parameter_count, vector_in
 from gossamer.codecs.sparsify import coordinates_in, count_of, largest, part_of
 from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
@@ -28,36 +27,26 @@ class STC(Codec):
 
     Args:
         fraction: share of the coordinates that is sent.
-        ternary: whether only signs are sent; else the values, as in DecentralizePy's ``STC``.
     """
 
     sparse: ClassVar[bool] = True
     only_differences: ClassVar[bool] = True
 
     fraction: float = Field(default=0.01, gt=0, le=1)
-    ternary: bool = True
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         values, packed = part_of(vector, largest(vector, count_of(self.fraction, len(vector))))
-        if not self.ternary:
-            return [values, packed]
         signs = torch.from_numpy(np.packbits(values.cpu().numpy() >= 0))
         return [values.abs().mean(dtype=torch.float64).float().reshape(1), packed, signs, len(values)]
 
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
-        values, size = vector_in(payload[0], torch.float32), parameter_count(node)
-        if self.ternary:
-            mean, (signs, count) = values, payload[2:]
-            signs = vector_in(signs, torch.uint8).cpu().numpy()
-            if (
-                type(count) is not int
-                or not 0 <= count <= size
-                or (len(mean), len(signs)) != (1, -(-count // 8))
-            ):
-                raise ValueError(f"{len(signs)} bytes for {count!r} signs of a vector of {size}")
-            positive = torch.from_numpy(np.unpackbits(signs, count=count).astype(bool)).to(mean.device)
-            values = torch.where(positive, mean, -mean)
-        where = coordinates_in(payload[1], len(values), size)
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
+        mean, packed, signs, count = payload
+        mean, size = vector_in(mean, torch.float32), parameter_count(node)
+        signs = vector_in(signs, torch.uint8).cpu().numpy()
+        fits = type(count) is int and 0 <= count <= size and (len(mean), len(signs)) == (1, -(-count // 8))
+        if not fits:
+            raise ValueError(f"{len(signs)} bytes for {count!r} signs of a vector of {size}")
+        positive = torch.from_numpy(np.unpackbits(signs, count=count).astype(bool)).to(mean.device)
+        where = coordinates_in(packed, count, size)
+        values = torch.where(positive, mean, -mean)
         return values if where is None else Part(values, where, size)

@@ -7,7 +7,7 @@ averages in the wavelet domain, as JWINS does. Vectors are padded with their las
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gossamer.codecs.codec import parameter_count, vector_in
+from gossamer.codecs.codec import Own, parameter_count, vector_in
 from gossamer.codecs.sparsify import ShareSparsifier, coordinates_in
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, listed
@@ -42,12 +42,10 @@ class _Wavelets(ShareSparsifier):
     Args:
         wavelet: name of an orthogonal wavelet in PyWavelets.
         levels: depth of the decomposition.
-        by_change: whether coefficients are ranked by change; else by magnitude.
     """
 
     wavelet: str = "sym2"
     levels: int = Field(default=4, ge=1, le=10)
-    by_change: bool = True
 
     @field_validator("wavelet")
     @classmethod
@@ -67,12 +65,7 @@ class _Wavelets(ShareSparsifier):
             known = _coefficients[vector] = key, _transformed(vector, self.wavelet, self.levels)
         return known[1]
 
-    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        return super().encode(node, vector, round) if self.by_change else self.compress(node, vector, round)
-
-    def decode(
-        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
-    ) -> Tensor | Part:
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
         values, packed = payload
         size = parameter_count(node)
         values, length = vector_in(values, torch.float32), _padded(size, self.wavelet, self.levels)[1]
@@ -104,6 +97,7 @@ class JWINS(_Wavelets):
     Args:
         fractions: the shares that are drawn from, each as likely as the others. The default is that of the configurations
             shipped with DecentralizePy.
+        whole_from: a share of this or more sends all coefficients, and no index (DecentralizePy's ``metadata_cap``).
     """
 
     fractions: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 1.0)
@@ -119,13 +113,13 @@ class JWINS(_Wavelets):
         return fractions
 
     def share(self, node: Node, round: int) -> float:
-        return self.fractions[int(node.rng("~codec/jwins", round).integers(len(self.fractions)))]
+        share = self.fractions[int(node.rng("~codec/jwins", round).integers(len(self.fractions)))]
+        return 1.0 if share >= self.whole_from else share
 
 
 @lru_cache(maxsize=8)
 def _padded(size: int, wavelet: str, levels: int) -> tuple[int, int]:
-    """The depth of the decomposition of a vector [size], which is less for a short one, and the length of its
-    coefficients."""
+    """The depth of the decomposition of a vector [size], and the length of its coefficients."""
     import pywt
 
     depth = min(levels, pywt.dwt_max_level(size, wavelet))

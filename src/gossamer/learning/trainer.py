@@ -38,7 +38,9 @@ from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
 """With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile once, and time to load."""
-MOST_BATCHED = 500_000  # parameters, with which "auto" takes many nodes at once on a CPU
+MOST_BATCHED = (
+    80_000  # parameters, up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)
+)
 
 
 class TrainJob(NamedTuple):

@@ -428,20 +428,3 @@ async def test_what_is_gone_of_a_cancelled_message_is_counted() -> None:
         assert b.traffic.bytes_received == a.traffic.bytes_sent
         assert a.traffic.messages_cancelled == 1
         assert a.traffic.messages_lost == 0
-
-
-@on_loop
-async def test_who_waits_for_an_acknowledgement_under_way_is_released_at_the_end() -> None:
-    async with shaped(2, Uniform(latency_s=30.0)) as (a, b):
-        sending = a.send(1, torch.zeros(100_000), "t")
-        await a.transport.flush()
-        waiting = asyncio.ensure_future(asyncio.wait_for(_wait(sending), 20))
-        await asyncio.sleep(0)
-        a.transport.mark_lost(1, "gone")
-        await a.transport.close()
-        await waiting
-        assert b.inbox == []
-
-
-async def _wait(sending: Any) -> None:
-    await sending
