@@ -207,9 +207,7 @@ class Mailbox:
         if self._malformed_of[source] <= MOST_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
-            raise MalformedMessage(
-                f"{text}; with gather.malformed: drop a run goes on without such messages"
-            )
+            raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
         """Those of some decoded messages that are as the node expects; the others are refused."""
