@@ -23,6 +23,7 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
     assert out.split()[-2:] == ["both.html", "figures"]
     assert (tmp_path / "both.html").stat().st_size < 200_000
     assert list((tmp_path / "figures").glob("*.pdf"))
+    assert (tmp_path / "figures/captions.md").exists()
 
 
 def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
@@ -100,6 +101,13 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
             "--time-to test_los: no run has recorded it (did you mean 'test_loss'?)",
         ),
         (("--area", "test_los"), "--area test_los: no run has recorded it (did you mean 'test_loss'?)"),
+        (
+            ("--animate", "a.gif", "--metrics", "consensus_distance"),
+            "have not recorded consensus_distance; accepted as --metrics: ",
+        ),
+        (("--animate", "a.mp4"), "--animate a.mp4: accepted: a file *.gif or *.png"),
+        (("--figures", "f", "--width", "3"), "--width 3: accepted: 1in to 40in"),
+        (("--budget", "bytes=many"), "--budget bytes=many: accepted: bytes=N"),
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
     ],
 )
@@ -156,3 +164,11 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
         for measure in ("ood_accuracy", "area ood_accuracy")
         for group, pairs in (("uniform", 0), ("degree", 2))
     ]
+
+
+def test_an_animation_is_written(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
+    asked = ("report", "runs", "--animate", "loss.gif", "--metrics", "test_loss", "--out", "page.html")
+    assert cli(*asked)[1].split()[-3:] == ["page.html", "loss.gif", "page-comparison.csv"]
+    assert (tmp_path / "loss.gif").read_bytes().startswith(b"GIF89a")
+    assert json.loads(cli(*asked, "--json")[1])["animation"] == "loss.gif"

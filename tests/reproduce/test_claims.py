@@ -88,6 +88,8 @@ def test_means_ratios_times_and_budgets(groups: list[Group]) -> None:
     )[:2] == ("holds", 1)
     found, value, _ = verdict(groups, cell="fast", measure="bytes to test_accuracy=0.3", at_most=1e12)
     assert (found, value is not None) == ("holds", True)
+    found, value, _ = verdict(groups, cell="fast", measure="test_accuracy at bytes=1e6", at_least=0)
+    assert (found, value is not None) == ("holds", True)
 
 
 def test_what_has_no_number_or_no_interval_is_not_decidable(groups: list[Group]) -> None:

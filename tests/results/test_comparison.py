@@ -90,6 +90,14 @@ def test_fast_nodes_alone_are_not_there_but_those_that_outlive_others_are(tmp_pa
     assert only(timed(tmp_path, points, lost=(1,)), TIME)["mean"] == 1.0
 
 
+def test_a_budget_takes_the_last_evaluation_within_it(tmp_path: Path) -> None:
+    run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
+    budgets = [("bytes", 400.0), ("bytes", 599.0), ("time_s", 1.5), ("bytes", 601.0)]
+    found = [only(run, each)["mean"] for each in comparison.at_budget(budgets, ["test_accuracy"])]
+    # A run that has not used up its budget might have come further.
+    assert found == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
+
+
 def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
     base, fast = group(tmp_path, "base", s1=4, s2=6, s3=8), group(tmp_path, "fast", s3=5, s1=2, s2=3)
     never = Group("never", tuple(rising(tmp_path, 0.1, 0.2, seed=seed) for seed in (1, 2, 3)))
@@ -173,8 +181,9 @@ def area(run: Run, metric: str = "test_loss") -> float:
 
 def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None:
     every = groups(runs)
-    rows = compare(every, [comparison.area("test_loss")], find_baseline("slow", every), ["cell"]).rows
-    slow, alone = rows.rows(named=True)
+    measures = comparison.area("test_loss", "test_accuracy")
+    rows = compare(every, measures, find_baseline("slow", every), ["cell"]).rows
+    slow, alone, slow_relative, _ = rows.rows(named=True)
     by = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
     assert (slow["runs"], alone["runs"], alone["pairs"]) == (4, 2, 2)
     own = [by["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
@@ -187,6 +196,8 @@ def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None
     ]
     assert alone["difference"] == pytest.approx(np.mean(means))
     assert alone["difference_half"] == pytest.approx(t.ppf(0.975, 1) * np.std(means, ddof=1) / math.sqrt(2))
+    shares = [area(run) / area(run, "test_accuracy") - 1 for run in runs if run.labels["cell"] == "slow"]
+    assert slow_relative["mean"] == pytest.approx(np.mean(shares))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +206,11 @@ def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None
         ({"metrics": ["tset_loss"]}, "--metrics tset_loss: no run has recorded it .did you mean 'test_loss'"),
         ({"levels": ["tset_loss=1"]}, "--time-to tset_loss: no run has recorded it"),
         ({"area_of": "tset_loss"}, "--area tset_loss: no run has recorded it"),
+        ({"area_of": "test_loss", "relative_to": "tset"}, "--relative-to tset: no run has recorded it"),
+        ({"relative_to": "test_loss"}, "--relative-to test_loss: accepted: together with --area METRIC"),
         ({"levels": ["test_loss=high"]}, "--time-to test_loss=high: accepted: METRIC=LEVEL"),
+        ({"budgets": ["bites=1"]}, "--budget bites=1: accepted: bytes=N"),
+        ({"budgets": ["bytes="]}, "--budget bytes=: accepted: bytes=N"),
     ],
 )
 def test_names_and_numbers_that_do_not_fit_are_refused(runs: list[Run], asked: Any, message: str) -> None:

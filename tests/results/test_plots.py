@@ -14,6 +14,7 @@ from gossamer.results.plots import (
     MOST_NODES_DRAWN,
     curve_figure,
     drawn_nodes,
+    parse_width,
     positions,
     write_figures,
 )
@@ -56,7 +57,7 @@ def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
     assert drawn_nodes(3, []) == [0, 1, 2]
 
 
-def test_figures_have_the_width_of_a_column_and_their_fonts(tmp_path: Path) -> None:
+def test_figures_have_the_width_of_a_column_their_fonts_and_captions(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib.image")
     runs = [
         synthetic(tmp_path, nodes=4, rounds=(0, 10), seed=seed, experiment={"batch_size": size})
@@ -73,8 +74,16 @@ def test_figures_have_the_width_of_a_column_and_their_fonts(tmp_path: Path) -> N
     assert re.findall(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf) == [b"237.6"]  # 3.3 inches of 72 points
     assert matplotlib.imread(folder / "test-accuracy-vs-round.png").shape[1] == 990
     assert "<text" not in (folder / "test-accuracy-vs-round.svg").read_text()  # but outlines
+    first, _ = (folder / "captions.md").read_text().split("\n\n")
+    assert first == (
+        "**test-accuracy-vs-bytes.png**: Test accuracy in % against bytes that all nodes have sent, 4 nodes. Lines: mean over"
+        " runs, each the mean over its nodes (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval"
+        " over the runs (Student's t)."
+    )
     alone = write_figures(runs[:1], groups(runs[:1]), folder, **asked)
     assert len(alone) == 2
+    caption = (folder / "captions.md").read_text()
+    assert "Bands: ± one standard deviation over the nodes" in caption
     for change, said in (
         ({"metrics": ["tset"]}, "--metrics tset: no run has recorded it"),
         ({"axes": ["epoch"]}, "--axis epoch: accepted: round, time_s"),
@@ -82,6 +91,14 @@ def test_figures_have_the_width_of_a_column_and_their_fonts(tmp_path: Path) -> N
     ):
         with pytest.raises(BadInput, match=said):
             write_figures(runs, groups(runs), folder, **{**asked, **change})
+
+
+def test_widths_have_a_unit() -> None:
+    assert parse_width("3.3in") == 3.3
+    assert parse_width("84mm") == pytest.approx(3.307, abs=1e-3)
+    for wrong in ("3.3", "in", "0.1in", "-3in", "3 ft"):
+        with pytest.raises(BadInput, match=r"--width .*such as 3.3in"):
+            parse_width(wrong)
 
 
 def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def played(out: Path, seed: int = 1, **fields: Any) -> Run:
     return gossamer.run(Experiment.of(experiment), out)
 
 
-def test_the_mean_over_rounds_by_distance(tmp_path: Path) -> None:
+def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Path) -> None:
     run = played(tmp_path)
     assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
     found = by_hops(run, "ood_accuracy")
@@ -53,6 +53,9 @@ def test_the_mean_over_rounds_by_distance(tmp_path: Path) -> None:
             pytest.approx(area),
             pytest.approx(mean[-1]),
         )
+        halfway = (mean[0] + curve[1][-1]) / 2
+        arrived = [r for r, value in zip(rounds, mean, strict=True) if value >= halfway]
+        assert reach["half_round"] == (arrived[0] if arrived and curve[1][-1] > mean[0] else None)
 
 
 def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path: Path) -> None:

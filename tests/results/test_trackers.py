@@ -209,6 +209,7 @@ def test_mlflow_keeps_settings_and_means_and_a_sweep_is_an_experiment(tmp_path):
     for each in runs:
         tracked = found[each.id]
         assert tracked.info.status == "FINISHED"
+        assert (tracked.data.tags["sweep"], tracked.data.tags["cell"]) == ("rates", each.cell)
         assert tracked.data.params["optimizer.lr"] == str(each.experiment["optimizer"]["lr"])
         history = client.get_metric_history(tracked.info.run_id, "test_loss")
         assert {point.step: point.value for point in history} == pytest.approx(means(each, "test_loss"))
@@ -241,7 +242,8 @@ def test_wandb_keeps_settings_and_means_offline_and_a_sweep_is_a_group(tmp_path)
         [file] = each.path.glob("wandb/offline-run-*/*.wandb")
         records = [Record.FromString(data) for data in leveldb_log(file.read_bytes())]
         [described] = [record.run for record in records if record.WhichOneof("record_type") == "run"][-1:]
-        assert (described.project, described.run_group) == ("rates", "rates")
+        names = described.project, described.run_group, list(described.tags)
+        assert names == ("rates", "rates", [each.cell])
         rows = [
             {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
             for record in records
@@ -249,3 +251,10 @@ def test_wandb_keeps_settings_and_means_offline_and_a_sweep_is_a_group(tmp_path)
         ]
         assert {row["round"]: row["test_loss"] for row in rows} == pytest.approx(means(each, "test_loss"))
         assert (each.path / "tensorboard").is_dir()  # a broken one stops no other
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_a_sweep_is_a_folder_of_tensorboard(tmp_path):
+    runs = swept(tmp_path / "runs", {"name": "tensorboard", "folder": str(tmp_path / "board")})
+    for each in runs:
+        assert list((tmp_path / "board/rates" / each.path.parent.name / each.id).glob("events.*"))

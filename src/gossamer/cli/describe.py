@@ -74,9 +74,7 @@ def report(
         str | None,
         option("Of figures: pdf (default), svg, png.", "--format"),
     ] = None,
-    width: Annotated[
-        float, option("Of figures, in inches; 3.3 is a column of a paper.", min=1, max=40)
-    ] = 3.3,
+    width: Annotated[str, option("Of figures, e.g. 3.3in (a column of a paper), 84mm.")] = "3.3in",
     axis: Annotated[
         list[str] | None,
         option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
@@ -92,8 +90,15 @@ def report(
         list[str] | None,
         option("Compare the time and bytes to these levels.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        option("Compare the metrics at a budget.", metavar="bytes=N[,N...]|time_s=SECONDS[,...]"),
+    ] = None,
     area: Annotated[
         str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
+    ] = None,
+    relative_to: Annotated[
+        str | None, option("With --area: its difference to another metric's, in %.", metavar="METRIC")
     ] = None,
     per: Annotated[
         list[str] | None,
@@ -102,6 +107,10 @@ def report(
     by_hops: Annotated[
         str | None,
         option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
+    ] = None,
+    animate: Annotated[
+        Path | None,
+        option("A GIF or PNG: the graph, coloured by the first of --metrics.", metavar="FILE"),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -112,29 +121,33 @@ def report(
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
     from gossamer.results.groups import groups as group_runs
-    from gossamer.results.plots import write_figures
+    from gossamer.results.plots import parse_width, write_figures
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
-    from gossamer.results.tidy import default_axis, finite, judging
+    from gossamer.results.tidy import default_axis, finite, judging, main_metric
 
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), area)
+    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
-    if len(groups) > 1 or metrics or time_to or area:
+    if len(groups) > 1 or metrics or time_to or budget or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page of several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(loaded, groups, figures, format=format_ or "pdf", width=width, **drawn)
+        write_figures(loaded, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn)
+    if animate is not None:
+        from gossamer.results.animation import write_animation
+
+        write_animation(loaded, str(named[0] if named else main_metric(loaded[0])), animate)
     page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
-    written = {"report": page, "figures": figures, "comparison": table}
+    written = {"report": page, "figures": figures, "animation": animate, "comparison": table}
     said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         tables = {"table": None if compared is None else compared.rows, "by_hops": distances}

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from gossamer.config import Section
-from gossamer.results.comparison import Measure, Number, compare, finals, time_to, totals
+from gossamer.results.comparison import Measure, Number, at_budget, compare, finals, time_to, totals
 from gossamer.results.groups import Group, find_baseline
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
@@ -28,7 +28,8 @@ class Check(Section):
     Attributes:
         cell: the cell's name in progress lines and tables.
         baseline: the cell that it is compared with, in pairs of equal seeds.
-        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``.
+        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``;
+            ``METRIC at bytes=N`` or ``METRIC at time_s=SECONDS``.
         number: the mean over the seeds, or the ``difference`` to the baseline, or the ``ratio``.
         at_least, at_most: the bounds of the number, of which one is required."""
 
@@ -59,8 +60,11 @@ def measure_of(text: str) -> Measure:
     if found := re.fullmatch(rf"(time_s|bytes) to (\w+)={_NUMBER}", text):
         axis, metric, level = found.groups()
         return next(each for each in time_to([(metric, float(level))]) if each.name.startswith(axis))
+    if found := re.fullmatch(rf"(\w+) at (time_s|bytes)={_NUMBER}", text):
+        metric, axis, budget = found.groups()
+        return at_budget([(axis, float(budget))], [metric])[0]
     if not re.fullmatch(r"\w+", text):
-        raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL' or 'bytes to METRIC=LEVEL'")
+        raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
     return next((each for each in totals() if each.name == text), finals([text])[0])
 
 

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by measures: metrics at the end, the time and the bytes to a level, areas.
+"""Comparison of groups of runs by measures: metrics at the end or at a budget, the time and the bytes to a level, areas.
 
 A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
 Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
@@ -20,10 +20,12 @@ import polars as pl
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import (
     Table,
+    bytes_text,
     bytes_unit,
     interval_text,
     is_share,
     metric_title,
+    seconds_text,
 )
 from gossamer.results.groups import Baseline, Group
 from gossamer.results.run import Run, part
@@ -110,10 +112,22 @@ def totals() -> list[Measure]:
     ]
 
 
-def area(metric: str) -> Measure:
-    """The area under a metric's curve over rounds, divided by their number."""
+def area(metric: str, relative_to: str | None = None) -> list[Measure]:
+    """The area under a metric's curve over rounds, divided by their number; and by what share it differs from that of another
+    metric of the same run."""
+
+    def relative(other: str, run: Run) -> float | None:
+        own, base = _final(metric, "area", run), _final(other, "area", run)
+        return own / base - 1 if own is not None and base else None
+
     table = f"mean {metric_title(metric)} over the rounds"
-    return Measure(f"area {metric}", table, "area", _unit(metric), partial(_final, metric, "area"), _COMPARED)
+    own = partial(_final, metric, "area")
+    found = [Measure(f"area {metric}", table, "area", _unit(metric), own, _COMPARED)]
+    if relative_to is not None:
+        title = f"relative to {metric_title(relative_to)}"
+        name = f"area {metric} relative to {relative_to}"
+        found.append(Measure(name, table, title, "share", partial(relative, relative_to)))
+    return found
 
 
 def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
@@ -130,32 +144,68 @@ def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
     return found
 
 
+def at_budget(budgets: Iterable[tuple[str, float]], metrics: Iterable[str]) -> list[Measure]:
+    """Metrics at the last complete evaluation within a budget: ``bytes`` that all nodes have sent, or seconds (``time_s``). A
+    run that has not used up its budget has none, since it might have come further."""
+
+    def within(metric: str, axis: str, most: float, run: Run) -> float | None:
+        if max(run.curves[axis].drop_nulls(), default=0.0) < most:
+            return None
+        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= most).last(), run)
+
+    found = []
+    for axis, most in budgets:
+        table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
+        for metric in metrics:
+            value = partial(within, metric, axis, most)
+            name = f"{metric} at {axis}={most:g}"
+            found.append(Measure(name, table, metric_title(metric), _unit(metric), value))
+    return found
+
+
 def measures(
     runs: Sequence[Run],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
+    budgets: Sequence[str] = (),
     area_of: str | None = None,
+    relative_to: str | None = None,
 ) -> list[Measure]:
     """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
-    ``METRIC=LEVEL[,LEVEL...]``, and an area. A metric that no run has recorded is bad input."""
-    to = [each for text in levels for each in _levels(text)]
-    asked = {"--metrics": metrics, "--time-to": [name for name, _ in to]}
-    for option, names in (asked | {"--area": [] if area_of is None else [area_of]}).items():
+    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
+    run has recorded is bad input."""
+    to = _numbers("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
+    within = _numbers("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
+    for option, names in {
+        "--metrics": metrics,
+        "--time-to": [name for name, _ in to],
+        "--area": [area_of],
+        "--relative-to": [relative_to],
+    }.items():
         for name in names:
-            check_recorded(option, name, runs)
+            if name is not None:
+                check_recorded(option, name, runs)
+    if relative_to is not None and area_of is None:
+        raise BadInput(f"--relative-to {relative_to}: accepted: together with --area METRIC")
     chosen = metrics or judging(runs)
-    areas = [] if area_of is None else [area(area_of)]
-    return [*finals(chosen), *time_to(to), *areas]
+    areas = [] if area_of is None else area(area_of, relative_to)
+    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
 
 
-def _levels(text: str) -> list[tuple[str, float]]:
-    """Levels of a metric, as the command line gives them: ``METRIC=LEVEL[,LEVEL...]``."""
-    name, _, values = text.partition("=")
-    try:
-        return [(name, float(value)) for value in values.split(",")]
-    except ValueError:
-        accepted = "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6"
-        raise BadInput(f"--time-to {text}: accepted: {accepted}") from None
+def _numbers(
+    option: str, texts: Iterable[str], accepted: str, names: Sequence[str] = ()
+) -> list[tuple[str, float]]:
+    """Numbers for names (one of ``names``, if there are any), as the command line gives them: ``NAME=NUMBER[,NUMBER...]``."""
+    found = []
+    for text in texts:
+        name, _, values = text.partition("=")
+        try:
+            found += [(name, float(value)) for value in values.split(",")]
+        except ValueError:
+            name = ""
+        if not name or (names and name not in names):
+            raise BadInput(f"{option} {text}: accepted: {accepted}")
+    return found
 
 
 # --- comparisons

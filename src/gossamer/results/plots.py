@@ -15,7 +15,7 @@ import polars as pl
 from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
-from gossamer.results.folder import writing
+from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve, labels, several
 from gossamer.results.run import Run
@@ -34,6 +34,7 @@ MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
 
 FORMATS = ("pdf", "svg", "png")
+_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _HEIGHT = 0.66  # of the width
 _DASHES = ("-", "--", "-.", ":")
 _STYLE = {
@@ -160,6 +161,15 @@ def matplotlib(module: str) -> Any:
         raise BadInput("pictures need matplotlib: pip install 'gossamer[report]'") from error
 
 
+def parse_width(text: str) -> float:
+    """A width such as ``3.3in``, ``84mm``, ``8.4cm`` or ``240pt``, in inches; anything else is bad input."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(in|cm|mm|pt)", text)
+    width = float(match[1]) * _INCHES[match[2]] if match else 0.0
+    if not 1 <= width <= 40:
+        raise BadInput(f"--width {text}: accepted: 1in to 40in, also in cm, mm or pt, such as 3.3in")
+    return width
+
+
 def write_figures(
     runs: Sequence[Run],
     groups: Sequence[Group],
@@ -171,7 +181,7 @@ def write_figures(
     width: float = 3.3,
 ) -> list[Path]:
     """Write a figure for a paper, ``<metric>-vs-<axis>.<format>``, for all metrics and axes of which some run has recorded
-    any; gives the paths. Lines have dashes too, for print in black and white.
+    any, and ``captions.md``; gives the paths of the figures. Lines have dashes too, for print in black and white.
 
     Several groups of several seeds have a curve each, in the band of its confidence interval; or else every run has one.
     ``width`` is in inches. A metric, an axis or a format that is not known, a file that can't be written, and a missing
@@ -182,7 +192,8 @@ def write_figures(
         for each in asked:
             if each not in accepted:
                 raise BadInput(f"{option} {each}: accepted: {', '.join(accepted)}")
-    together, written = groups if several(groups) else None, []
+    together = groups if several(groups) else None
+    written, captions = [], []
     with writing(f"--figures {folder}"), matplotlib("style").context(_STYLE):
         folder.mkdir(parents=True, exist_ok=True)
         for metric in metrics:
@@ -198,7 +209,22 @@ def write_figures(
                 name = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', metric)}-vs-{axis.removesuffix('_s')}.{format}"
                 figure.savefig(folder / name)
                 written.append(folder / name)
+                captions.append(f"**{name}**: {_caption(runs, together, metric, axis)}\n")
+        write_text(folder / "captions.md", "\n".join(captions))
     return written
+
+
+def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
+    """What a figure shows: its lines, its bands, and the runs and nodes that they are over."""
+    nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
+    title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
+    against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
+    text = f"{title[0].upper()}{title[1:]} against {against.replace(' / ', ' in ')}, {nodes} nodes."
+    if groups is None:
+        return f"{text} Lines: mean over the nodes of a run. Bands: ± one standard deviation over the nodes."
+    counts = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups)
+    lines = f"Lines: mean over runs, each the mean over its nodes ({counts})."
+    return f"{text} {lines} Bands: 95 % confidence interval over the runs (Student's t)."
 
 
 # --- timelines

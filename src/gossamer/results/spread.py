@@ -7,6 +7,7 @@ nodes of the poison that has added the metric's evaluation set; for other metric
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import networkx as nx
 import polars as pl
@@ -34,7 +35,9 @@ def hops(run: Run, metric: str) -> dict[int, int]:
 
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
     """A metric of a run by distance, from evaluations that all nodes of the distance have. A row per distance: ``hops``;
-    ``nodes``, their number; ``area``, the mean over the rounds of their mean (by trapezoids); ``final``, that at the end."""
+    ``nodes``, their number; ``area``, the mean over the rounds of their mean (by trapezoids); ``final``, that at the end;
+    ``half_round``, the first round in which their mean is halfway from its first value to the sources' last (null if it never
+    is, or if the sources end below the first value)."""
     distances = hops(run, metric)
     schema = {"node": pl.Int32, "hops": pl.Int64}
     at = pl.DataFrame({"node": distances.keys(), "hops": distances.values()}, schema=schema)
@@ -51,18 +54,22 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
         rows.group_by("hops", "round").agg(nodes=pl.len(), mean=pl.col(metric).mean()).sort("hops", "round")
     )
     means = means.filter(pl.col("nodes") == pl.col("nodes").max().over("hops"))
-    found = []
+    found: list[dict[str, Any]] = []
     for (distance,), curve in means.group_by("hops", maintain_order=True):
-        last = curve["mean"][-1]
+        first, last = curve["mean"][0], curve["mean"][-1]
         area = mean_over_rounds(curve["round"].to_numpy(), curve["mean"].to_numpy())
         row = {"hops": distance, "nodes": curve["nodes"][0], "area": last if area is None else area}
-        found.append({**row, "final": last})
-    return pl.DataFrame(found)
+        goal = next((each["final"] for each in found if each["hops"] == 0), last)
+        arrived = curve.filter(pl.col("mean") >= (first + goal) / 2)["round"]
+        late = arrived.cast(pl.Float64).first() if goal > first else None
+        found.append({**row, "final": last, "half_round": late})
+    return pl.DataFrame(found, schema_overrides={"half_round": pl.Float64})
 
 
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     """:func:`by_hops` over the runs of each group: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``,
-    ``area`` (with ``area_half``, half the width of its 95 % confidence interval) and ``final``."""
+    ``area`` (with ``area_half``, half the width of its 95 % confidence interval), ``final`` and ``half_round`` (null unless
+    all have one)."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
     found = []
     for group in groups:
@@ -71,8 +78,10 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
             if (area := confidence(same["area"].to_list())) is not None:
                 own = {"group": group.label, "hops": distance, "runs": len(same)}
                 means = {name: same[name].mean() for name in ("nodes", "area", "final")}
-                found.append({**own, **means, "area_half": area.half_width})
-    return pl.DataFrame(found, schema_overrides={"area_half": pl.Float64}, infer_schema_length=None)
+                late = None if same["half_round"].has_nulls() else same["half_round"].mean()
+                found.append({**own, **means, "area_half": area.half_width, "half_round": late})
+    floats = dict.fromkeys(("area_half", "half_round"), pl.Float64)
+    return pl.DataFrame(found, schema_overrides=floats, infer_schema_length=None)
 
 
 def table(rows: pl.DataFrame, metric: str) -> Table:
@@ -81,8 +90,9 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
     unit, scale = ("%", 0.01) if is_share(metric) else ("", 1.0)
     lines: dict[str, dict[int, str]] = {}
     for row in rows.to_dicts():
-        text = interval_text(row["area"], row["area_half"], unit, scale)
+        late = "" if row["half_round"] is None else f", round {row['half_round']:g}"
+        text = interval_text(row["area"], row["area_half"], unit, scale) + late
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
-    title = f"mean {metric_title(metric)} over the rounds by distance"
+    title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
     return title, head, [[group, *(each.get(d, NOTHING) for d in distances)] for group, each in lines.items()]

@@ -14,12 +14,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from gossamer.config import Experiment
-from gossamer.config.registry import Component, register
+from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
-from gossamer.results.recorder import Evaluations
+from gossamer.files import read_json
+from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
 from gossamer.results.run import Run, flat
+from gossamer.results.schema import SweepFile
 
 _MOST_PARAMETERS = 100  # of a request to MLflow
+_LONGEST_TAG = 64  # of Weights & Biases
 log = logging.getLogger(__name__)
 
 
@@ -110,16 +113,20 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round, in ``tensorboard`` in the run's folder: ``tensorboard --logdir runs`` shows all."""
+    """Scalars for TensorBoard, by round, in ``folder``, where the runs of a sweep lie below its name, or in
+    ``tensorboard`` in the run's folder."""
 
     package: ClassVar[str] = "tensorboard"
+    folder: FilePath | None = None
     _writer: Any = PrivateAttr(None)
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
-        self._writer = Writer(str(folder / "tensorboard"))
+        name, _ = _sweep(folder) or ("", "")
+        own = self.folder and self.folder / name / folder.parent.name / folder.name
+        self._writer = Writer(str(own or folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -133,7 +140,8 @@ class TensorBoard(Averaging):
 @register("tracker", "mlflow")
 class MLflow(Averaging):
     """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
-    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's."""
+    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's. The
+    runs of a sweep have the tags ``sweep`` and ``cell``."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -146,11 +154,13 @@ class MLflow(Averaging):
         from mlflow.entities import Param
 
         super().begin(experiment, folder)
-        self._client, name = MlflowClient(tracking_uri=self.uri), self.project or _owner(experiment, folder)
+        tags = dict(zip(("sweep", "cell"), _sweep(folder) or (), strict=False))
+        name = self.project or tags.get("sweep", experiment.name)
+        self._client = MlflowClient(tracking_uri=self.uri)
         with suppress(Exception):  # it is there, or another run creates it
             self._client.create_experiment(name)
         project = self._client.get_experiment_by_name(name).experiment_id
-        self._run = self._client.create_run(project, run_name=folder.name).info.run_id
+        self._run = self._client.create_run(project, tags=tags, run_name=folder.name).info.run_id
         settings = flat(experiment.model_dump(mode="json"))
         parameters = [Param(key, str(value)) for key, value in settings.items()]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
@@ -167,7 +177,8 @@ class MLflow(Averaging):
 @register("tracker", "wandb")
 class WandB(Averaging):
     """A run of Weights & Biases in a ``project``, by default of the experiment's name, or of the sweep's, of an ``entity``
-    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group."""
+    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group
+    with its name, and have their cell as a tag."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None
@@ -179,9 +190,11 @@ class WandB(Averaging):
         import wandb
 
         super().begin(experiment, folder)
+        group, *cell = _sweep(folder) or (None,)
         self._run = wandb.init(
-            project=self.project or _owner(experiment, folder),
-            group=_owner(experiment, folder),
+            project=self.project or group or experiment.name,
+            group=group,
+            tags=[each[:_LONGEST_TAG] for each in cell],
             entity=self.entity,
             name=folder.name,
             dir=str(folder),
@@ -198,7 +211,12 @@ class WandB(Averaging):
         self._run.finish(exit_code=0 if status == "done" else 1)
 
 
-def _owner(experiment: Experiment, folder: Path) -> str:
-    """The name of the sweep that a run's folder belongs to, or that of the experiment."""
-    sweep = folder.parent.parent
-    return sweep.name if (sweep / "sweep.json").is_file() else experiment.name
+def _sweep(folder: Path) -> tuple[str, str] | None:
+    """The names of the sweep to which a run's folder belongs, and of its cell (of several equal ones, the first); None for a
+    run of its own."""
+    path = folder.parent.parent / "sweep.json"
+    if not path.is_file():
+        return None
+    runs = read_json(path, SweepFile, path.parent, MOST_FIGURES_BYTES)["runs"]
+    cells = [each["cell"] for each in runs if each.get("run") == folder.parent.name]
+    return (path.parent.name, cells[0]) if cells else None
