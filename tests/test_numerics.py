@@ -118,21 +118,3 @@ def test_a_report_begins_with_the_processor(engine: str, cli: Cli, tmp_path: os.
     described = done.environment["numerics"]
     assert described["processor"] in kicker
     assert f"{numerics.VARIABLE}={described['mkl']}" in kicker
-
-
-def test_a_profile_says_why_steps_ran_eagerly(cli: Cli, tmp_path: os.PathLike[str]) -> None:
-    (tmp_path / "eager.py").write_text(  # type: ignore[operator]
-        "import torch, torch.nn.functional as F\n"
-        "from gossamer import Task\n"
-        "def loss(outputs, targets):\n"
-        "    value = F.cross_entropy(outputs, targets)\n"
-        "    return value * (1.0 if value.item() > 0 else 2.0)\n"
-        "def task():\n"
-        "    x, y = torch.arange(24.0).view(12, 2) / 24, torch.arange(12) % 2\n"
-        "    return Task(lambda: torch.nn.Linear(2, 2), (x, y), (x, y), loss)\n"
-    )
-    settings = ["task=eager:task", "nodes=3", "stop.rounds=4", "engine.trainer=sequential"]
-    (tmp_path / "eager.yaml").write_text("topology: {name: ring}\nalgorithm: {name: d-psgd}\n")  # type: ignore[operator]
-    code, out, _ = cli("run", "eager.yaml", "--profile", *(x for each in settings for x in ("--set", each)))
-    assert code == 0
-    assert "eager: values leave torch" in out
