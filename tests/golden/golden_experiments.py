@@ -19,14 +19,17 @@ UNUSED: dict[str, set[str]] = {
     "poison": {"text-trigger"},
     "model": {
         *(
+            "causal-lm",
             "celeba-cnn",
+            "cnn6",
+            "convnet",
             "gpt2",
             "leaf-cnn",
             "lenet5",
             "lstm",
             "matrix-factorization",
         ),
-        *("next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn"),
+        *("mobilenet", "next-word-lstm", "resnet18", "sent140-lstm", "vgg16-bn", "vit"),
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }

@@ -273,6 +273,22 @@ def test_a_task_that_raises_when_it_is_cancelled_at_the_end_is_passed_over(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_coroutine_of_node_that_is_never_awaited_fails_its_node_in_every_run(tmp_path: Path) -> None:
+    """Python warns once in a process, and never where warnings are ignored."""
+
+    async def script(node: Node) -> None:
+        await node.sleep(1)
+        if node.rank == 1:
+            node.sleep(1)  # type: ignore[unused-coroutine]
+
+    for _ in range(2):
+        with pytest.raises(
+            RunFailed, match=r"node 1 .*'Node.sleep' was never awaited \(test_node_tasks.py, line \d+\)$"
+        ):
+            play(tmp_path, script)
+
+
 def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.spawn(node.sleep(1)).cancel()

@@ -15,7 +15,7 @@ from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.runtime.setup import prepare
 from gossamer.tasks import model_factory
-from gossamer.tasks.models import MLP, VGG16, GNLeNet, LeNet5, ResNet18
+from gossamer.tasks.models import MLP, VGG16, GNLeNet, LeNet5, ResNet18, TransformerBlock
 
 
 def factory(name: str, shape: tuple[int, ...], classes: int, **parameters: object) -> Callable[[], nn.Module]:
@@ -39,6 +39,16 @@ def parameters(model: nn.Module) -> int:
         (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as Sakarvadia et al. (2025) have counted
         (lambda: VGG16((3, 32, 32), 100), 14_774_436),
         (lambda: ResNet18((3, 32, 32), 10), 11_173_962),
+        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as Sakarvadia et al. (2025) have counted
+        # 9*(3*48 + 48*96 + 96*192 + 192*256) + 48+96+192+256 + 8*8*256*512+512 + 512*64+64 + 64*10+10
+        (factory("convnet", (3, 32, 32), 10), 9_074_218),
+        # torchvision's MobileNetV2 with 10 classes, and the first block's 32*32 weights and 2*32 of normalisation
+        (factory("mobilenet", (3, 32, 32), 10), 2_236_682 + 32 * 32 + 2 * 32),
+        # patches, token, positions; 6 layers of 6 matrices with biases and 2 normalisations; normalisation; scores
+        (
+            factory("vit", (3, 32, 32), 10),
+            49 * 512 + 512 + 65 * 512 + 6 * (6 * 513 * 512 + 4 * 512) + 2 * 512 + 5130,
+        ),
         (lambda: MLP((1, 28, 28), 10, (3136, 784, 196)), 5_076_998),
         (lambda: MLP((1, 28, 28), 10, (100,)), 784 * 100 + 100 + 100 * 10 + 10),
         (lambda: MLP((3, 32, 32), 10), 3072 * 10 + 10),
@@ -57,7 +67,13 @@ def test_one_score_a_class_for_each_sample(name, shape):
     assert scores.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["vgg16-bn", "resnet18"])
+@pytest.mark.parametrize("name", ["cnn6", "convnet", "mobilenet", "vit"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28)])
+def test_larger_models_take_small_images(name, shape):
+    assert factory(name, shape, 7)()(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["vgg16-bn", "resnet18", "mobilenet", "vit"])
 def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
     torch.manual_seed(0)
     model = factory(name, (3, 32, 32), 7)()
@@ -73,6 +89,30 @@ def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_convnet_drops_activations_in_training_alone():
+    model = factory("convnet", (1, 8, 8), 10)()
+    images = torch.randn(4, 1, 8, 8)
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+def test_a_block_of_the_vision_transformer_is_torchs_encoder_layer():
+    torch.manual_seed(4)
+    block = TransformerBlock(12, heads=3)
+    layer = nn.TransformerEncoderLayer(12, 3, 12, 0.0, F.gelu, batch_first=True, norm_first=True)
+    attention = layer.self_attn
+    theirs = [attention.in_proj_weight, attention.in_proj_bias]
+    for module in (attention.out_proj, layer.linear1, layer.linear2, layer.norm1, layer.norm2):
+        theirs += [module.weight, module.bias]
+    ours = [block.inputs, block.outputs, block.perceptron[0], block.perceptron[2], block.norm1, block.norm2]
+    with torch.no_grad():
+        for mine, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
+            mine.copy_(value)
+    tokens = torch.randn(2, 5, 12)
+    torch.testing.assert_close(block(tokens), layer(tokens))
 
 
 def test_a_factory_makes_a_fresh_model_each_time():
@@ -103,7 +143,7 @@ def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
     assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
 
 
-@pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp"])
+@pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "vit"])
 def test_models_work_under_vmap_with_parameters_stacked_over_nodes(name):
     torch.manual_seed(2)
     models = [factory(name, (1, 28, 28), 10)() for _ in range(3)]

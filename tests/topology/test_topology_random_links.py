@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gossamer.config.registry import build
@@ -61,6 +62,43 @@ def test_a_changing_base_keeps_its_own_rhythm() -> None:
     links = schedule(base=base, probability=1.0, every_rounds=None)
     assert not links.static
     assert links.graph(0) == links.graph(2) != links.graph(3)
+
+
+def test_probabilities_of_a_file(tmp_path: Path) -> None:
+    P = np.array([[0, 1, 0.5], [0.2, 0, 0], [0, 1, 0]])
+    np.savetxt(tmp_path / "P.txt", P)
+    links = schedule(3, folder=tmp_path, probability="P.txt", symmetric=False)
+    links.check()
+    counts = np.zeros((3, 3))
+    for round in range(500):
+        for i, j in arcs(links.graph(round)):
+            counts[i, j] += 1
+    assert counts / 500 == pytest.approx(P, abs=5 * 0.5 / 500**0.5)
+    assert (counts[P == 0] == 0).all()
+    assert (counts[P == 1] == 500).all()
+    assert build("topology", links.topology.spec()) == links.topology
+
+
+@pytest.mark.parametrize(
+    ("matrix", "spec", "problem"),
+    [
+        ([[0, 2], [2, 0]], {}, "accepted: numbers from 0 to 1"),
+        ([[0.5, 1], [1, 0]], {}, "accepted: 2 rows, and 0 for pairs that topology.base does not link"),
+        ([[0, 1], [0.5, 0]], {}, "and a symmetric matrix or topology.symmetric: false"),
+        ([[0]], {}, "accepted: 2 rows"),
+        ([[0, 0], [0, 0]], {}, "2 components in the graph of random-links with 2 nodes"),
+        (
+            np.ones((4, 4)) - np.eye(4),
+            {"nodes": 4, "base": "ring"},
+            "accepted: 4 rows, and 0 for pairs that topology.base does not link",
+        ),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, matrix: Any, spec: dict[str, Any], problem: str) -> None:
+    np.savetxt(tmp_path / "P.txt", np.array(matrix))
+    with pytest.raises(BadInput) as raised:
+        schedule(**{"nodes": 2, **spec}, folder=tmp_path, probability="P.txt").check()
+    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,13 @@ class Gather(Section):
 
     timeout_s: float | None = Field(default=None, gt=0)
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
-    malformed: Literal["drop", "fail"] = "fail"
+    malformed: Literal["lose_peer", "drop", "fail"] = "lose_peer"
     missing: Literal["own", "renormalize"] = "own"
+
+    @property
+    def drops_malformed(self) -> bool:
+        """Whether a run goes on without a message that is not what its receiver expects."""
+        return self.malformed == "drop" or (self.malformed == "lose_peer" and self.lost_peer != "fail")
 
     @model_validator(mode="after")
     def _waits_for_a_time(self) -> Gather:

@@ -136,7 +136,7 @@ class Mailbox:
     ) -> None:
         gather = setup.experiment.gather
         self.rank, self._lost_peer = rank, gather.lost_peer
-        self.drops_malformed = gather.malformed == "drop"
+        self.drops_malformed = gather.drops_malformed
         self._round, self.host, self.expectations = round, host, expectations
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import re
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer.codecs.codec import Coder
@@ -281,3 +285,31 @@ def _thawed(saved: Checkpoint) -> dict[str, Payload]:
     """The saved ``node.state``, in containers of its own."""
     state: dict[str, Payload] = freeze(dict(saved.state), lambda tensor: True)
     return state
+
+
+_UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
+
+
+@contextmanager
+def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
+    """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` that was never awaited; Python
+    itself only warns. The sequence of nodes may change meanwhile."""
+
+    def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        node = None
+        if re.fullmatch(_UNAWAITED, str(message)):
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # no event loop in this thread
+                task = None
+            node = next((node for node in nodes if task in node._tasks), None)
+        if node is None:
+            shown(message, category, filename, lineno, *rest)
+        else:
+            node.fail(GossamerError(f"{message} ({Path(filename).name}, line {lineno})"))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
+        shown = warnings.showwarning
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

@@ -202,7 +202,8 @@ def _heeding(stop: Path) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    if threading.current_thread() is threading.main_thread():
+    # Ray interrupts its tasks itself, and a second signal would end a run at once.
+    if threading.current_thread() is threading.main_thread() and "ray" not in sys.modules:
         threading.Thread(target=watch, daemon=True).start()
     try:
         yield

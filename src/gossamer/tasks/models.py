@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
@@ -110,6 +111,41 @@ class LeNet5(nn.Sequential):
         super().__init__(*layers)
 
 
+def _convnet(
+    shape: Shape,
+    classes: int,
+    blocks: Sequence[tuple[int, int]],
+    hidden: Sequence[int],
+    dropout: Sequence[nn.Module] = (),
+) -> nn.Module:
+    """Blocks of two 3×3 convolutions and 2×2 max pooling, and a perceptron; ReLU throughout. Dropout follows each block and
+    precedes the last layer."""
+    channels, height, width = _image(shape, 2 ** len(blocks))
+    layers: list[nn.Module] = []
+    for widths in blocks:
+        for outputs in widths:
+            layers += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU()]
+            channels = outputs
+        layers += [nn.MaxPool2d(2), *dropout]
+        height, width = height // 2, width // 2
+    *inner, last = MLP((channels, height, width), classes, hidden)
+    return nn.Sequential(*layers, *inner, *dropout, last)
+
+
+@register("model", "cnn6")
+def cnn6(shape: Shape, classes: int) -> nn.Module:
+    """Six convolutions and three linear layers (``CifarModule`` of Sakarvadia et al., 2025): 5,851,338 parameters for
+    3×32×32 inputs and 10 classes."""
+    return _convnet(shape, classes, blocks=((32, 64), (128, 128), (256, 256)), hidden=(1024, 512))
+
+
+@register("model", "convnet")
+def convnet(shape: Shape, classes: int) -> nn.Module:
+    """Four convolutions with dropout, and three linear layers (``ConvNet`` of Sakarvadia et al., 2025): 9,074,218
+    parameters for 3×32×32 inputs and 10 classes."""
+    return _convnet(shape, classes, ((48, 96), (192, 256)), hidden=(512, 64), dropout=[nn.Dropout(0.25)])
+
+
 @register("model", "vgg16-bn")
 class VGG16(nn.Sequential):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
@@ -164,6 +200,97 @@ class ResNet18(nn.Sequential):
             layers += [ResidualBlock(inputs, outputs, 1 if inputs == outputs else 2)]
             layers += [ResidualBlock(outputs, outputs, 1)]
         super().__init__(*layers, Apply(spatial_mean), nn.Linear(512, classes))
+
+
+class InvertedResidual(nn.Module):
+    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
+    convolution without activation; with a shortcut around them if input and output have one shape."""
+
+    def __init__(self, inputs: int, outputs: int, factor: int, stride: int) -> None:
+        super().__init__()
+        inner = inputs * factor
+        self.layers = nn.Sequential(
+            *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
+            *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
+            *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
+        )
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
+        inner: Tensor = self.layers(x)
+        return x + inner if self.shortcut else inner
+
+
+def _normalised(convolution: nn.Conv2d) -> list[nn.Module]:
+    return [convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU6()]
+
+
+@register("model", "mobilenet")
+class MobileNetV2(nn.Sequential):
+    """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
+
+    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
+    images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
+    block has a 1×1 convolution too."""
+
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
+        layers = _normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))
+        channels = 32
+        stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
+        for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
+            for block in range(depth):
+                layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
+                channels = width
+        layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
+        super().__init__(*layers, Apply(spatial_mean), nn.Linear(1280, classes))
+
+
+class TransformerBlock(nn.Module):
+    """A layer of a transformer's encoder: attention of ``heads`` heads and a perceptron with one hidden layer as wide as its
+    input, each after layer normalisation and with a shortcut around it.
+
+    ``nn.TransformerEncoderLayer`` is the same, but its attention has no batching rule for ``vmap``."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.inputs = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.outputs = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.perceptron = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, x: Float[Tensor, "samples tokens width"]) -> Float[Tensor, "samples tokens width"]:
+        split = self.inputs(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = split.unbind(dim=2)  # [samples heads tokens width/heads]
+        attention = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+        x = x + self.outputs((attention @ value).transpose(1, 2).flatten(start_dim=2))
+        result: Tensor = x + self.perceptron(self.norm2(x))
+        return result
+
+
+@register("model", "vit")
+class ViT(nn.Module):
+    """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
+
+    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches of 4×4 pixels,
+    6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
+    2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
+
+    def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        channels, height, width = _image(shape, 4)
+        self.patches = nn.Conv2d(channels, 512, kernel_size=4, stride=4)
+        self.token = nn.Parameter(torch.zeros(1, 1, 512))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (height // 4) * (width // 4) + 1, 512))
+        self.blocks = nn.Sequential(*(TransformerBlock(512, heads=8) for _ in range(6)))
+        self.head = nn.Sequential(nn.LayerNorm(512), nn.Linear(512, classes))
+
+    def forward(self, images: Float[Tensor, "samples _ _ _"]) -> Float[Tensor, "samples classes"]:
+        patches = self.patches(images).flatten(start_dim=2).mT
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], dim=1)
+        scores: Tensor = self.head(self.blocks(tokens + self.positions)[:, 0])
+        return scores
 
 
 @register("model", "lstm")

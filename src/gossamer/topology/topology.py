@@ -8,18 +8,21 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import networkx as nx
 import numpy as np
+from jaxtyping import Float
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, ComponentField, FunctionComponent, build, register
+from gossamer.config.registry import Component, ComponentField, FilePath, FunctionComponent, build, register
 from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
+from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, read_matrix
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -179,7 +182,8 @@ class RandomLinks(CompositeTopology):
     base: Annotated[Topology, ComponentField("topology", "topology.base")] = Field(
         default="complete", validate_default=True
     )
-    probability: float = Field(ge=0, le=1)  # of each link
+    # Of each link, or a text file with n lines of n probabilities: line i, number j is that of the link from i to j.
+    probability: Annotated[float, Field(ge=0, le=1)] | FilePath
     # Whether both directions of a link are drawn together; otherwise the graph is directed.
     symmetric: bool = True
     every_rounds: int | None = Field(default=1, ge=1)
@@ -195,6 +199,16 @@ class RandomLinks(CompositeTopology):
             raise BadInput(f"topology.base: {self.base.spec()}; accepted: {accepted}")
         return self
 
+    @cached_property
+    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
+        """The probabilities of a file."""
+        assert isinstance(self.probability, Path)
+        P = read_matrix(self.probability, f"topology.probability: {self.probability}")
+        if ((P < 0) | (P > 1)).any() or (self.symmetric and (P != P.T).any()):
+            accepted = "numbers from 0 to 1, and a symmetric matrix or topology.symmetric: false"
+            raise BadInput(f"topology.probability: {self.probability}; accepted: {accepted}")
+        return P
+
     @property
     def parts(self) -> dict[str, Topology]:
         return {"base": self.base}
@@ -207,7 +221,18 @@ class RandomLinks(CompositeTopology):
         if not (graph.directed or self.symmetric):
             links += [(j, i) for i, j in links]
         drawn = np.zeros(len(links)) if rng is None else rng.random(len(links))
-        return Graph(graph.nodes, compress(links, self.probability > drawn), directed=not self.symmetric)
+        there = self._probabilities(graph.nodes, links) > drawn
+        return Graph(graph.nodes, compress(links, there), directed=not self.symmetric)
+
+    def _probabilities(self, nodes: int, links: list[tuple[int, int]]) -> Float[np.ndarray, " links"]:
+        if isinstance(self.probability, float):
+            return np.full(len(links), self.probability)
+        sources, targets = np.array(links, dtype=np.int64).reshape(-1, 2).T
+        P, each_twice = self._matrix, 1 + self.symmetric
+        if len(P) != nodes or np.count_nonzero(P[sources, targets]) * each_twice != np.count_nonzero(P):
+            accepted = f"{nodes} rows, and 0 for pairs that topology.base does not link"
+            raise BadInput(f"topology.probability: {self.probability}; accepted: {accepted}")
+        return P[sources, targets]
 
 
 @dataclass

@@ -24,6 +24,7 @@ from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics, read_setup, rewind
@@ -182,7 +183,7 @@ class Simulation:
         parameters = buffers = None
         context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
-        with ending_signals(lambda: self._tasks.finish("stopped")):
+        with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
             try:
                 self._build()
                 self._observer.start(self._setup.description())

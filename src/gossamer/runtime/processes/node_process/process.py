@@ -20,6 +20,7 @@ from torch import Tensor
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
@@ -145,7 +146,8 @@ class NodeProcess:
             self._tell(protocol.Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                await self._take_part()
+                with unawaited_calls_fail((self._node,)):
+                    await self._take_part()
             if slow := self._host.slow:
                 of = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
