@@ -20,7 +20,7 @@ def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None
     assert line.split(maxsplit=1)[1].startswith("Synchronous data parallelism: local steps, then")
     assert "`" not in of_kind
     one = cli("list", "topology", "random-links")[1]
-    assert re.search(r"^probability +number ≥ 0, ≤ 1; required *$", one, re.MULTILINE)
+    assert re.search(r"^probability +number ≥ 0, ≤ 1 or path; required *$", one, re.MULTILINE)
     assert re.search(r"^base +topology; default complete *$", one, re.MULTILINE)
     described = " ".join(cli("list", "algorithm", "d-psgd")[1].split())
     assert "local_steps integer ≥ 1, ≤ 1000000; default 1: mini-batch steps a round." in described
@@ -78,7 +78,7 @@ def test_list_and_topology(cli: Cli) -> None:
     assert listed["model"]["mlp"]["hidden"] == "[100]"
     assert listed["topology"]["ring"]["allow_disconnected"] == "false"
     assert listed["topology"]["ring"]["every_rounds"] == "null"
-    assert listed["topology"]["random-links"]["probability"] == "(number ≥ 0, ≤ 1)"
+    assert listed["topology"]["random-links"]["probability"] == "(number ≥ 0, ≤ 1 or path)"
     assert json.loads(cli("list", "model", "mlp", "--json")[1]) == {"model": {"mlp": listed["model"]["mlp"]}}
     assert cli("list", "algoritm")[0] == 2
     code, out, _ = cli("topology", "small.yaml", "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -92,6 +93,18 @@ class AsksForTheEnd(DPSGD):
                     os.kill(self.of, signal.SIGTERM)
             while True:
                 await node.sleep(1.0)
+        await super().run(node)
+
+
+class WaitsToBeSeen(DPSGD):
+    """Begins its first round once a file is there."""
+
+    seen: str
+
+    async def run(self, node: Node) -> None:
+        while not Path(self.seen).exists():
+            time.sleep(0.02)
+            await node.sleep(1.0)
         await super().run(node)
 
 

@@ -132,7 +132,7 @@ def shown(of: Sweep) -> pl.DataFrame:
         pytest.param("ray", "ray", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.timeout(300)  # Ray's tasks give way to all other processes
+@pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 @pytest.mark.filterwarnings("ignore")  # of the packages
 @pytest.mark.usefixtures("no_process_is_left")
 def test_the_table_is_that_of_this_machine(
@@ -149,6 +149,7 @@ def test_the_table_is_that_of_this_machine(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "name"), [("parsl", "test_sweep_executors:processes"), ("ray", "ray")])
+@pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_worker_that_is_killed_costs_its_run(
@@ -167,7 +168,7 @@ def test_a_worker_that_is_killed_costs_its_run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_signal_stops_the_runs_of_ray_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

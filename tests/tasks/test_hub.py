@@ -89,22 +89,37 @@ def test_the_split_is_the_same_for_every_seed_and_by_owner(table: Path) -> None:
     assert one.groups.bincount().tolist() == [min(max(round(0.9 * n), 1), n - 1) for n in counts]
 
 
-def test_regression_and_augmentation(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
     task = hub(table, targets=["height", "b"], loss="regression")
     assert task.train[1].shape == (36, 2)
     assert list(task.metrics) == ["rmse", "mae"]
-    (tmp_path / "users_noise.py").write_text("def noisy(inputs, rng): return inputs + float(rng.normal())\n")
+    assert hub(table, targets="height", loss="regression").train[1].shape == (36, 1)
+    (tmp_path / "users_loss.py").write_text(
+        "def loss(outputs, targets): return (outputs - targets).abs().mean()\n"
+        "def scaled(inputs): return 10 * inputs\n"
+        "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    task = hub(table, targets="height", loss="regression", augment="users_noise:noisy")
+    own = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
+    task = hub(table, targets="height", transform="users_loss:scaled", **own)
+    assert list(task.metrics) == ["own"]
     inputs, targets = everything(task)
-    np.testing.assert_allclose(targets.numpy(), drawn().sort("a").select("height").to_numpy(), rtol=1e-6)
+    ordered = drawn().sort("a")
+    np.testing.assert_allclose(inputs.numpy(), 10 * ordered.select("a", "b").to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(targets.numpy(), ordered.select("height").to_numpy(), rtol=1e-6)
     assert targets.shape == task.model()(inputs).shape  # (others would be broadcast by the loss)
-    assert task.augment is sys.modules.pop("users_noise").noisy
+    assert task.augment is sys.modules.pop("users_loss").noisy
 
 
-def test_lists_of_numbers(table: Path) -> None:
-    assert hub(table, inputs="list").train[0].shape == (36, 3)
+def test_lists_and_columns_by_argument(table: Path) -> None:
+    task = hub(table, inputs="list")
+    assert task.train[0].shape == (36, 3)
     assert hub(table, inputs="ids").train[0].dtype == torch.int64
+    named = hub(table, inputs={"x": "list", "where": "who"}).train[0]
+    assert {name: (each.dtype, tuple(each.shape)) for name, each in named.items()} == {
+        "x": (torch.float32, (36, 3)),
+        "where": (torch.int64, (36,)),
+    }
 
 
 def test_folders_of_images_and_columns_of_images_are_the_same(tmp_path: Path) -> None:
@@ -190,7 +205,10 @@ stop: {rounds: 5}
         ({"owner": "no"}, "task.owner: got 'no'"),
         ({"inputs": ["a", "kind"]}, "task.inputs: 'kind' is String; accepted: a column of numbers"),
         ({"targets": "height"}, "task.targets: Float32; accepted: class names or numbers, or another loss"),
-        ({"loss": "mse"}, "task.loss: got 'mse'; accepted: 'classification' or 'regression'"),
+        ({"targets": None}, "task.targets: None, with loss classification"),
+        ({"loss": "next-token"}, "task.targets: kind, with loss next-token"),
+        ({"loss": "mse"}, "task.loss: got 'mse'; accepted: 'classification', 'regression' or 'next-token'"),
+        ({"loss": "torch:no_such"}, "task.loss: 'torch' has no 'no_such'"),
         ({"train": "half"}, "task.train: .* has no rows of the split 'half'"),
         ({"test": "val"}, "task.test: .* has no rows of the split 'val'"),
         ({"path": "nowhere"}, "task.path: .*nowhere does not exist"),
@@ -208,9 +226,7 @@ def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="task.inputs: 1 values of 'a' are missing"):
         hub(tmp_path / "a.parquet", inputs="a", targets="k")
     pl.DataFrame({"a": [[1.0], [1.0, 2.0]], "k": [0, 1]}).write_parquet(tmp_path / "b.parquet")
-    with pytest.raises(
-        BadInput, match="task.inputs: column 'a': List.*accepted: numbers, or lists of one length"
-    ):
+    with pytest.raises(BadInput, match="task: column 'a': List.*accepted: numbers, or lists of one length"):
         hub(tmp_path / "b.parquet", inputs="a", targets="k")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from safetensors.torch import load_file
 import gossamer
 from gossamer import BadInput, Experiment
 from gossamer.learning.optimizer import SGD
-from gossamer.learning.parameters import Layout, initial_model
+from gossamer.learning.parameters import Layout, SharedConstants, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
-from gossamer.tasks import TextTrigger, TinyMem
-from gossamer.tasks.language import GPT2, token_accuracy, token_loss
+from gossamer.tasks import Hub, TextTrigger, TinyMem
+from gossamer.tasks.language import GPT2, CausalLM, Lora, token_accuracy, token_loss
 from gossamer.tasks.tiny_mem import TOKENS
 
 transformers: Any = pytest.importorskip("transformers")
@@ -138,8 +139,9 @@ def test_a_token_sees_only_those_before_it() -> None:
     assert not torch.allclose(one[:, 12:], other[:, 12:])
 
 
-def test_both_trainers_compute_the_same() -> None:
-    setup = prepare(experiment(task={**TINY, "model": SMALL}))
+@pytest.mark.parametrize("lora", [None, {"r": 2}])
+def test_both_trainers_compute_the_same(lora: Any) -> None:
+    setup = prepare(experiment(task={**TINY, "model": {**SMALL, "lora": lora}}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
     batches = [torch.arange(at, at + 6) for at in (0, 7, 20)]
@@ -153,9 +155,9 @@ def test_both_trainers_compute_the_same() -> None:
         assert not torch.equal(first.model.parameters, start.parameters)
 
 
-def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
+def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Path) -> None:
     """And the perplexity is the exponential of the loss over all samples, of which there are two batches."""
-    task = {**TINY, "test_samples": 60, "model": SMALL}
+    task = {**TINY, "test_samples": 60, "model": {**SMALL, "lora": {"r": 2, "targets": ["c_attn"]}}}
     runs = [
         gossamer.run(
             experiment(
@@ -167,6 +169,7 @@ def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
     ]
     one, other = (load_file(run.path / "models.safetensors")["parameters"] for run in runs)
     assert torch.equal(one, other)
+    assert one.shape == (3, 2 * (2 * 16 + 2 * 48))
     for run in runs:
         rows = run.metrics.filter(pl.col("node") >= 0)
         assert rows["test_perplexity"].to_list() == pytest.approx(
@@ -190,11 +193,101 @@ def test_partitions_by_label_go_by_coefficients() -> None:
 # --- pretrained models, and LoRA
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with a tokenizer of words, as save_pretrained() writes them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path = tmp_path_factory.mktemp("models") / "hub" / "someone" / "tiny"
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(path)
+    words = Tokenizer(models.WordLevel({"?": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(path)
+    return path
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # by peft itself
+@pytest.mark.parametrize("lora", [None, Lora(r=3, alpha=9.0, targets=("c_attn", "c_fc"))])
+def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder: Path, lora: Any) -> None:
+    make = CausalLM(path=folder, lora=lora).factory(None, shape=(32,), classes=14)
+    one, other = make().eval(), make().eval()
+    saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    tokens = torch.randint(0, 14, (3, 10))
+    torch.testing.assert_close(one(tokens), saved(input_ids=tokens).logits)
+    if lora is None:
+        assert Layout.of(one).size == sum(each.numel() for each in saved.parameters())
+        assert all(a is not b for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        return
+    config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    expected, _ = peft.get_peft_model(saved, config).get_nb_trainable_parameters()
+    assert Layout.of(one).size == expected
+    for name, weight in one.named_parameters():
+        assert (weight is other.get_parameter(name)) == ("lora" not in name)
+
+
+def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Path) -> None:
+    model = {"name": "causal-lm", "hub_id": "someone/tiny", "lora": {"r": 2}}
+    said = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
+    run = gossamer.run(experiment(**said), tmp_path)
+    assert run.status == "done"
+    loaded = run.module(1)
+    setup = prepare(Experiment.load(run.path / "experiment.yaml"))
+    recorded = run.metrics.filter(node=1, round=4)["test_loss"].item()
+    inputs, targets = setup.task.test
+    assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
+    with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is no folder"):
+        prepare(experiment(**{**said, "data_root": str(tmp_path)}))
+
+
+def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **tokens)).save_pretrained(
+        tmp_path / "llama"
+    )
+    model = {"name": "causal-lm", "path": str(tmp_path / "llama"), "lora": {"r": 2}}
+    engine = {"name": "simulate", "trainer": "batched"}
+    run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
+    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
+    assert run.parameters is not None
+    assert run.parameters.shape[1] == 2 * 2 * (16 + 16 + 16 + 8)
+    assert run.buffers is None
+    inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
+    recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
+    found = token_loss(run.module(2)(inputs), targets)
+    assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
+
+
+def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> None:
+    described = experiment(
+        task={**TINY, "model": {"name": "causal-lm", "path": str(folder), "lora": {"r": 2}}}
+    )
+    assert Experiment.parse(described.to_yaml()) == described
+
+
+def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
+    make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
+    one, other = make(), make()
+    for name, weight in one.named_parameters():
+        assert (weight is other.get_parameter(name)) == ("lora" not in name)
+    assert one.model.lm_head.weight is one.model.transformer.wte.weight  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        ({"name": "causal-lm"}, "task.model: .*one of path and hub_id"),
         ({"name": "gpt2", "hub_id": "a/b"}, "task.model.hub_id: unknown field"),
         ({**SMALL, "width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
+        ({"name": "causal-lm", "path": "nowhere"}, "task.model: .*nowhere"),
+        ({**SMALL, "lora": {"targets": ["no_such_layer"]}}, r"task\.model: raised \w+Error: .*no_such_layer"),
     ],
 )
 def test_bad_models_are_refused(model: dict[str, Any], message: str) -> None:
@@ -202,10 +295,113 @@ def test_bad_models_are_refused(model: dict[str, Any], message: str) -> None:
         prepare(experiment(task={**TINY, "model": model}))
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BadInput, match=r"no package 'transformers'; .* pip install 'gossamer\[llm\]'"):
-        prepare(experiment(task={**TINY, "model": SMALL}))
+def test_models_that_are_too_small_or_not_safetensors_are_refused(folder: Path, tmp_path: Path) -> None:
+    model = {"name": "causal-lm", "path": str(folder)}
+    with pytest.raises(BadInput, match="20 tokens and positions up to 32; accepted: at least 14 and 40"):
+        prepare(experiment(task={**TINY, "context": 40, "model": model}))
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadInput, match=r"task\.model: .*safetensors"):
+        prepare(experiment(task={**TINY, "model": {**model, "path": str(tmp_path)}}))
+
+
+@pytest.mark.parametrize("package", ["transformers", "peft"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        BadInput, match=rf"no package '{package}'; accepted: after pip install 'gossamer\[llm\]'"
+    ):
+        prepare(experiment(task={**TINY, "model": {**SMALL, "lora": {}}}))
+
+
+# --- text
+
+
+def text(path: Path, **changes: Any) -> Hub:
+    return Hub(path=path, loss="next-token", **{"model": small(), **changes})
+
+
+def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
+    said = "to be or not to be, that is the question" * 3
+    (tmp_path / "a.txt").write_text(said)
+    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(said)
+    known = sorted(set(said))
+    for name in ("a.txt", "b.txt.gz"):
+        task = text(tmp_path / name, context=10).load(None, 1)
+        assert (len(task.train[0]), len(task.test[0])) == (10, 1)
+        written = [
+            "".join(known[token] for token in row)
+            for row in torch.cat([task.train[0], task.test[0]]).tolist()
+        ]
+        assert "".join(written) == said[:110]
+        assert "".join(known[token] for token in task.test[1][0].tolist()) == said[101:111]
+        assert task.model()(task.test[0]).shape == (1, 10, len(known))
+    with pytest.raises(BadInput, match="task.context: 64, for 1 samples; accepted: a smaller one"):
+        text(tmp_path / "a.txt").load(None, 1)
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(BadInput, match=r"c\.txt can't be read .*accepted: a whole file"):
+        text(tmp_path / "c.txt").load(None, 1)
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
+    folder: Path, tmp_path: Path, tokenizer: bool
+) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
+    given: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **given).load(None, 1)
+    assert task.train[0].tolist() == [[1, 2, 3, 1]]
+    assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
+    assert task.test[0].tolist() == [[0, 3, 1, 2]]
+    assert task.model()(task.test[0]).shape == (1, 4, 4 if tokenizer else 20)
+
+
+def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
+    rows = {"role": ["b", "a", "b", "c"], "line": ["01234", "abcdefghi", "5678", "x"]}
+    pl.DataFrame(rows).write_csv(tmp_path / "lines.csv")
+    said = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
+    task = text(tmp_path / "lines.csv", **said).load(None, 1)
+    known = sorted({"\n", *"".join(rows["line"])})
+    read = [
+        "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
+    ]
+    assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
+    assert task.groups is not None
+    assert task.groups.tolist() == [0, 1, 1]
+
+
+def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -> None:
+    rows = {"line": ["the cat sat", "the", "cat cat cat cat cat", "dog"] * 6, "mood": ["good", "bad"] * 12}
+    (tmp_path / "lines.jsonl").write_text(pl.DataFrame(rows).write_ndjson())
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    words.pad_token = "?"
+    words.save_pretrained(tmp_path / "padded")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 20, "max_position_embeddings": 16}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 2}
+    task = {
+        "name": "hub",
+        "path": str(tmp_path / "lines.jsonl"),
+        "inputs": "line",
+        "targets": "mood",
+        "tokenizer": {"path": str(tmp_path / "padded")},
+        "context": 4,
+        "model": {"name": "transformers:BertForSequenceClassification", **sizes, **heads},
+    }
+    run = gossamer.run(experiment(task=task), tmp_path / "runs")
+    assert run.metrics.filter(pl.col("round") == 4)["test_accuracy"].is_between(0, 1).all()
+    loaded = prepare(Experiment.load(run.path / "experiment.yaml")).task
+    assert loaded.classes == ["bad", "good"]
+    named = loaded.train[0]
+    assert {name: tuple(tensor.shape) for name, tensor in named.items()} == dict.fromkeys(
+        words("the").keys(), (22, 4)
+    )
+    tokens = {tuple(row) for row in named["input_ids"].tolist()}
+    assert tokens == {(1, 2, 3, 0), (1, 0, 0, 0), (2, 2, 2, 2), (0, 0, 0, 0)}
+    with pytest.raises(BadInput, match="task.tokenizer: null, for texts"):
+        prepare(experiment(task={**task, "tokenizer": None}))
+    with pytest.raises(BadInput, match="task: .*padding token"):
+        prepare(experiment(task={**task, "tokenizer": {"path": str(folder)}}))
 
 
 # --- a backdoor

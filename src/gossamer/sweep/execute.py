@@ -167,7 +167,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             return {**asdict(State()), "value": ""}
         try:
             experiment = Experiment.parse(job["experiment"])
-            watcher = _Quiet(experiment)
+            watcher = Quiet(experiment)
             done = run_experiment(
                 experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
             )
@@ -178,11 +178,17 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": done.status, "cause": done.error, "folder": str(done.path), "value": watcher.value}
 
 
-class _Quiet(Display):
+class Quiet(Display):
     """Says nothing, since there may be hundreds of runs."""
+
+    round: int | None = None
+    """Of the latest evaluation."""
 
     def say(self, text: str) -> None:
         """Print and log nothing."""
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        self.round = row["round"]
 
     @property
     def value(self) -> str:

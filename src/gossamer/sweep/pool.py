@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from gossamer.errors import GossamerError
 from gossamer.runtime.processes.system import describe_exit, die_with
@@ -30,6 +30,7 @@ class WorkerDied(GossamerError):
 
 class LocalPool(ThreadPoolExecutor):
     """Threads with a worker process each, which gets and answers calls as lines of JSON. A worker that dies is replaced.
+    What workers print goes line by line to this process's standard error, where a live display makes room for it.
 
     Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
     """
@@ -38,6 +39,10 @@ class LocalPool(ThreadPoolExecutor):
         super().__init__(count)
         self._own = threading.local()
         self._workers: set[subprocess.Popen[str]] = set()
+        printed, stderr = os.pipe()
+        self._stderr = os.fdopen(stderr, "w")
+        self._printer = threading.Thread(target=_print, args=(printed,), daemon=True)
+        self._printer.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a worker call a function of a module; arguments and result are what JSON can represent.
@@ -53,13 +58,16 @@ class LocalPool(ThreadPoolExecutor):
             for worker in list(self._workers):
                 worker.kill()
         super().shutdown(wait)
-        for worker in list(self._workers) if wait else ():
-            _end(worker)
+        if wait:
+            for worker in list(self._workers):
+                _end(worker)
+            self._stderr.close()
+            self._printer.join(_KILL_S)  # a process that a run has left would keep it open
 
     def _ask(self, call: str) -> Any:
         worker: subprocess.Popen[str] | None = getattr(self._own, "worker", None)
         if worker is None:
-            worker = self._own.worker = _start()
+            worker = self._own.worker = _start(self._stderr)
             self._workers.add(worker)
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -73,11 +81,20 @@ class LocalPool(ThreadPoolExecutor):
         return json.loads(answer)
 
 
-def _start() -> subprocess.Popen[str]:
+def _print(printed: int) -> None:
+    """Print what workers print, until all have closed it."""
+    with open(printed, errors="replace") as lines:
+        for line in lines:
+            with suppress(OSError):  # a closed terminal
+                print(line, end="", file=sys.stderr, flush=True)
+
+
+def _start(stderr: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import work; work({os.getpid()})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -6,20 +6,25 @@ arrays are cached on disk, so that images are not decompressed in every run.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import logging
 import os
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
 from jaxtyping import Int, Int64, Shaped, UInt8
+from pydantic import BaseModel, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from gossamer.config.registry import FilePath
 from gossamer.errors import BadInput, first_line
 from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
@@ -29,9 +34,28 @@ log = logging.getLogger("gossamer")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
 VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
-DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl")
+DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt", "*.txt.gz")
 """The files of tables, by their first kind that a folder has."""
 IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
+
+
+class Source(BaseModel):
+    """Files that an experiment names by a path, or by an id of the Hugging Face hub."""
+
+    path: FilePath | None = None
+    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Source:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("one of path and hub_id")
+        return self
+
+    def place(
+        self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
+    ) -> Path:
+        """The path, or the folder of the hub's files that fit the patterns; see :func:`hub_folder`."""
+        return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
 
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
@@ -148,9 +172,14 @@ def hub_dataset(
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
 
 
-def hub_folder(hub_id: str, data_root: Path | None, patterns: Sequence[str] = ("*.parquet",)) -> Path:
-    """The folder of a data set of the Hugging Face hub: in the data root, or downloaded (the files that fit the patterns). A
-    BadInput refuses a missing folder or network."""
+def hub_folder(
+    hub_id: str,
+    data_root: Path | None,
+    kind: Literal["dataset", "model"] = "dataset",
+    patterns: Sequence[str] = ("*.parquet",),
+) -> Path:
+    """The folder of a data set or model of the Hugging Face hub: in the data root, or downloaded (the files that fit the
+    patterns). A BadInput refuses a missing folder or network."""
     if data_root is not None:
         folder = data_root / "hub" / hub_id
         if not folder.is_dir():
@@ -162,10 +191,10 @@ def hub_folder(hub_id: str, data_root: Path | None, patterns: Sequence[str] = ("
     except ImportError:
         raise _no_package("huggingface_hub") from None
     try:
-        folder = Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns=list(patterns)))
-        if not any(next(folder.rglob(each), None) for each in patterns):
+        folder = Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
+        if kind == "dataset" and not any(next(folder.rglob(each), None) for each in patterns):
             converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
-            folder = Path(snapshot_download(hub_id, repo_type="dataset", revision=converted))
+            folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
         return folder
     except Exception as error:  # the HTTP client's errors, among others
         problem = f"{hub_id} can't be read from the Hugging Face hub ({first_line(error)})"
@@ -174,8 +203,8 @@ def hub_folder(hub_id: str, data_root: Path | None, patterns: Sequence[str] = ("
 
 
 def read_split(place: Path, split: str) -> pl.DataFrame:
-    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, or of images (``image``, and
-    ``label``, the folder's name). No rows if there is no such split.
+    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, of texts (a row for each
+    file, ``text``) or of images (``image``, and ``label``, the folder's name). No rows if there is no such split.
 
     The name of a split is the first word of the name of each file or of a folder above it. A single file is the split
     ``train``, and so is a folder in which no name is that of a split. A BadInput names a file that can't be read."""
@@ -206,10 +235,14 @@ def _read_table(path: Path) -> pl.DataFrame:
                 return pl.read_csv(path, infer_schema_length=None)
             case ".jsonl":
                 return pl.read_ndjson(path, infer_schema_length=None)
+            case ".txt":
+                return pl.DataFrame({"text": [path.read_bytes().decode()]})
+            case ".gz" if path.match("*.txt.gz"):
+                return pl.DataFrame({"text": [gzip.decompress(path.read_bytes()).decode()]})
             case suffix if f"*{suffix}" in IMAGES:
                 image = [{"bytes": path.read_bytes(), "path": path.name}]
                 return pl.DataFrame({"image": image, "label": [path.parent.name]})
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
     raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join((*DATA, *IMAGES))}")
 

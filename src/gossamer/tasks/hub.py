@@ -1,8 +1,9 @@
-"""Any data set, of the Hugging Face hub or in local files."""
+"""Any data set, of the Hugging Face hub or in local files, with any model and loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,17 +12,18 @@ import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Bool, Int64
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from gossamer.config.registry import FilePath, imported, register
+from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput, listed
-from gossamer.tasks import data, task
+from gossamer.tasks import data, language, task
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
     "regression": (F.mse_loss, {"rmse": RootMean(F.mse_loss), "mae": F.l1_loss}),
+    "next-token": (language.token_loss, language.METRICS),
 }
 """The named losses, and the metrics that go with each."""
 
@@ -30,51 +32,64 @@ Held = Bool[np.ndarray, " _"]  # whether a row is of the test set
 
 
 @register("task", "hub")
-class Hub(TaskSource):
+class Hub(data.Source, TaskSource):
     """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
-    lines or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
+    lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
 
-    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], and lists of
-    whole numbers int64. A model is offered the ``shape`` of an input and the number of ``classes``: of class names, or of
-    target columns."""
+    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], lists of whole
+    numbers int64, and texts, by the ``tokenizer``, the arguments of a model of transformers (``input_ids``, ...). A model is
+    offered the ``shape`` of an input and the number of ``classes``: of class names, of target columns or of tokens.
 
-    path: FilePath | None = None
-    hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
+    With the loss ``next-token``, each owner's texts, joined by newlines, are divided into samples of ``context`` tokens that
+    do not overlap: int32 tokens [samples, context], and as targets the tokens that follow. A token is a character, or one of
+    the ``tokenizer`` or of the model ``causal-lm``."""
+
     subset: str | None = None  # a folder of the data set, which the hub calls a configuration
-    inputs: str | tuple[str, ...]  # a column, or several columns of numbers
-    targets: str | tuple[str, ...]  # a column, or with regression several
+    # A column, several columns of numbers, or a column for each argument of the model.
+    inputs: str | tuple[str, ...] | dict[str, str] = "text"
+    targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the split that is for training
     test: str = "test"  # the split that is for testing; if there is none,
-    # this share of each owner's samples is drawn for training.
+    # this share of each owner's samples is for training: drawn, or with next-token the first ones.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
+    tokenizer: language.Tokenizer | None = None
+    context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
+    transform: Reference | None = None  # a function of all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
-    loss: Literal["classification", "regression"] = "classification"
+    loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
+    metrics: dict[str, Reference] = Field(default_factory=dict)  # by name, in addition to the loss's own
     model: ModelField = Field(default="mlp", validate_default=True)
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Hub:
-        if (self.path is None) == (self.hub_id is None):
-            raise ValueError("one of path and hub_id")
-        return self
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
+        if (self.targets is None) != (self.loss == "next-token"):
+            found = f"{self.targets}, with loss {self.loss}"
+            raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")
         table, held = self._table(data_root)
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
-        inputs, (targets, names) = self._inputs(table), self._targets(table)
-        outputs = len(names) if names else targets.shape[1]
+        names: list[str] | None = None
+        split_purpose: str | None = "hub-split"
+        if self.loss == "next-token":
+            (inputs, targets), owners, held, outputs = self._sequences(table, owners, held, data_root)
+            split_purpose = None  # the first samples are for training
+        else:
+            inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
+            outputs = len(names) if names else targets.shape[1]
+        if self.transform is not None:
+            inputs = imported(self.transform, "task.transform")(inputs)
         train, test = np.flatnonzero(~held), np.flatnonzero(held)
         if not len(test):
-            train, test = data.split_by_owner(owners, self.train_fraction, "hub-split")
-        loss, metrics = LOSSES[self.loss]
+            train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
+        loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
+        own = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
             train=_rows(inputs, targets, train),
             test=_rows(inputs, targets, test),
             loss=loss,
-            metrics=metrics,
+            metrics={**metrics, **own},
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
@@ -82,8 +97,7 @@ class Hub(TaskSource):
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
         """The rows of both splits, and which are of the test split."""
-        place = self.path or data.hub_folder(str(self.hub_id), data_root, (*data.DATA, *data.IMAGES))
-        place = place / (self.subset or "")
+        place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not place.exists():
             raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
         train, test = data.read_split(place, self.train), data.read_split(place, self.test)
@@ -99,38 +113,90 @@ class Hub(TaskSource):
                     raise BadInput(f"task.{field}: {count} values of {column!r} are missing; accepted: none")
         return table, np.arange(len(table)) >= len(train)
 
-    def _inputs(self, table: pl.DataFrame) -> Tensor:
+    def _inputs(self, table: pl.DataFrame, data_root: Path | None) -> Any:
+        if isinstance(self.inputs, dict):
+            return {argument: self._tensor(table[column]) for argument, column in self.inputs.items()}
         columns = _listed(self.inputs)
         first = table[columns[0]]
         if len(columns) > 1 or data.is_numeric(first):
             return _features(table, columns, "inputs")
-        where = f"task.inputs: column {first.name!r}"
-        if data.is_image(first):
-            height, width, channels = data.image_shape(first)
+        return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(first)
+
+    def _tensor(self, column: pl.Series) -> Tensor:
+        """Images, or numbers and lists of numbers as they are."""
+        where = f"task: column {column.name!r}"
+        if data.is_image(column):
+            height, width, channels = data.image_shape(column)
             size = self.image_size or (height, width)
-            pixels = data.image_decoder(*size, channels, resize=self.image_size is not None)(first, where)
+            pixels = data.image_decoder(*size, channels, resize=self.image_size is not None)(column, where)
             images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
             return images.to(torch.float32).div(255).contiguous()
         try:
-            values = torch.tensor(first.to_list())
+            values = torch.tensor(column.to_list())
         except (TypeError, ValueError) as error:
-            found = f"{first.dtype} ({error})"
+            found = f"{column.dtype} ({error})"
             raise BadInput(f"{where}: {found}; accepted: numbers, or lists of one length") from None
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
+
+    def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
+        """The arguments of a model of transformers for some texts, each [samples, context]."""
+        if self.tokenizer is None:
+            raise BadInput("task.tokenizer: null, for texts; accepted: a path or a hub_id")
+        tokenizer = language.pretrained("AutoTokenizer", self.tokenizer, data_root, "task.tokenizer")
+        options = {"padding": "max_length", "truncation": True, "max_length": self.context}
+        return dict(tokenizer(texts.to_list(), return_tensors="pt", **options))
 
     def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if they are classes."""
         columns = _listed(self.targets)
-        if len(columns) > 1 or self.loss == "regression":
+        column, classes = table[columns[0]], self.loss == "classification"
+        if len(columns) > 1 or self.loss == "regression" or (data.is_numeric(column) and not classes):
             return _features(table, columns, "targets"), None
-        column = table[columns[0]]
+        if column.dtype != pl.String and not classes:
+            return self._tensor(column), None
         if column.dtype.is_float() or column.dtype.is_nested():
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
         numbers, names = _numbers(column)
         return torch.from_numpy(numbers), names
 
+    def _sequences(
+        self, table: pl.DataFrame, owners: Owners, held: Held, data_root: Path | None
+    ) -> tuple[Pair, Owners, Held, int]:
+        """Samples, the owner of each and whether it is of the test split; and the number of different tokens."""
+        texts = table[str(self.inputs)]
+        data.check_text(texts, "task.inputs")
+        rows = pl.DataFrame({"owner": owners, "held": held, "text": texts})
+        streams = rows.group_by("owner", "held").agg(pl.col("text").str.join("\n")).sort("owner", "held")
+        tokens_of, different = self._tokens_of(streams["text"], data_root)
+        inputs, targets = [], []
+        for text in streams["text"]:
+            tokens = torch.tensor(tokens_of(text), dtype=torch.int32)
+            count = max(len(tokens) - 1, 0) // self.context
+            end = count * self.context
+            inputs.append(tokens[:end].view(count, self.context))
+            targets.append(tokens[1 : end + 1].view(count, self.context))
+        counts = [len(each) for each in inputs]
+        if sum(counts) < 2:
+            raise BadInput(
+                f"task.context: {self.context}, for {sum(counts)} samples; accepted: a smaller one"
+            )
+        owners, held = (streams[column].to_numpy().repeat(counts) for column in ("owner", "held"))
+        return (torch.cat(inputs), torch.cat(targets)), owners, held, different
 
-def _listed(columns: str | Sequence[str] | None) -> list[str]:
+    def _tokens_of(self, texts: pl.Series, data_root: Path | None) -> tuple[Callable[[str], list[int]], int]:
+        """A function from text to tokens, and how many different ones there are."""
+        source = self.model if isinstance(self.model, language.CausalLM) else self.tokenizer
+        if source is None:
+            known = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
+            return lambda text: [known[character] for character in text], len(known)
+        tokenizer = language.pretrained("AutoTokenizer", source, data_root, "task.tokenizer")
+        encode = partial(tokenizer, add_special_tokens=False, verbose=False)
+        return lambda text: encode(text)["input_ids"], len(tokenizer)
+
+
+def _listed(columns: str | Sequence[str] | dict[str, str] | None) -> list[str]:
+    if isinstance(columns, dict):
+        return list(columns.values())
     return [columns] if isinstance(columns, str) else list(columns or ())
 
 

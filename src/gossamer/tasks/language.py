@@ -1,30 +1,88 @@
-"""Causal language models for tasks whose samples are tokens, and their loss and metrics.
+"""Causal language models for tasks whose samples are tokens: a small GPT-2, and any such model of transformers, whole or with
+LoRA; their loss and metrics.
 
 Inputs are tokens [samples, length] of integers, targets the next tokens, of the same shape; -100 is not counted. A sample's
 loss and accuracy are means over its counted tokens, and those of several samples are means over the samples."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from gossamer.config import Section
 from gossamer.config.registry import register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause
+from gossamer.tasks.data import Source
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
 IGNORED = -100  # the target of a token that is not counted
 
 
+# What is read of a model's folder; weights are safetensors, so that nothing is unpickled.
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA; Hu et al., 2022): the weight W of a layer becomes W + (alpha / r) B A. Only A and B are
+    trained, travel and are mixed; W is frozen. B starts at zero."""
+
+    r: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    # The ends of the names of adapted layers; None is peft's choice for the architecture.
+    targets: tuple[str, ...] | None = None
+
+
+class Tokenizer(Source, Section):
+    """A tokenizer of transformers, from a folder or the hub."""
+
+
+def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
+    """Reads a folder with a class of transformers, without the network and without running code from the folder."""
+    folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
+    transformers.logging.disable_progress_bar()
+    options |= {"local_files_only": True, "trust_remote_code": False}
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, **options)
+    except Exception as error:  # transformers raises many kinds
+        accepted = "what save_pretrained() writes, with safetensors"
+        raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[llm]'") from None
+
+
+class LanguageModel(ModelSource):
+    """Base of the causal language models of transformers, computed with attention as plain products (``eager``). ``shape``
+    begins with the length of the longest sequence, and ``classes`` is the number of tokens. Needs the extra ``llm``."""
+
+    lora: Lora | None = None  # train adapters only; None trains the whole model
+
+    def _adapted(self, create: Callable[[], nn.Module]) -> NextToken:
+        model = create()
+        if self.lora is not None:
+            peft, targets = _package("peft"), self.lora.targets and list(self.lora.targets)
+            transposed = any(type(layer).__name__ == "Conv1D" for layer in model.modules())
+            options = {"r": self.lora.r, "lora_alpha": self.lora.alpha, "fan_in_fan_out": transposed}
+            peft.inject_adapter_in_model(peft.LoraConfig(target_modules=targets, **options), model)
+        return NextToken(model)
+
+
 @register("model", "gpt2")
-class GPT2(ModelSource):
-    """A GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025), computed
-    with attention as plain products (``eager``). Needs the extra ``llm``."""
+class GPT2(LanguageModel):
+    """A GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025)."""
 
     layers: PositiveInt = 4
     width: PositiveInt = 128
@@ -37,26 +95,41 @@ class GPT2(ModelSource):
         return self
 
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        """See :meth:`ModelSource.factory`. ``shape`` begins with the length of the longest sequence, and ``classes`` is the
-        number of tokens."""
-        try:
-            import transformers
-        except ImportError:
-            raise BadInput("no package 'transformers'; accepted: after pip install 'gossamer[llm]'") from None
-        settings: dict[str, Any] = {
-            "vocab_size": facts["classes"],
-            "n_positions": facts["shape"][0],
-            "n_embd": self.width,
-            "n_layer": self.layers,
-            "n_head": self.heads,
-            "activation_function": "relu",
-            "initializer_range": 0.8 / self.width**0.5,
-            "attn_implementation": "eager",
+        """See :meth:`ModelSource.factory`."""
+        transformers = _package("transformers")
+        config = transformers.GPT2Config(
+            vocab_size=facts["classes"],
+            n_positions=facts["shape"][0],
+            n_embd=self.width,
+            n_layer=self.layers,
+            n_head=self.heads,
+            activation_function="relu",
+            initializer_range=0.8 / self.width**0.5,
+            attn_implementation="eager",
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-        }
-        config = transformers.GPT2Config(**settings)
-        return lambda: NextToken(transformers.GPT2LMHeadModel(config))
+        )
+        return partial(self._adapted, partial(transformers.GPT2LMHeadModel, config))
+
+
+@register("model", "causal-lm")
+class CausalLM(Source, LanguageModel):
+    """A pretrained causal language model of any architecture, from a folder that ``save_pretrained()`` has written (``path``)
+    or the Hugging Face hub (``hub_id``). Text becomes tokens by the model's own tokenizer."""
+
+    def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
+        """See :meth:`ModelSource.factory`. Adapted models share the frozen weights."""
+        options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        base = pretrained("AutoModelForCausalLM", self, data_root, "task.model", **options)
+        for weight in base.parameters():
+            weight.data = weight.data.clone()  # aligned, as a view of a file need not be
+        tokens, context = facts["classes"], facts["shape"][0]
+        most = getattr(base.config, "max_position_embeddings", context)
+        if base.config.vocab_size < tokens or most < context:
+            found = f"{base.config.vocab_size} tokens and positions up to {most}"
+            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
+        shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
+        return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
 
 
 class NextToken(nn.Module):

@@ -333,7 +333,7 @@ def test_an_executor_that_is_none_is_bad_input(name: str, said: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # Ray's tasks give way to all other processes
+@pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 def test_ray_starts_the_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     described = experiment()

@@ -66,7 +66,8 @@ class RayExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         task = self._ray.remote(num_cpus=1, max_retries=0)(fn).remote(*args, **kwargs)
         future: Future[Any] = task.future()
-        # Cancelling interrupts a task that runs, as Ctrl-C would; it still ends with a result or an error.
+        # Ray interrupts a task that runs once it is back in Python code: a call that waits, as worker_main's, ends
+        # first, or with Ray. So the future ends with a result or an error, and never counts as cancelled.
         future.cancel = lambda: bool(self._ray.cancel(task))  # type: ignore[method-assign]
         return future
 
