@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": 3}, "engine: got 3; accepted: "),
     (
         {"engine": {"trainer": "batch"}},
-        "engine.trainer: got 'batch'; accepted: 'auto', 'sequential', 'batched', 'compiled' or 'fused'",
+        "engine.trainer: got 'batch'; accepted: 'auto', 'sequential', 'batched' or 'fused'",
     ),
     ({"engine": {"name": "processes", "trainer": "batched"}}, "engine.trainer: got 'batched'; accepted: "),
     ({"engine": {"device": "tpu"}}, "engine.device: got 'tpu'; accepted: "),
