@@ -270,7 +270,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         if outcome.parameters is not None:
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
-            # What "auto" chose depends on timings; the record says what ran.
+            # The record says what ran, whatever a later version would choose.
             ran = _trained_by(experiment, outcome.trainer)
             write_text(folder.path / "experiment.yaml", ran.to_yaml())
 
