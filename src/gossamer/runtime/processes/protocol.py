@@ -183,9 +183,9 @@ class Expect(Message):
 
 
 class Note(Message):
-    """A short order: leave the run in order; the number of nodes of the machine that may compute at once (slots); the
-    oldest snapshot of the node's model was read, and its slot is free (consumed); others have taken their snapshot for this checkpoint (to a
-    node whose rounds are over); this checkpoint, and all before it, are complete or given up (settled)."""
+    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute at once; "consumed": the
+    oldest snapshot of the node's model was read, and its place is free; "snapshot": others have taken theirs for this
+    checkpoint (to a node whose rounds are over); "settled": it, and all before it, are complete or given up."""
 
     what: Literal["leave", "slots", "consumed", "snapshot", "settled"]
     number: int = 0
