@@ -183,7 +183,7 @@ class Expect(Message):
 
 
 class Note(Message):
-    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute at once; "consumed": the
+    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute; "consumed": the
     oldest snapshot of the node's model was read, and its place is free; "snapshot": others have taken theirs for this
     checkpoint (to a node whose rounds are over); "settled": it, and all before it, are complete or given up."""
 
