@@ -113,7 +113,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
         assert bits(one) == bits(other)
-        assert rows.number(one) is not None
+        assert rows.owns(one)
     assert all(bits(row) == bits(kept) for row, kept in zip(held, before, strict=True))
 
 

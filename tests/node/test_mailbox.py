@@ -25,7 +25,7 @@ def message(source: int, *tag: str | int) -> Message:
 
 
 def mailbox(*messages: Message) -> Mailbox:
-    gather = SimpleNamespace(lost_peer="skip", malformed="drop")
+    gather = SimpleNamespace(lost_peer="skip", malformed="drop", drops_malformed=True)
     setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
     host = mock.Mock(spec=Host, lost=set(), presence=None, counters=Traffic(), now=lambda: 1.0)
     box = Mailbox(setup, 9, host, lambda: 0, Expectations(3, encoded=False))

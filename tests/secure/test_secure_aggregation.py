@@ -651,7 +651,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
     shutil.copytree(whole.path, again)
     status = json.loads((again / "status.json").read_text())
     del status["crc32"]
-    (again / "status.json").write_text(json.dumps({**status, "status": "interrupted"}))
+    (again / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
     resumed = gossamer.resume(again)
     assert resumed.metrics["round"].max() == 6
     assert torch.equal(resumed.parameters, whole.parameters)

@@ -89,9 +89,9 @@ async def test_what_the_peer_has_got_is_not_sent_again_and_the_rest_is() -> None
             await sending
         assert not sendings[3].cancel()
         # The peer has taken two of them, though it had no time to say so.
-        async with await accept(listener, 1, expected=2) as end:
+        async with await accept(listener, 1, connection=2, expected=2) as end:
             await end.until(lambda: len(end.events) == 1)
-            assert end.events == [Hello(0, TOKEN, 0, 0)]
+            assert end.events == [Hello(0, TOKEN, 0, 2, 0)]
             end.decoder.expected = 2
             await end.until(lambda: len(end.events) == 3)
             assert [event.payload for event in end.events if isinstance(event, Arrived)] == [2, 3]
@@ -121,7 +121,7 @@ async def test_a_message_that_was_changed_meanwhile_is_reported_and_not_sent_aga
             await end.until(lambda: len(end.events) == 3)
             end.reset()
         tensor.fill_(7)
-        async with await accept(listener, 1) as end:
+        async with await accept(listener, 1, connection=2) as end:
             await end.until(lambda: len(end.events) == 2)
             arrived = end.events[1]
             assert isinstance(arrived, Arrived)
@@ -142,19 +142,25 @@ async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
         assert a.traffic.messages_lost == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (hello(1, TOKEN, 3, 1), "says that it is rank 1, on a connection that is known already"),
+        (hello(1, TOKEN, 2, 9), "says that it is rank 1, in its incarnation 2, which is over"),
+    ],
+)
 @on_loop
-async def test_a_greeting_of_an_earlier_life_is_refused() -> None:
+async def test_old_greetings_are_refused(said: bytes, reason: str) -> None:
+    """A replay, or what is left of an earlier life."""
     async with network(1, raw_ranks=1) as ((a,), _):
-        async with await dial(a, hello(1, TOKEN, 3)) as first:
+        async with await dial(a, hello(1, TOKEN, 3, 1)) as first:
             await first.until(lambda: first.events)
-            async with await dial(a, hello(1, TOKEN, 2)) as end:
+            async with await dial(a, said) as end:
                 await end.until_closed()
                 assert end.events == []
             await first.say(message(0, "still here")[0])
             assert (await a.receive(1))[0].payload == "still here"
-        assert [text.split(" ", 3)[3] for _, text in a.events] == [
-            "says that it is rank 1, in its incarnation 2, which is over"
-        ]
+        assert [text.split(" ", 3)[3] for _, text in a.events] == [reason]
         assert a.lost == []
 
 
@@ -167,9 +173,9 @@ async def test_a_newer_connection_takes_the_place_of_the_one_before_and_goes_on_
             await a.receive(1)
             while a.traffic.bytes_received < sum(map(len, large[:2])):
                 await asyncio.sleep(0)
-            async with await dial(a, hello(1, TOKEN)) as second:
+            async with await dial(a, hello(1, TOKEN, 0, 2)) as second:
                 await second.until(lambda: second.events)
-                assert second.events == [Hello(0, TOKEN, 0, 1)]
+                assert second.events == [Hello(0, TOKEN, 0, 2, 1)]
                 await first.until_closed()
                 await second.say(message(1, 1)[0] + message(2, 2)[0])
                 assert [got.payload for got in await a.receive(3)] == [0, 1, 2]
@@ -187,10 +193,10 @@ async def test_messages_out_of_turn_are_refused_and_not_delivered(number: int) -
         assert len(a.inbox) == 1
         assert a.lost == [(1, f"refused: began message {number} where message 1 was due")]
         # In this life, nobody talks with it any more.
-        async with await dial(a, hello(1, TOKEN)) as end:
+        async with await dial(a, hello(1, TOKEN, 0, 2)) as end:
             await end.until_closed()
         # In another one, it begins anew.
-        async with await dial(a, hello(1, TOKEN, 1) + message(0, "second")[0]):
+        async with await dial(a, hello(1, TOKEN, 1, 1) + message(0, "second")[0]):
             assert [got.payload for got in await a.receive(2)] == ["first", "second"]
         assert a.found == [1]
         assert len(a.events) == 2
@@ -206,7 +212,7 @@ async def test_a_peer_that_was_started_again_begins_anew() -> None:
             end.reset()
         a.send(1, "queued", "t")
         # What was whole may have arrived in its last life; what was not goes to the new one.
-        async with await accept(listener, 1, incarnation=1) as end:
+        async with await accept(listener, 1, incarnation=1, connection=2) as end:
             while len(end.events) < 3:
                 taken = end.decoder.chunk_bytes
                 await end.read()
@@ -284,16 +290,23 @@ async def test_a_life_that_is_over_is_not_listened_to() -> None:
         assert a.transport.peers[1].lost is None
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (hello(1, TOKEN, 0, 7), "answered connection 7 on connection 1"),
+        (hello(1, TOKEN, 0, 1, 3), "expects message 3 after message -1"),
+    ],
+)
 @on_loop
-async def test_answers_that_do_not_fit_are_refused() -> None:
+async def test_answers_that_do_not_fit_are_refused(answer: bytes, reason: str) -> None:
     async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         a.send(1, 1, "t")
         end, _ = await asyncio.get_running_loop().sock_accept(listener)
         end.setblocking(False)
         async with RawEnd(end) as peer:
-            await peer.say(hello(1, TOKEN, 0, 3))
+            await peer.say(answer)
             await a.until(lambda: a.events)
-        assert "expects message 3 after message -1" in a.events[0][1]
+        assert reason in a.events[0][1]
         await a.until(lambda: a.lost)
 
 
@@ -307,7 +320,7 @@ async def test_what_was_taken_back_has_no_number() -> None:
             await end.until(lambda: Kind.ABORT in end.events)
             end.reset()
         a.send(1, "next", "t")
-        async with await accept(listener, 1, expected=0) as end:
+        async with await accept(listener, 1, connection=2, expected=0) as end:
             await end.until(lambda: len(end.events) == 2)
             assert isinstance(end.events[1], Arrived)
 
@@ -321,7 +334,7 @@ async def test_messages_keep_their_order_if_a_connection_breaks_while_one_passes
         async with await accept(listener, 1) as end:
             await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
             end.reset()
-        async with await accept(listener, 1, expected=0) as end:  # the first one did not arrive
+        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first one did not arrive
             await end.until(lambda: sum(isinstance(event, Arrived) for event in end.events) == 3)
             arrived = [event.payload for event in end.events if isinstance(event, Arrived)]
             assert (arrived[0], len(arrived[1]), arrived[2]) == (0, 15_000, 2)

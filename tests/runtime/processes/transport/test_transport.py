@@ -181,7 +181,7 @@ async def test_bytes_on_the_socket_are_what_wire_bytes_says() -> None:
                 taken += await loop.sock_recv(end.end, 65_536)
             assert len(taken) == due
             greeting, arrived = Decoder(LIMIT).feed(taken)
-            assert greeting == Hello(0, TOKEN, 0, 0)
+            assert greeting == Hello(0, TOKEN, 0, 1, 0)
             assert isinstance(arrived, Arrived)
 
 

@@ -77,7 +77,7 @@ def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> No
     cuts = data.draw(st.lists(st.integers(0, len(sent)), max_size=8))
     decoder = Decoder(LIMIT)
     greeting, *arrived = read(decoder, sent, cuts)
-    assert greeting == Hello(3, TOKEN, 0, 0)
+    assert greeting == Hello(3, TOKEN, 0, 1, 0)
     assert len(arrived) == len(said)
     for event, (tag, payload) in zip(arrived, said, strict=True):
         assert isinstance(event, Arrived)
@@ -113,7 +113,7 @@ def test_received_tensors_are_aligned() -> None:
 
 def test_credit_goes_back() -> None:
     assert list(Decoder(None).feed(HELLO + credit(0) + credit(2**32 - 1))) == [
-        Hello(3, TOKEN, 0, 0),
+        Hello(3, TOKEN, 0, 1, 0),
         Credited(0),
         Credited(2**32 - 1),
     ]
@@ -151,7 +151,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
     [
         (b"GET / HTTP/1.1\r\n", "does not speak gossamer's protocol"),
         (b"g\0", "does not speak gossamer's protocol"),
-        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 0), "speaks version 1 of the protocol; accepted: 5"),
+        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 1, 0), "speaks version 1 of the protocol; accepted: 5"),
         (HELLO + HELLO, "type 103"),
         (HELLO + b"\x00", "type 0"),
         (HELLO + credit(5), "type 4"),
@@ -169,7 +169,10 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
             HELLO + begin(total=14, head=14) + b"\xff" + EMPTY_HEAD[1:],
             "bad message: the head is not an array of 3",
         ),
-        (HELLO + begin(total=14, head=14) + EMPTY_HEAD[:-1] + b"\xc1", "bad message: type byte 0xc1"),
+        (
+            HELLO + begin(total=14, head=14) + EMPTY_HEAD[:-1] + b"\xc1",
+            "bad message: the structure is no msgpack",
+        ),
         (
             HELLO + begin(total=15, head=14) + EMPTY_HEAD + b"x",
             "1 bytes after the head, but its tensors take 0",

@@ -192,6 +192,8 @@ class Outgoing(Connection):
         self.who = f"{to.rank} (dialled at {host}:{port})"
         self.greeted: asyncio.Future[str | None] = node.loop.create_future()
         self.written = self.unacknowledged = 0
+        to.dialled += 1
+        self._number = to.dialled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -210,7 +212,8 @@ class Outgoing(Connection):
 
     def _say_hello(self) -> None:
         if self.has_key_of(self.to.rank):
-            self.write(wire.hello(self.node.rank, self.node.token, self.node.incarnation))
+            node = self.node
+            self.write(wire.hello(node.rank, node.token, node.incarnation, connection=self._number))
         else:
             self.refuse("answered with another rank's key")
 
@@ -234,6 +237,8 @@ class Outgoing(Connection):
             self.refuse(f"answered as rank {said.rank}")
         elif not self.has_token(said):
             self.refuse("answered with the token of another run")
+        elif said.connection != self._number:
+            self.refuse(f"answered connection {said.connection} on connection {self._number}")
         elif (stale := peer.stale(said.incarnation)) is not None:
             self.refuse(f"answered {stale}")
         else:
@@ -306,20 +311,21 @@ class Incoming(Connection):
             self.refuse(f"says that it is rank {rank}, but has not got its key")
         elif not self.has_token(said):
             self.refuse("has the token of another run")
-        elif (stale := node.peers[rank].stale(said.incarnation)) is not None:
+        elif (stale := node.peers[rank].stale(said.incarnation, said.connection)) is not None:
             self.refuse(f"says that it is rank {rank}, {stale}")
         else:
-            self._welcome(node.peers[rank], said.incarnation)
+            self._welcome(node.peers[rank], said)
 
-    def _welcome(self, peer: Peer, incarnation: int) -> None:
+    def _welcome(self, peer: Peer, said: Hello) -> None:
         node = self.node
         self._is_no_stranger()
-        node.meet(peer, incarnation)
+        node.meet(peer, said.incarnation)
         peer.hang_up()
+        peer.answered = said.connection
         peer.incoming, self.peer, self.who = self, peer, str(peer.rank)
         peer.silent = 0
         self.decoder.expected = peer.expected
-        self.write(wire.hello(node.rank, node.token, node.incarnation, peer.expected))
+        self.write(wire.hello(node.rank, node.token, node.incarnation, said.connection, peer.expected))
         if peer.used:
             node.dial(peer)
 

@@ -79,19 +79,23 @@ class Peer:
         self.hurry = asyncio.Event()  # dials it at once instead of a little later
         # Towards it.
         self.used = False  # whether there were messages for it
+        self.dialled = 0  # the number of the newest connection to it
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
         # By message number: bytes of chunks on the connection up to its end; the message.
         self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
         # From it.
+        self.answered = 0  # the newest of its connections to this node
         self.incoming: Incoming | None = None
         self.expected = 0  # the number of the next message from it
 
-    def stale(self, incarnation: int) -> str | None:
-        """Why a greeting is an old one."""
+    def stale(self, incarnation: int, connection: int | None = None) -> str | None:
+        """The reason why a greeting is old: of an earlier incarnation or, coming in, of an earlier connection."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
+        if connection is not None and incarnation == self.incarnation and connection <= self.answered:
+            return "on a connection that is known already"
         return None
 
     def acknowledge(self, nbytes: int) -> None:
@@ -123,7 +127,7 @@ class Peer:
         """Numbers start again, and what the last incarnation may have received isn't sent again."""
         self.incarnation = incarnation
         self.forget()
-        self.number = self.expected = 0
+        self.number = self.expected = self.answered = 0
         self.first = 0, 0
 
     def forget(self) -> None:

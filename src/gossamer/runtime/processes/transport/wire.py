@@ -3,7 +3,7 @@
 ::
 
     HELLO   magic (4 bytes), version u16, rank u32, run token (16 bytes),   first on a connection, both ways
-            incarnation u32, expected u32
+            incarnation u32, connection u32, expected u32
     BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
     DATA    2, message u32, length u16, length bytes                        each later chunk
     ABORT   3, message u32                                                  the message won't be completed
@@ -14,9 +14,10 @@
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), cut every
 :data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in chunks without headers.
 
-The incarnation says how often a node was started before. Messages between two nodes are numbered from 0 in each incarnation
-of either, over all their connections; the answer to a HELLO says which one is expected, and there the messages continue. A
-message that is taken back leaves its number to the next. Messages go from the side that dialled to the side that was dialled;
+The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation,
+so that a replayed one is refused; an answer repeats the number. Messages between two nodes are numbered from 0 in each
+incarnation of either, over all their connections; the answer to a HELLO says which one is expected, and there the messages
+continue. A message that is taken back leaves its number to the next. Messages go from the side that dialled to the other;
 only HELLO, CREDIT, BEAT and LEAVE go back.
 """
 
@@ -51,7 +52,7 @@ class Kind(enum.IntEnum):
     LEAVE = 6
 
 
-HELLO = struct.Struct("<4sHI16sII")
+HELLO = struct.Struct("<4sHI16sIII")
 BEGIN = struct.Struct("<BIHQI")
 DATA = struct.Struct("<BIH")
 _NUMBER = struct.Struct("<BI")
@@ -71,9 +72,9 @@ LEAVE = _BARE.pack(Kind.LEAVE)
 # --- writing
 
 
-def hello(rank: int, token: bytes, incarnation: int = 0, expected: int = 0) -> bytes:
-    """The frame that opens a connection; in an answer, ``expected`` is the next message."""
-    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, expected)
+def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
+    """The frame that opens a connection; in an answer, ``connection`` is the asker's and ``expected`` the next message."""
+    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected)
 
 
 def abort(message: int) -> bytes:
@@ -124,6 +125,7 @@ class Hello(NamedTuple):
     rank: int
     token: bytes
     incarnation: int
+    connection: int
     expected: int
 
 
