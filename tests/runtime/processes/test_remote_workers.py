@@ -339,3 +339,15 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
     described = experiment()
     run = gossamer.run(described, tmp_path, listen=Listen("127.0.0.1:0", TOKEN, 2, "ray"))
     assert same(run, undisturbed(described, tmp_path))
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])
+def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: str) -> None:
+    worker = Worker("localhost:1", "token", 1, tmp_path / "worker", None, None)
+    try:
+        worker._take(File("files/0-data", b"data"))
+        with pytest.raises(ChannelError, match="elsewhere"):
+            worker._take(File(path, b"data"))
+    finally:
+        worker.close()
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "worker/files/0-data"]
