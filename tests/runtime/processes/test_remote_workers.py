@@ -19,8 +19,10 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.api import Silent
+from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
+from gossamer.runtime.processes.protocol import File
 from gossamer.runtime.processes.worker.worker import Worker
 from worker_fleet import TOKEN, Fleet, free_port
 
