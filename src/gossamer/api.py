@@ -56,7 +56,7 @@ def run(
 
     Raises:
         BadInput: if something in the experiment can't be used; before any work starts.
-        RunFailed: if a node failed or died, or all nodes wait forever. What was recorded until then is kept in the folder
+        RunFailed: if a node failed or died, or all nodes wait forever. The record until then is kept in the folder
             that the error's ``folder`` names.
     """
     check_not_importing("run")
@@ -165,7 +165,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     cut.check(experiment)
     ended = cut.experiment["stop"]["rounds"]
     if stop.rounds != ended and ended in cut.rounds.values() and not experiment.algorithm.gathers:
-        # What an asynchronous node does after its last round differs from what it does if that is not the last one.
+        # An asynchronous node behaves differently after a round that is its last one.
         earlier = newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
         cut = earlier or cut
     saved = {"rounds": max(cut.rounds.values()), "time_s": cut.time_s}
@@ -183,7 +183,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
-    if there is none. The recorded experiment must be equal to this one."""
+    if no such run exists. The recorded experiment must be equal to this one."""
     wanted = settled(experiment).model_dump(mode="json")
     for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
         found = load_run(file.parent)
@@ -270,7 +270,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         if outcome.parameters is not None:
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
-            # What "auto" chose depends on timings; the record says what ran.
+            # The record says what ran, whatever a later version would choose.
             ran = _trained_by(experiment, outcome.trainer)
             write_text(folder.path / "experiment.yaml", ran.to_yaml())
 

@@ -19,7 +19,7 @@ class Algorithm(Component):
     """One node's protocol: ordinary async Python over flat vectors.
 
     An algorithm object is frozen and shared by all nodes; its fields are its parameters in the experiment
-    file. What a node must remember from round to round is in ``node.state``.
+    file. The memory of a node from round to round is in ``node.state``.
 
     Attributes:
         gathers: whether it waits for its neighbours with :meth:`Node.gather` (default); then it needs ``gather.timeout_s``

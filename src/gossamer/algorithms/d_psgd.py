@@ -47,6 +47,6 @@ class DPSGD(Algorithm):
         node.broadcast(await node.neighbors(r, "out"), Model(before), tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
         mixed = await node.combine(before, inbox, node.mixing_weights(r), aggregate=True)
-        # What training has added so far stays; the rest is added to the mixed model when it is committed.
+        # The update so far stays; the rest is added to the mixed model when it is committed.
         node.parameters = mixed + (node.parameters - before)
         await training

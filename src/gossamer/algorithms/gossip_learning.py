@@ -19,7 +19,7 @@ from gossamer.node import Node
 
 
 class _Gossip(Algorithm):
-    """What both protocols have in common. A node waits for no other, only for its own uplink: until at most one window
+    """The common part of both protocols. A node waits for no other, only for its own uplink: until at most one window
     (64 KiB) of its last message is left to send."""
 
     gathers: ClassVar[bool] = False

@@ -136,7 +136,7 @@ class PowerGossip(Algorithm):
         matrices: list[_Matrix],
         r: int,
     ) -> tuple[Float[Tensor, " params"], list[Tensor]]:
-        """What the link finds of the difference of both models, and its next bases."""
+        """The link's estimate of the difference of both models, and its next bases."""
         change, after, at, left = torch.zeros_like(x), [], 0, iter(bases)
         for each in matrices:
             if not each.columns:

@@ -1,4 +1,4 @@
-"""What the shell offers when a command is completed: examples, names, and the fields of experiments with their values."""
+"""The shell's offers when a command is completed: examples, names, and the fields of experiments with their values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assignments(incomplete: str) -> Offers:
 
 
 def _fitting(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
-    """The offers that begin as the text does. What they mean is short, since some shells take each line for an offer."""
+    """The offers that begin as the text does. Their descriptions are short, since some shells take each line for an offer."""
     return [
         (text, textwrap.shorten(meaning, 50, placeholder=" …"))
         for text, meaning in offers
@@ -92,7 +92,7 @@ def _schema() -> dict[str, Any]:
 
     sources = Path(__file__).parents[1].rglob("*.py")
     file = cache_folder() / "schema.json"
-    with suppress(OSError, ValueError):  # there is none, or it is damaged: it is made again
+    with suppress(OSError, ValueError):  # missing or damaged: it is made again
         if file.stat().st_mtime > max(source.stat().st_mtime for source in sources):
             kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return kept

@@ -84,7 +84,7 @@ def _console() -> Any:
 
 
 def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
-    """Print names with a text beside each, which is wrapped or cut off."""
+    """Print names with a text next to each, which is wrapped or cut off."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -114,7 +114,7 @@ def _described(definition: dict[str, Any], key: str) -> str:
 
 
 def type_text(node: dict[str, Any]) -> str:
-    """What a schema accepts, in words."""
+    """The values that a schema accepts, in words."""
     if "$ref" in node:
         last = str(node["$ref"]).rpartition("/")[2]
         return last if last.islower() else "mapping"

@@ -32,13 +32,13 @@ decoding calls it for is decoded again for each receiver."""
 STATE = "~codec"
 """Where a node's state has what its codecs remember, by their names."""
 PADDING = 1024
-"""Codecs that transform a vector may lengthen it by up to so many values."""
+"""Codecs that transform a vector may lengthen it by up to this number of values."""
 
 
 class Codec(Component):
     """Base of codecs: encodes a vector for the wire and decodes it again.
 
-    A codec is frozen, and all nodes of a simulation share it. What it must remember of a node is in :meth:`memory`.
+    A codec is frozen, and all nodes of a simulation share it. Its memory of a node is in :meth:`memory`.
 
     Attributes:
         needs_static_graph: whether the topology must not change.
@@ -128,7 +128,7 @@ class Codec(Component):
         """
 
     def memory(self, node: Node) -> dict[str, Payload]:
-        """What this codec remembers of a node. It is saved with the node, so its values are payloads."""
+        """The codec's memory of a node. It is saved with the node, so its values are payloads."""
         memory: dict[str, Payload] = node.state.setdefault(STATE, {}).setdefault(self.name_of(), {})
         return memory
 
@@ -257,7 +257,7 @@ class Coder:
     # --- out
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
-        """What travels in place of a difference or a piece, and what receivers decode it to."""
+        """The payload of a difference or a piece, and the vector that receivers decode from it."""
         self.encoded += 1
         coded = Coded(self._codec.compress(self.node, vector.detach(), self.node.round))
         decoded = self._vector(self.node.rank, coded)

@@ -62,7 +62,7 @@ def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] 
 
 
 _opened: MutableMapping[Tensor, tuple[int, int, Tensor]] = WeakTensorKeyDictionary()
-"""What packed indices stand for, as long as they exist: the receivers of a simulation need not unpack them."""
+"""The unpacked form of packed indices, as long as these exist: the receivers of a simulation need not unpack them."""
 
 
 def count_of(share: float, size: int) -> int:

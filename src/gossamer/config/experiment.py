@@ -84,7 +84,7 @@ class Target(Section):
 
 class Stop(Section):
     """When a run ends: after a number of rounds of every node, a time of the engine's clock, when all nodes together have
-    sent some bytes (or so many per node, on average), or at a target; and, unless it is to "continue", when a model is not
+    sent some bytes (in all, or per node on average), or at a target; and, unless it is to "continue", when a model is not
     finite. Bytes are counted as nodes complete rounds."""
 
     rounds: Count | None = None
@@ -236,7 +236,7 @@ _Codecs = (
     Annotated[Any, ComponentField("codec", optional=True)]
     | Annotated[list[Any], ComponentField("codec", many=True)]
 )
-"""What a file may have in the fields ``engine`` and ``codec``."""
+"""The accepted forms of the fields ``engine`` and ``codec`` in a file."""
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 

@@ -223,7 +223,7 @@ def check_not_importing(call: str) -> None:
 
 
 def imported(path: str, said: str) -> Any:
-    """The object behind ``"package.module:attribute"``; a BadInput, which begins with ``said``, if there is none."""
+    """The object behind ``"package.module:attribute"``; a BadInput, which begins with ``said``, if it does not exist."""
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -251,7 +251,7 @@ def imported(path: str, said: str) -> Any:
 
 
 def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
-    """What a user's name stands for, as a component class."""
+    """The component class that a user's name stands for."""
     if inspect.isclass(found) and issubclass(found, Component):
         found.registered_name = found.__dict__.get("registered_name") or name
         return found

@@ -74,7 +74,7 @@ def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
 
 
 def parameters(cls: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a class and of its bases say of its fields, under ``Args`` or ``Attributes``."""
+    """The descriptions of fields in the docstrings of a class and its bases, under ``Args`` or ``Attributes``."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         text = inspect.cleandoc(each.__dict__.get("__doc__") or "")
@@ -85,7 +85,7 @@ def parameters(cls: type[BaseModel]) -> dict[str, str]:
 
 
 class _Generator(GenerateJsonSchema):
-    """What a file can't hold in another form, such as a function, is any value; the default of a component is its entry."""
+    """A value that a file can't hold, such as a function, is of any type; the default of a component is its entry."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}

@@ -65,7 +65,7 @@ class RoundCrash:
 @dataclass(frozen=True, slots=True)
 class LinkFault:
     """An interval in which links behave differently: ``path`` gives the path from one node to another in place of the usual
-    one (None if there is none), ``stopped`` are numbers of links that carry nothing, and ``loses`` says whether messages
+    one (None without one), ``stopped`` are numbers of links that carry nothing, and ``loses`` says whether messages
     may be lost."""
 
     from_s: float
@@ -77,7 +77,7 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What a fault does: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may be away, crashes
+    """The plan of a fault: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may be away, crashes
     that are given by a round instead of a time, and when computations are slower and links behave differently."""
 
     intervals: Iterable[FaultInterval]
@@ -93,8 +93,8 @@ class Fault(Component):
 
     @abstractmethod
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        """What it does to ``nodes`` nodes. The fault's ``field`` in the experiment is named in errors, and keys the draws
-        with the seed; a description that does not fit the number of nodes is bad input."""
+        """The fault's plan for ``nodes`` nodes. The fault's ``field`` in the experiment is named in errors, and keys the
+        draws with the seed; a description that does not fit the number of nodes is bad input."""
 
 
 class TemporaryFault(Fault):

@@ -47,7 +47,7 @@ _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
 
 @runtime_checkable
 class Step(Protocol):
-    """What a node does with its inbox at the end of an instant: :class:`Mix`, or the decoding of models."""
+    """A node's work on its inbox at the end of an instant: :class:`Mix`, or the decoding of models."""
 
     @property
     def own(self) -> Any:

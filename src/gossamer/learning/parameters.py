@@ -67,7 +67,7 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
-        """The layout of a module; a BadInput if a trained parameter is not float32, or there is none."""
+        """The layout of a module; a BadInput if a trained parameter is not float32, or if no parameter is trained."""
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
                 raise BadInput(
@@ -214,15 +214,15 @@ def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
 
 
 def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
-    """What a module says of some inputs; a dict of them has its arguments by name. Modules of transformers return ``logits``,
-    along with other things."""
+    """The outputs of a module for some inputs; a dict of them has its arguments by name. Modules of transformers return
+    ``logits``, along with other things."""
     outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
     found: Tensor = getattr(outputs, "logits", outputs)
     return found
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
-    """What a loss or a metric returned; a TypeError unless it is a tensor of one value."""
+    """The value that a loss or a metric returned; a TypeError unless it is a tensor of one value."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -122,7 +122,7 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
             if isinstance(item, dict):
                 return {key: frozen(inner, depth + 1) for key, inner in item.items()}
             return [frozen(inner, depth + 1) for inner in item]
-        # What a codec has made belongs to nobody else: it need not be copied.
+        # A codec's output belongs to nobody else, so it need not be copied.
         return item if isinstance(item, Coded) else _base(item)
 
     return frozen(payload, 0)
@@ -169,7 +169,7 @@ def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
         return b"".join(msgpack.packb(item, default=extension, strict_types=True) for item in items)
 
     def extension(item: Any) -> Any:
-        """What msgpack writes for an object that it does not know."""
+        """The msgpack form of an object that msgpack does not know."""
         if isinstance(item, Tensor):
             _check_tensor(item)
             tensors.append(item)

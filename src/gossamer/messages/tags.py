@@ -23,7 +23,7 @@ INDEX_DTYPES = (
     *(torch.uint8, torch.uint16, torch.uint32),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-"""What the coordinates of a part may be."""
+"""The types that the coordinates of a part may have."""
 
 _NO_BUFFERS = torch.empty(0)
 

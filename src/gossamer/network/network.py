@@ -65,7 +65,7 @@ class Conditions(ABC):
 
     @abstractmethod
     def path(self, source: int, to: int) -> Path | None:
-        """The path from one node to another; None if there is none (the message is lost)."""
+        """The path from one node to another; None if they are not connected (the message is lost)."""
 
     def common_latency(self) -> float | None:
         """The latency, if it is the same for all pairs and no message is delayed further or lost; else None."""
@@ -80,7 +80,7 @@ class Conditions(ABC):
 
 
 class Network(Component):
-    """What happens to messages between nodes."""
+    """The paths and links of messages between nodes."""
 
     # How transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one at a
     # time, first come first served; a link between nodes limits the rate of a transfer, and is not shared. "in-turn":

@@ -1,4 +1,4 @@
-"""What a node expects of the payloads of its peers, and what is wrong with one that came.
+"""The form that a node expects of its peers' payloads, and the faults of those that arrive.
 
 A node expects what it sends itself: under one tag, all payloads have one form. An algorithm that waits for something else, or
 before it has sent anything, declares it (:meth:`gossamer.Node.expect`). The form of a payload is the kind of each item, the
@@ -39,7 +39,7 @@ class Undecodable:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What an algorithm expects under a tag: one of these forms (any, if there is none), and what a function says."""
+    """An algorithm's declaration for a tag: accepted forms (none given: any form), and a function that checks values."""
 
     forms: tuple[Form, ...]
     check: Callable[[Message], Any] | None
@@ -47,8 +47,8 @@ class Declared:
 
 
 class Expectations:
-    """What one node expects. ``size`` is the number of parameters; ``encoded`` says whether a codec encodes models, so that a
-    part may stand for a whole vector."""
+    """The expectations of one node. ``size`` is the number of parameters; ``encoded`` says whether a codec encodes models, so
+    that a part may stand for a whole vector."""
 
     def __init__(self, size: int, *, encoded: bool) -> None:
         self._size, self._encoded = size, encoded
@@ -79,7 +79,7 @@ class Expectations:
         return True
 
     def fault(self, message: Message) -> str | None:
-        """What is wrong with a decoded message, in words; None for a message that is as expected."""
+        """The fault of a decoded message, in words; None if it is as expected."""
         shape = _shape(message.tag)
         known = self._sent.get(shape)
         if message.form and known and not self._declared and message.form[0] in known:
@@ -180,7 +180,7 @@ def _shape(tag: Prefix) -> tuple[Any, ...]:
 
 
 def _breach(declared: Declared, message: Message, form: Form) -> str | None:
-    """What an algorithm finds wrong with a message."""
+    """The fault that an algorithm's own check finds."""
     if declared.forms and (fault := _unlike(form, declared.forms, parts=declared.parts)) is not None:
         return fault
     try:
@@ -191,7 +191,7 @@ def _breach(declared: Declared, message: Message, form: Form) -> str | None:
 
 
 def _unlike(form: Form, accepted: Sequence[Form], *, parts: bool) -> str | None:
-    """What is wrong with a form that fits none of those that are accepted."""
+    """The fault of a form that no accepted form fits."""
     if any(_fits(form, each, parts=parts) for each in accepted):
         return None
     return f"{_said(form)}; accepted: {', or '.join(map(_said, accepted))}"

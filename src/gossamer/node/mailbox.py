@@ -32,7 +32,7 @@ class MalformedMessage(PeerFailure):
 
 
 class Inbox(dict[int, Any]):
-    """What ``gather`` collected: rank -> payload in rank order.
+    """The result of ``gather``: rank -> payload in rank order.
 
     Attributes:
         missing: ranks that were asked for and are not here, ascending."""

@@ -312,7 +312,7 @@ class Node:
             v: the difference, float32 [P], or the piece, float32 [n].
 
         Returns:
-            What to send, as ``Model(sent, node.buffers)``, and the vector that it stands for. Without a codec both are
+            The vector to send, as ``Model(sent, node.buffers)``, and the vector that it stands for. Without a codec both are
             ``v``."""
         algorithm = self._setup.experiment.algorithm
         if not (algorithm.sends_differences or algorithm.sends_pieces()):
@@ -371,7 +371,7 @@ class Node:
 
         Returns:
             Rank -> payload in rank order; ``.missing`` names the ranks that did not send, or whose message was malformed
-            (:meth:`expect`). What they send later under this tag is counted and dropped. PeerLost if one is dead and the
+            (:meth:`expect`). Later messages of theirs under this tag are counted and dropped. PeerLost if one is dead and the
             experiment's ``gather.lost_peer`` is "fail"."""
         self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
@@ -466,7 +466,7 @@ class Node:
 
     def topology(self, r: int | None = None) -> Graph:
         """The whole graph of round ``r``: an oracle, which no node of a real deployment has. ValueError where neighbours are
-        sampled: there is none."""
+        sampled, because there is no graph of all nodes."""
         self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
@@ -530,7 +530,7 @@ class Node:
         return AsyncRounds(self)
 
     async def end_round(self, r: int) -> None:
-        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        """Do the work between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
         self._own.check()
         if self._own.encoding is not None:
             await self._own.encoded()

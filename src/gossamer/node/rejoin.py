@@ -50,7 +50,7 @@ class Hospitality:
         return True
 
     async def ask(self, peer: int, number: int, timeout_s: float) -> Any:
-        """What a peer gives as its model; None if nothing came in time, or the peer is dead."""
+        """The model that a peer gives; None if nothing came in time, or the peer is dead."""
         self._asked = peer, number
         self._send(peer, None, "ask", number)
         try:
@@ -65,7 +65,7 @@ class Hospitality:
 
 
 def first_round(in_round: Mapping[int, int], least: int) -> int:
-    """The round that most nodes are in (their higher median), of which so many are in each; or the ``least`` one."""
+    """The round that most nodes are in (their higher median), given the number of nodes in each; or the ``least`` one."""
     before, middle = 0, sum(in_round.values()) // 2
     for round, count in sorted(in_round.items()):
         before += count

@@ -124,7 +124,7 @@ class NodeRuntime:
         return True
 
     def waiting(self) -> list[str]:
-        """What this node's tasks wait for, in words."""
+        """A description of each wait of this node's tasks."""
         return [str(waiter) for waiter in self.mailbox.waiters]
 
     # --- nodes that are away

@@ -1,4 +1,4 @@
-"""What nodes are made of: the run's setup, a node's side of an engine, and the wrappers of its messages."""
+"""The parts of a node: the run's setup, a node's side of an engine, and the wrappers of its messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all nodes of a run are made of."""
+    """The setup that all nodes of a run share."""
 
     experiment: Experiment
     task: Task
@@ -74,12 +74,12 @@ class Setup:
 
     @property
     def aggregator(self) -> Aggregator | None:
-        """What :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean, which engines may batch."""
+        """The aggregator of :meth:`gossamer.node.Node.mix`; None is the weighted mean, which engines may batch."""
         aggregator = self.experiment.aggregator
         return None if type(aggregator) is Mean else aggregator
 
     def description(self) -> dict[str, Any]:
-        """What the record keeps of the start: nodes, label counts, the first graph."""
+        """The record of the start: nodes, label counts, the first graph."""
         graph = self.topology.graph(0)
         return {
             "nodes": self.experiment.nodes,
@@ -111,7 +111,7 @@ class Waiter(Protocol):
 
 @runtime_checkable
 class Presence(Protocol):
-    """What a simulation with faults knows of the presence of all nodes."""
+    """The presence of all nodes in a simulation with faults."""
 
     def first(self, rank: int, peer: int) -> int:
         """The first round in which a node waits for a peer, after one of the two was away. Of itself, it is the first round

@@ -1,4 +1,4 @@
-"""What a paper claims, as conditions on the cells of a sweep, and the verdicts on them.
+"""The claims of a paper, as conditions on the cells of a sweep, and the verdicts on them.
 
 A condition holds if the whole 95 % confidence interval of its number meets it, and does not hold if none of the interval
 does. Otherwise, and where there is no interval, these runs do not decide it."""
@@ -78,7 +78,7 @@ class Claim(Section):
 
 @dataclass(frozen=True)
 class Finding:
-    """The number of a condition with half the width of its interval, or None where there is none (of so many ``runs``,
+    """The number of a condition with half the width of its interval, or None if it has none (of this number of ``runs``,
     ``known`` have one), and the verdict."""
 
     check: Check
@@ -115,7 +115,7 @@ class Finding:
 
 
 def find(claim: Claim, groups: Sequence[Group]) -> tuple[Verdict, list[Finding]]:
-    """The verdict on a claim, and on each of its conditions, from the runs of the cells. A cell that is none is bad
+    """The verdict on a claim, and on each of its conditions, from the runs of the cells. A cell that does not exist is bad
     input."""
     found = [_find(check, groups) for check in claim.checks]
     return together(each.verdict for each in found), found

@@ -195,7 +195,7 @@ def complete(path: Path) -> list[int]:
 
 
 def _identity(digest: str, run: str, number: int) -> dict[str, str]:
-    """What the files of all nodes in a checkpoint have in common."""
+    """The header that the files of all nodes in a checkpoint share."""
     return {"experiment": digest, "run": run, "checkpoint": str(number)}
 
 

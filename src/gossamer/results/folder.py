@@ -172,7 +172,7 @@ class RunFolder:
 
 
 def run_id(folder: Path) -> str:
-    """What identifies the run in a folder, however it is called now; empty if that is not recorded."""
+    """The identity of the run in a folder, whatever its name is now; empty if it is not recorded."""
     return str(read_environment(folder).get("run", ""))
 
 

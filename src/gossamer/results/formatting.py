@@ -92,7 +92,7 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, to follow the number of those sent. Those sent include neither cancelled ones nor those lost
+    """The fate of messages, to follow the number of those sent. Those sent include neither cancelled ones nor those lost
     because the peer was dead; those received include superseded and late ones."""
     fates = ("received", "superseded", "late", "lost", "cancelled")
     counts = [f"{messages[fate]:,} {fate}" for fate in fates if messages.get(fate)]

@@ -146,7 +146,7 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
 
 
 def default_baseline(among: Sequence[Group]) -> Baseline | None:
-    """What the groups of a sweep are compared with by default: the first entry of ``cells``, or else the first value of the
+    """The default baseline of a sweep: the first entry of ``cells``, or else the first value of the
     first axis of the grid that has several. None for runs of no sweep."""
     varying = differing([group.labels for group in among])
     if not varying or not all(group.labels for group in among):

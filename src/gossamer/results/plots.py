@@ -29,7 +29,7 @@ MOST_NODES_DRAWN = 300
 _MOST_NODES_BY_DISTANCE = 100
 
 _KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
-"""What a node does, and its place in the palette."""
+"""The activities of a node, and their places in the palette."""
 MOST_DRAWN = 6000
 """The largest number of intervals that a page shows, the first ones."""
 
@@ -215,7 +215,7 @@ def write_figures(
 
 
 def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
-    """What a figure shows: its lines, its bands, and the runs and nodes that they are over."""
+    """The caption of a figure: its lines, its bands, and the runs and nodes that they are over."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
     title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)

@@ -217,7 +217,7 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 
 def _run_data(run: Run, most_values: int) -> dict[str, Any]:
-    """The data of a run, with at most so many values of nodes."""
+    """The data of a run, with at most this number of values of nodes."""
     places, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))

@@ -227,7 +227,7 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """What ``status.json`` says, as far as the run has recorded it: ``profile``, seconds by part of a simulation;
+        """The figures of ``status.json``, as far as the run has recorded them: ``profile``, seconds by part of a simulation;
         ``peak_vectors``, the largest number of parameter vectors in
         a simulation; ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)

@@ -27,7 +27,7 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def problems_of(path: Path) -> list[str]:
-    """What is damaged, missing or of another run in the folder of a run or of a sweep (its list of runs), one line each."""
+    """The damaged, missing or foreign parts of the folder of a run or of a sweep (its list of runs), one line each."""
     found: list[str] = []
 
     def attempt(look: Callable[..., Any], *arguments: Any) -> Any:

@@ -14,7 +14,7 @@ from gossamer.results.segment import Segment
 
 
 def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
-    """What a node begins with, in words."""
+    """The state that a node begins with, in words."""
     if saved is not None:
         return f"its checkpoint of round {saved.round}"
     return "a neighbour's model" if start_from == "neighbor" else "its initial model"
@@ -58,7 +58,7 @@ class EventLog:
 
 class TimelineLog:
     """Writes down when nodes computed and sent, for a window of time and some of the nodes; made by :func:`timeline_log`.
-    What ended until ``known_s`` is on record already."""
+    Computations that ended until ``known_s`` are on record already."""
 
     def __init__(self, asked: Timeline, nodes: int, segment: Segment) -> None:
         self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))

@@ -51,7 +51,7 @@ def available_bytes() -> int | None:
     try:
         limit = int((group / "memory.max").read_text())
         return min(available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # there is none, or it is "max"
+    except (OSError, ValueError):  # no such file, or no limit ("max")
         return available
 
 

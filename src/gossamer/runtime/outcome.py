@@ -1,4 +1,4 @@
-"""What an engine is, how a user ends its run, and what it hands back."""
+"""The interface of an engine, the signals that end its run, and its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMED = 16  # ranks that are named of those that wait for the same, and di
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an engine hands back."""
+    """The result of an engine."""
 
     reason: str  # "rounds", "time", "bytes", "target", "diverged", "stopped" (by the user) or "failed"
     time_s: float  # the engine's clock at the end, seconds
@@ -45,7 +45,7 @@ class Engine(Protocol):
     starts."""
 
     description: dict[str, Any]
-    """What the record keeps of the start; see ``Setup.description``."""
+    """The record of the start; see ``Setup.description``."""
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end, recording into a folder; from a checkpoint on, to which its record is rewound, if one is given."""
@@ -81,7 +81,7 @@ def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) -> str:
-    """What each of some ranks waits for, in one line, and which protocols have returned (rank -> rounds)."""
+    """The waits of some ranks, in one line, and the protocols that have returned (rank -> rounds)."""
     alike: dict[str, list[str]] = {}  # what is said -> the ranks that it is said of
     for rank, each in sorted(waits.items()):
         if each:

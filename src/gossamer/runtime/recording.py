@@ -105,7 +105,7 @@ def ended_early(setup: Setup, rounds: Mapping[int, int]) -> bool:
 
 
 class Spent(NamedTuple):
-    """What a node has done since the start, in seconds. Of links: for how long what was carried would have kept them busy
+    """A node's use of time since the start, in seconds. Of links: the time for which their traffic would have kept them busy
     (bytes by their rate at that time); None where they are unlimited."""
 
     computing_s: float
@@ -381,7 +381,7 @@ class RunRecord:
             self._snapshots.skip(moment)
 
     def without(self, rank: int, *, keep: bool = False) -> None:
-        """A node is gone: nothing waits for it. What it gave for incomplete evaluations counts only if ``keep`` is set."""
+        """A node is gone: nothing waits for it. Its values for incomplete evaluations count only if ``keep`` is set."""
         self._target.without(rank, keep=keep)
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)

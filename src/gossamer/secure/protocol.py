@@ -69,7 +69,7 @@ def threshold(senders: int) -> int:
 
 @dataclass
 class _Given:
-    """What a sender keeps of one receiver's sum, until it has helped to unmask it.
+    """A sender's state for one receiver's sum, until it has helped to unmask it.
 
     Attributes:
         bound: above the absolute values that can be summed without overflow.
@@ -78,7 +78,7 @@ class _Given:
         context: the digest of its roster: shares can be opened only by a node that got the same one.
         sealing: the key by which shares are sealed between this node and each other sender.
         sent: whether words have gone to this receiver.
-        own: b, the secret of its own mask; empty if there is none.
+        own: b, the secret of its own mask; empty without one.
         shares: its shares of a and b of each sender that gave some, its own included."""
 
     round: int
@@ -95,7 +95,7 @@ class _Given:
 
 @dataclass
 class _Wanted:
-    """What a receiver knows of the sum in its present round: the weights and public keys s of the roster, and the senders
+    """A receiver's state for the sum of its present round: the weights and public keys s of the roster, and the senders
     that agreed on masks."""
 
     senders: Sequence[int] = ()
@@ -160,7 +160,7 @@ class SecureAggregation:
         )
 
     def _shares_fit(self, message: Message) -> bool:
-        """What a sender has sealed for each co-sender, if it has agreed on masks at all."""
+        """The message that a sender has sealed for each co-sender, if it has agreed on masks at all."""
         others = self._wanted.public.keys() - {message.source}
         return message.payload is None or _are_bytes(message.payload, others)
 
@@ -213,8 +213,8 @@ class SecureAggregation:
                 del self._given[to]
 
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
-        """What senders are told: rank, weight and keys of each of them. None if they are too few, or if a weight is 0: then
-        the sum would hide fewer models than it has senders."""
+        """The roster for the senders: rank, weight and keys of each of them. None if they are too few, or if a weight is 0:
+        then the sum would hide fewer models than it has senders."""
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         weights = self._node.mixing_weights(r)
@@ -303,7 +303,7 @@ class SecureAggregation:
     # --- a model
 
     def mask(self, receivers: Sequence[int], model: Payload) -> dict[int, Tensor]:
-        """What is sent to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
+        """The message to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
         receiver that has no sum in this round. ValueError for anything but a model: it would be sent as it is."""
         if not isinstance(model, Model):
             found = type(model).__name__

@@ -52,7 +52,7 @@ class _Trial(Display):
 
 
 def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
-    """What a run of a cell takes: ``wall_s``, real seconds of a run alone; ``memory_bytes``, in a simulation those of the
+    """The cost of a run of a cell: ``wall_s``, real seconds of a run alone; ``memory_bytes``, in a simulation those of the
     vectors (models, messages, optimizer states), with real processes what the nodes share with nobody; and ``by``, what was
     measured: the ``runs`` of the cell that are done, or else a trial."""
     walls = [each.wall_s for each in runs if each.wall_s is not None]

@@ -30,7 +30,7 @@ class WorkerDied(GossamerError):
 
 class LocalPool(ThreadPoolExecutor):
     """Threads with a worker process each, which gets and answers calls as lines of JSON. A worker that dies is replaced.
-    What workers print goes line by line to this process's standard error, where a live display makes room for it.
+    The output of workers goes line by line to this process's standard error, where a live display makes room for it.
 
     Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
     """

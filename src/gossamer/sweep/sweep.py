@@ -93,7 +93,7 @@ class Cell:
             )
 
     def tags(self, short: str) -> dict[str, str]:
-        """What chooses the cell on the command line: ``axis=value`` with the axis, and names."""
+        """The words that choose the cell on the command line: ``axis=value`` with the axis, and names."""
         points = {f"{axis}={value}": axis for axis, value in self.labels.items() if axis != "cell"}
         return points | dict.fromkeys((self.name, short, str(self.labels.get("cell", self.name))), "cell")
 
@@ -338,9 +338,9 @@ def _planned(
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
-    """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. What does not change
-    its results (name, threads, trackers) is left out; data in the data root is identified by its name. ``digests`` are of
-    files, each of which is read once, so that a sweep sees one state of it."""
+    """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. Fields that do not
+    change its results (name, threads, trackers) are left out; data in the data root is identified by its name.
+    ``digests`` are of files, each of which is read once, so that a sweep sees one state of it."""
     left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
     said = experiment.model_dump(mode="json", exclude=left_out)
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))

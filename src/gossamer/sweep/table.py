@@ -97,7 +97,7 @@ def results(sweep: Sweep) -> pl.DataFrame:
         evaluation (of ages and shares of time, over the whole run), as ``best_<metric>`` the best of such means, and as
         ``area_<metric>`` their mean over the rounds (:class:`~gossamer.results.tidy.Final`);
         ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``,
-        the run's folder within the sweep's. What is not recorded is null.
+        the run's folder within the sweep's. A value that is not recorded is null.
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}

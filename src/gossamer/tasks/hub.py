@@ -50,7 +50,7 @@ class Hub(data.Source, TaskSource):
     targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the split that is for training
-    test: str = "test"  # the split that is for testing; if there is none,
+    test: str = "test"  # the split that is for testing; if it does not exist,
     # this share of each owner's samples is for training: drawn, or with next-token the first ones.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized

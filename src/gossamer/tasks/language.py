@@ -27,7 +27,7 @@ from gossamer.tasks.task import ExpMean, Metric, ModelSource
 IGNORED = -100  # the target of a token that is not counted
 
 
-# What is read of a model's folder; weights are safetensors, so that nothing is unpickled.
+# The files that are read from a model's folder; weights are safetensors, so that nothing is unpickled.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 

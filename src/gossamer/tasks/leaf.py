@@ -1,7 +1,7 @@
 """The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018): each user is an owner.
 
 LEAF's scripts write folders ``train`` and ``test`` of JSON files, which have for each of some users its samples, ``x`` and
-``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted anew."""
+``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted again."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LeafTask(TaskSource):
         """Look at the training inputs of all users first."""
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """What the model is offered."""
+        """The arguments that the model is offered."""
         return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
 
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:

@@ -25,7 +25,7 @@ Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training sampl
 class Partition(Component):
     """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
 
-    # The share of each node's samples that is drawn for the node's own test set and not trained on; None is none.
+    # The share of each node's samples that is drawn for the node's own test set and not trained on; None: no such set.
     personal_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @abstractmethod

@@ -241,7 +241,7 @@ class HeldOutClass(Replacement):
 class SecondTask(Replacement):
     """Samples of another data set, with their labels. The evaluation set is the test set of that data set."""
 
-    # A task whose inputs have the same shape, and that has no more classes, such as fashion-mnist beside mnist.
+    # A task whose inputs have the same shape, and that has no more classes, such as fashion-mnist with mnist.
     task: Annotated[Component, ComponentField("task", "poison.task")]
     _other: Task = PrivateAttr()
 

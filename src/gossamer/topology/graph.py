@@ -21,7 +21,7 @@ Direction = Literal["in", "out", "both"]
 
 
 class Graph:
-    """Who may talk to whom. Immutable; two graphs with the same edges are equal.
+    """The pairs of nodes that may talk to each other. Immutable; two graphs with the same edges are equal.
 
     An edge (i, j) of a directed graph lets i send to j. A graph has no self-loops; the weight that a node gives to
     itself belongs to the mixing weights. Parallel edges count once.

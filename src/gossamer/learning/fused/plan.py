@@ -167,7 +167,7 @@ class _Reader(TorchFunctionMode):
     def _start(self, parameter: Tensor | None) -> int:
         if parameter is None:
             return -1
-        name = self._names.get(id(parameter), "a tensor that is none")
+        name = self._names.get(id(parameter), "a tensor that is no parameter")
         if name not in self._starts:
             raise Unknown(f"a parameter that is frozen or used twice ({name})")
         return self._starts.pop(name)

@@ -204,7 +204,7 @@ class SelectorChannel(Generic[M]):
 
 
 class Session(Generic[M]):
-    """One end of a conversation between machines, which outlives its connections (``channel``; None while there is none).
+    """One end of a conversation between machines, which outlives its connections (``channel``; None between connections).
 
     Messages are numbered by their order; each end keeps what it has sent until the other end has acknowledged it, and sends
     it again on the next connection. So nothing is lost or arrives twice. ``received`` is how many have come.
@@ -224,7 +224,7 @@ class Session(Generic[M]):
         self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
-        """Go on with a new connection, whose other end has ``received`` so many messages."""
+        """Go on with a new connection, whose other end has ``received`` this number of messages."""
         self._acknowledge(received)
         self.close()
         self.channel = SelectorChannel(end, self._kinds, self._selector, self._take, self._lose)

@@ -21,7 +21,7 @@ _END_S = 10.0
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """What an executor calls: run a worker, as a process of its own, until its run is over; gives its exit code."""
+    """The task of an executor: run a worker, as a process of its own, until its run is over; gives its exit code."""
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
     environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}

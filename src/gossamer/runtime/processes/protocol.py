@@ -125,7 +125,7 @@ class Failed(Message):
 
 
 FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
-"""What a node says to the coordinator."""
+"""Messages from a node to the coordinator."""
 
 
 class Arrival(Message):
@@ -183,9 +183,9 @@ class Expect(Message):
 
 
 class Note(Message):
-    """Something short: leave the run in order; so many nodes of the machine may compute at once (slots); the oldest snapshot
-    of the node's model was read, and its slot is free (consumed); others have taken their snapshot for this checkpoint (to a
-    node whose rounds are over); this checkpoint, and all before it, are complete or given up (settled)."""
+    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute; "consumed": the
+    oldest snapshot of the node's model was read, and its place is free; "snapshot": others have taken theirs for this
+    checkpoint (to a node whose rounds are over); "settled": it, and all before it, are complete or given up."""
 
     what: Literal["leave", "slots", "consumed", "snapshot", "settled"]
     number: int = 0
@@ -198,7 +198,7 @@ class Addresses(Message):
 
 
 ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
-"""What the coordinator says to a node."""
+"""Messages from the coordinator to a node."""
 
 
 class Listen(Message):
@@ -231,7 +231,7 @@ class Signal(Message):
 
 
 class Job(Message):
-    """What a worker that has joined is to prepare, after the run's files."""
+    """The preparations of a worker that has joined, after the run's files."""
 
     experiment: str  # YAML; names files relative to the worker's folder
     run: str  # which identifies it in the record
@@ -256,9 +256,9 @@ class Acknowledge(Message):
 
 
 ToPool = Listen | Addresses | Fork | Tell | Signal
-"""What the coordinator has the processes of nodes do."""
+"""Orders about the processes of nodes."""
 ToWorker = ToPool | Job | File | Acknowledge | Finish
-"""What the coordinator says to a worker that has joined."""
+"""Messages from the coordinator to a worker that has joined."""
 
 
 class Exited(Message):
@@ -289,7 +289,7 @@ class Refused(Message):
 
 FromPool = Addresses | Said
 FromWorker = FromPool | Ready | Refused | Acknowledge
-"""What a worker says to the coordinator."""
+"""Messages from a worker to the coordinator."""
 
 
 class Join(Message):
@@ -312,7 +312,7 @@ class Welcome(Message):
 
 
 ToJoining = Welcome | Refused
-"""What the coordinator says to a worker that joins."""
+"""Messages from the coordinator to a worker that joins."""
 
 
 class Prepare(Message):
@@ -339,7 +339,7 @@ class Stop(Message):
 
 
 ToCoordinator = Prepare | Run | Stop
-"""What the launcher says to the coordinator."""
+"""Messages from the launcher to the coordinator."""
 
 
 class Prepared(Message):
@@ -368,4 +368,4 @@ class Ended(Message):
 
 
 ToLauncher = Refused | Prepared | Shown | Ended
-"""What the coordinator says to the launcher."""
+"""Messages from the coordinator to the launcher."""

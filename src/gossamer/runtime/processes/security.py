@@ -1,10 +1,10 @@
-"""Who may speak to a node, and who may join a run.
+"""Authentication: of the nodes that speak to a node, and of workers that join a run.
 
 **Workers and the coordinator** both know the token of the run, and neither sends it. The worker dials by TLS 1.3, which
 shows it a key that the coordinator made for this run. Then both prove the token by an HMAC (SHA-256) over the certificate
 that each of them sees, and a nonce of the worker (``Join``, ``Welcome``). A man in the middle would have to show another
-certificate, for which the proofs do not hold. Who poses as the coordinator gets one proof, against which guesses of the token
-can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
+certificate, for which the proofs do not hold. An impostor of the coordinator gets one proof, against which guesses of the
+token can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
 
 **Nodes** use mutual TLS 1.3 with an Ed25519 key and a self-signed certificate for each rank, which the coordinator issues;
 workers get the keys of their nodes, and the certificates of all. TLS trusts exactly these certificates, and after the

@@ -139,7 +139,7 @@ class MaxMin(Generic[F]):
 
 
 def _bound(flow: Flow, link: int) -> _Bound:
-    """What bounds a flow apart from one of its links."""
+    """The bounds of a flow apart from one of its links."""
     others = [other for other in flow.links if other != link]
     limit = flow.limit / flow.weight
     if len(others) == 1 and math.isinf(limit):

@@ -1,4 +1,4 @@
-"""What the simulator gives one node: its :class:`~gossamer.node.setup.Host`, also of a node that faults may hit, and its
+"""The simulator's side of one node: its :class:`~gossamer.node.setup.Host`, also of a node that faults may hit, and its
 tasks."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Protocol = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, eq=False)
 class SimContext:
-    """What all parts of a simulation share."""
+    """The objects that all parts of a simulation share."""
 
     setup: Setup
     observer: Observer

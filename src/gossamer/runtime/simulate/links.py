@@ -384,7 +384,7 @@ class Links(ABC):
     # --- counters
 
     def traffic(self, rank: int) -> Traffic:
-        """What a node has sent and received by now, including the bytes that have left of messages that are leaving."""
+        """The traffic of a node until now, including the bytes that have left of messages that are leaving."""
         self._settle(rank)
         traffic = self._traffic[rank]
         partly = sum(gone for _, gone in self._leaving(rank))
@@ -403,7 +403,7 @@ class Links(ABC):
 
     def busy_seconds(self, rank: int, traffic: Traffic) -> tuple[float | None, float | None]:
         """How long a node's uplink and downlink were in use: bytes by the rate at that time. None while it is unlimited.
-        What comes in counts as whole messages."""
+        Incoming messages count as a whole."""
         self._include(rank, traffic)
         up, down = (
             None if math.isinf(self._rates[link]) else self._busy_s[link]

@@ -15,7 +15,7 @@ from gossamer.node.setup import Waiter
 
 
 class SimPresence:
-    """Who takes part, and in which round, of some nodes that ``gather`` messages of each other or don't.
+    """The nodes that take part, and their rounds, whether or not they ``gather`` messages of each other.
 
     Attributes:
         up: the ranks that take part; a frozen node does.

@@ -1,4 +1,4 @@
-"""What a simulation records, and when: rows are made at their instant, and models evaluated together at its end."""
+"""The record of a simulation: rows are made at their instant, and models evaluated together at its end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SimRecorder:
             self.flush()
 
     def leave(self, rank: int, *, keep: bool = False) -> None:
-        """A node is away. What it has reported for incomplete evaluations counts only if ``keep`` is set."""
+        """A node is away. Its reports for incomplete evaluations count only if ``keep`` is set."""
         self.flush()
         self._rows.without(rank, keep=keep)
         if self._rows.reached:

@@ -29,7 +29,7 @@ from gossamer.runtime.simulate.clock import to_ns
 
 
 class ReplayDiffers(GossamerError):
-    """What happens again is not what happened: the values of models have decided it."""
+    """The replay took another course than the record, because model values decided it."""
 
 
 class Replay:
@@ -73,7 +73,7 @@ class Replay:
         kind: ComputationKind,
         jobs: Sequence[Any],
     ) -> list[Any]:
-        """What replaces the results of jobs that are skipped. Vectors are new ones, as the results are, because they are
+        """Stand-ins for the results of skipped jobs. Vectors are new ones, as the results are, because they are
         written over when their node is restored. The first evaluation on a set is computed, since its figures have names."""
         match kind:
             case ComputationKind.TRAIN | ComputationKind.APPLY:
@@ -92,7 +92,7 @@ class Replay:
         return self._arriving.get((message.source, to, message.number), message)
 
     def delivered(self, message: Message, to: int) -> Message:
-        """The same of a message that arrives. What a restored node has sent is right already, and must not be written over
+        """The same of a message that arrives. The messages of a restored node are right already, and must not be written over
         when its receiver is restored."""
         right = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
         if right and to not in self.restored:

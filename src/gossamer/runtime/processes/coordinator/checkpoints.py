@@ -54,7 +54,7 @@ class CheckpointCoordinator:
         self._alive, self._start = set(alive), start
 
     def last(self) -> int | None:
-        """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
+        """The number of the checkpoint at the end, which every node is about to be told; None without checkpoints."""
         return max([self._settled, *self._open]) + 1 if self._on else None
 
     def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:

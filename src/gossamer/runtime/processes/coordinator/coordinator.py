@@ -217,7 +217,7 @@ class Coordinator:
         self._workers.do(command)
 
     def without(self, rank: int, *, keep: bool) -> None:
-        """Wait for nothing more of a node. What it gave for incomplete evaluation points counts only if ``keep``."""
+        """Wait for nothing more of a node. Its values for incomplete evaluation points count only if ``keep``."""
         self._checkpoints.away(rank)
         self._rows.without(rank, keep=keep)
 
@@ -279,7 +279,7 @@ def serve(channel: int, memory: int) -> None:
     cut = None if answer.checkpoint is None else read_cut(folder.checkpoints, answer.checkpoint)
     try:
         end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
-    except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
+    except RecordError as error:  # a full disk, ...: a run without a record is useless
         end = protocol.Ended("failed", {"message": str(error)}, None)
     except OSError as error:  # no descriptor or process is left, ...
         trace = "".join(traceback.format_exception(error))

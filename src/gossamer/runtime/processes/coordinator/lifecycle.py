@@ -178,7 +178,7 @@ class Lifecycle:
             self._exited(node, message.how)
             return
         self._heard_at = now
-        # One that was taken for dead, and is none of those that go, has said something.
+        # A node that was taken for dead, and is not about to leave, has sent something.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
             self._arrives(node)

@@ -152,7 +152,7 @@ class NodeCheckpoints:
 
 
 class RestartFile:
-    """What a node saves of itself, for a restart in the same run."""
+    """A node's own checkpoint, for a restart in the same run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the engine ``processes`` gives a node in its process: its context, its clock, and its
+"""The side of a node that the engine ``processes`` provides: its context, its clock, and its
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
@@ -50,7 +50,7 @@ SHORTEST_S = 0.001
 
 @dataclass(frozen=True, eq=False)
 class NodeContext:
-    """What a node's process gets from the worker that forks it."""
+    """The inheritance of a node's process from the worker that forks it."""
 
     listener: socket.socket
     channel: socket.socket  # to the worker

@@ -52,7 +52,7 @@ class Outbox:
             self._node.wake()
 
     def _pending(self) -> dict[OwnSending, None]:
-        """What is queued or leaving, each once (one whose connection broke is both)."""
+        """The messages that are queued or leaving, each once (one whose connection broke is both)."""
         current = [] if self._current is None or self._current.over else [self._current]
         return dict.fromkeys((*self._queue, *current))
 

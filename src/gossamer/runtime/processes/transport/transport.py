@@ -124,7 +124,7 @@ class Transport:
         for host, port in (*self.addresses, self.listener.getsockname()[:2]):
             if self.security is None and not _is_loopback(host):
                 raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
-        # What comes in is read to the end within one callback of the loop, so all connections share the memory. What is
+        # Incoming bytes are read to the end within one callback of the loop, so all connections share the memory. What is
         # shaped is read chunk by chunk.
         size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
         self.received = memoryview(bytearray(size))

@@ -1,6 +1,6 @@
 """``gossamer worker``: joins a coordinator on another machine, and runs nodes for it until the run is over.
 
-A worker that loses its coordinator keeps its nodes going. What they say waits, and goes to the coordinator when it can be
+A worker that loses its coordinator keeps its nodes going. Their messages wait, and go to the coordinator when it can be
 reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and itself.
 """
 
