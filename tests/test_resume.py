@@ -271,3 +271,20 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     code, out, _ = cli("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
     assert code == 0
     assert load_run(run.path).metrics["round"].max() == 12
+
+
+def test_a_simulation_that_was_killed_after_its_last_checkpoint_gets_its_models(tmp_path: Path) -> None:
+    settings = {
+        "nodes": 4,
+        "task": "least-squares",
+        "topology": "ring",
+        "algorithm": "d-psgd",
+        "checkpoint": {"every_rounds": 2},
+        "stop": {"rounds": 5},
+    }
+    folder = Path(gossamer.run(gossamer.Experiment.of(settings), out=tmp_path).path)
+    models = (folder / "models.safetensors").read_bytes()
+    for name in ("models.safetensors", "status.json"):
+        (folder / name).unlink()
+    assert gossamer.resume(folder).status == "done"
+    assert (folder / "models.safetensors").read_bytes() == models

@@ -453,6 +453,10 @@ def test_auto_batches_small_linear_models_of_many_nodes_where_it_can() -> None:
     assert settle("auto", task, "cpu", 16, 32, True)[0] == "batched"
     assert settle("auto", task, "cpu", 16, 31, True)[0] == "sequential"
     assert settle("auto", task, "cpu", 16, 32, False)[0] == "sequential"
+    normalized = replace(
+        task, model=lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, CLASSES))
+    )
+    assert settle("auto", normalized, "cpu", 16, 32, True)[0] == "batched"
     by_value = replace(task, loss=lambda outputs, targets: outputs.mean() * float(outputs.sum().item()))
     assert settle("auto", by_value, "cpu", 16, 32, True)[0] == "sequential"
 

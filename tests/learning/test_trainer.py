@@ -355,6 +355,24 @@ def test_unusual_modules_are_stepped_as_torch_steps_them(kind: type[Trainer], mo
     assert all(torch.equal(job.start.parameters, kept) for job, kept in zip(asked, before, strict=True))
 
 
+class Attached(Averaging):
+    """It assigns a buffer with the graph of the step, and its loss reads the buffer."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs.flatten(1))
+        self.mean = 0.9 * self.mean + 0.1 * outputs.mean(0)
+        return outputs - self.mean
+
+
+def test_a_step_does_not_reach_back_through_an_assigned_buffer() -> None:
+    task = replace(images("logistic"), model=Attached)
+    asked = jobs(task, MOMENTUM, [(3, 6, 0.1)] * 2)
+    alone, together = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.model, other.model, rtol=1e-5, atol=1e-5)
+        assert not one.model.buffers.requires_grad
+
+
 def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
     task = images("logistic")
     inputs, targets = task.train

@@ -65,9 +65,9 @@ def nested(code: int, levels: int) -> bytes:
         (ext(2, VECTOR + INDICES + b"\x09\x00"), "type 2 with 4 values"),
         (ext(2, VECTOR + INDICES) + b"\x09", "type 2 with 2 values"),
         (ext(2, b"\x01\x00\x09"), "not a vector"),
-        (ext(2, ext(2, b"") + b"\x00\x09"), "type 2 with 0 values"),
+        (ext(2, ext(2, b"") + b"\x00\x09"), "type 2 inside itself"),
         (ext(3, VECTOR + VECTOR + VECTOR), "type 3 with 3 values"),
-        (ext(3, ext(3, VECTOR)), "parameters are not a vector"),
+        (ext(3, ext(3, VECTOR)), "type 3 inside itself"),
         (ext(3, b"\x93\x01\x02\x03"), "parameters are not a vector"),
         (ext(4, tensor_ext(torch.float32, 2, 2)[3:]), "parameters are not a vector"),
         (ext(4, VECTOR[3:] + b"\x00"), "header"),
@@ -75,8 +75,9 @@ def nested(code: int, levels: int) -> bytes:
         (b"\x81" + ext(5, b"\x01") + b"\x01", "nested deeper"),
         (ext(3, VECTOR + tensor_ext(torch.float32)), "buffers are not a vector"),
         (ext(3, VECTOR + b"\x90"), "nested deeper|not a vector"),
-        (nested(3, 600), "nested deeper"),
-        (nested(5, 600), "nested deeper"),
+        (nested(3, 600), "type 3 inside itself"),
+        (nested(5, 600), "type 5 inside itself"),
+        (ext(5, b"\x91" + ext(5, b"\x01")), "type 5 inside itself"),
     ],
 )
 def test_malformed_structures(structure: bytes, reason: str) -> None:

@@ -175,25 +175,31 @@ class FlatModule:
         self.parameters = torch.empty(self.layout.size, device=self._trained[0].device)
         for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
             parameter.data = field.of(self.parameters)
+        paths = (field.name.rpartition(".") for field in self.layout.buffers)
+        self._places = [(module.get_submodule(path), leaf) for path, _, leaf in paths]
 
     def load(self, model: Model) -> None:
         """Write a model's values into the module."""
         self.parameters.copy_(model.parameters)
         with torch.no_grad():
-            for field, (_, buffer) in zip(self.layout.buffers, self._buffers(), strict=True):
+            for field, buffer in zip(self.layout.buffers, self._buffers(), strict=True):
                 value = field.of(model.buffers)
                 buffer.copy_(value if buffer.is_floating_point() else value.round())
 
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The values of the buffers, which a forward pass may have written or assigned."""
-        return torch.cat([buffer.detach().reshape(-1).float() for _, buffer in self._buffers()])
+        return torch.cat([buffer.detach().reshape(-1).float() for buffer in self._buffers()])
 
-    def _buffers(self) -> list[tuple[str, Tensor]]:
-        return _buffers(self.module) if self.layout.buffers else []
+    def _buffers(self) -> list[Tensor]:
+        return [getattr(module, name) for module, name in self._places]
 
     def gradient(self, loss: Tensor) -> Float[Tensor, " params"]:
-        """The gradient of a loss; zeros for parameters that it does not use."""
+        """The gradient of a loss; zeros for parameters that it does not use. The next step does not reach back into this one
+        through buffers that the forward pass has assigned."""
         found = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        for module, name in self._places:
+            if (buffer := getattr(module, name)).requires_grad:
+                setattr(module, name, buffer.detach())
         return torch.cat([each.reshape(-1) for each in found])
 
 

@@ -300,7 +300,7 @@ def _batching_pays(task: Task, device: str) -> bool:
     small = is_dense(module) and Layout.of(module).size <= MOST_BATCHED
     if hindrance(module) or (device == "cpu" and not small):
         return False
-    model, batch = flatten(module), torch.zeros(1, 1, dtype=torch.int64)
+    model, batch = flatten(module), torch.zeros(1, 2, dtype=torch.int64)  # batch norm needs two samples
     try:
         gradients_of_many(task, module, task.train)(model.parameters[None], model.buffers[None], batch)
     except Exception:  # noqa: BLE001 - the user's own, of any kind; a step will raise it again

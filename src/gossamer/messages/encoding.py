@@ -322,6 +322,8 @@ class Reader:
         self.at: Callable[[], int] = self._unpacker.tell  # how many bytes were read
         self._count: Iterator[int] = itertools.count(1) if around is None else around._count
         self.specs: list[BufferSpec] = [] if around is None else around.specs
+        # Extensions that are being read: none holds its like, since each holds a copy of all that is in it.
+        self._open: set[int] = set() if around is None else around._open
         self._depth = 0  # of the extension that is being read
 
     def whole(self) -> Any:
@@ -370,9 +372,13 @@ class Reader:
         if code == _PARAMETERS:
             return _checked(Model(self._tensor(data)))  # type: ignore[arg-type]
         _check_depth(self._depth)
+        if code in self._open:
+            raise FrameError(f"extension type {code} inside itself")
+        self._open.add(code)
         inner, values = Reader(data, self._buffers, self), []
         while inner.at() < len(data):
             values.append(inner.value(self._depth + 1))
+        self._open.discard(code)
         if code == _CODED and len(values) == 1:
             return Coded(*values)
         if code == _PART and len(values) == 3:

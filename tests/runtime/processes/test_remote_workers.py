@@ -19,8 +19,10 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.api import Silent
+from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
+from gossamer.runtime.processes.protocol import File
 from gossamer.runtime.processes.worker.worker import Worker
 from worker_fleet import TOKEN, Fleet, free_port
 
@@ -339,3 +341,15 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
     described = experiment()
     run = gossamer.run(described, tmp_path, listen=Listen("127.0.0.1:0", TOKEN, 2, "ray"))
     assert same(run, undisturbed(described, tmp_path))
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])
+def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: str) -> None:
+    worker = Worker("localhost:1", "token", 1, tmp_path / "worker", None, None)
+    try:
+        worker._take(File("files/0-data", b"data"))
+        with pytest.raises(ChannelError, match="elsewhere"):
+            worker._take(File(path, b"data"))
+    finally:
+        worker.close()
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "worker/files/0-data"]

@@ -63,6 +63,11 @@ class Replay:
         self.restored = set[int]()
         self._evaluated: dict[str, Any] = {}  # what the first evaluation on each set has found
 
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes are restored."""
+        return not self._saved
+
     def skips(self, rank: int) -> bool:
         """Whether it does not matter what a node computes."""
         return rank not in self.restored

@@ -188,7 +188,7 @@ class Simulation:
                 self._build()
                 self._observer.start(self._setup.description())
                 reason = self._end(loop.run_until_complete(self._main()))
-                if not self._replays:  # else models have no meaning yet
+                if self._replay is None or self._replay.complete:  # else models have no meaning yet
                     models = [self._last_model(node) for node in self.nodes]
                     parameters = torch.stack([model.parameters for model in models])
                     if self._setup.layout.buffer_size:

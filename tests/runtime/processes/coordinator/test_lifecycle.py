@@ -328,3 +328,15 @@ def test_a_peer_that_lives_and_is_unreachable_ends_a_run_that_needs_all() -> Non
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.failure() == "node 0 can't reach node 2: timed out"
     assert scene.events() == [(0, "unreachable")]
+
+
+def test_a_peer_that_leaves_in_order_is_not_unreachable() -> None:
+    """Its peers see its connections close before they are told, and before its process has ended."""
+    leave = {"name": "leave", "nodes": [2], "at_s": 1.0}
+    scene = Scene(3, algorithm="divshare", gather={"lost_peer": "fail", "timeout_s": None}, faults=[leave])
+    scene.begin()
+    scene.pass_time(1.0)
+    assert scene.take(0, Unreachable(2, "closed its connections")) == []
+    scene.take(2, Final(1, 0))
+    assert scene.take(1, Unreachable(2, "closed its connections")) == []
+    assert scene.events() == [(2, "left")]

@@ -376,6 +376,9 @@ class Lifecycle:
         introduced again as soon as it is heard."""
         if rank not in self.alive or node.rank in self.away:
             return
+        peer = self.nodes[rank]
+        if peer.leaving or peer.planned or peer.frozen:  # as the experiment says
+            return
         if rank not in self.away:
             self._coordinator.record(node.rank, "unreachable", text)
         if self._needs_all:

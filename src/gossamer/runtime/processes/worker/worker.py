@@ -185,8 +185,11 @@ class Worker:
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
             case File(path=path, data=data):
-                (self._path / path).parent.mkdir(parents=True, exist_ok=True)
-                (self._path / path).write_bytes(data)
+                target = (self._path / path).resolve()
+                if not target.is_relative_to(self._path.resolve()):
+                    raise ChannelError(f"the file {path!r}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
             case Job():
                 self._prepare(message)
             case Finish(reason=reason):
