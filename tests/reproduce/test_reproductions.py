@@ -93,7 +93,13 @@ def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Pat
 def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> None:
     claims = [{**FILE["reproduction"]["claims"][0], "small": False}]
     code, out, _ = cli("reproduce", str(written(tmp_path, claims=claims)), "--small", "--json")
-    assert (code, [each["verdict"] for each in json.loads(out)["verdicts"]]) == (0, ["not decidable here"])
+    [verdict] = json.loads(out)["verdicts"]
+    assert (code, verdict["verdict"]) == (0, "not decidable here")
+    page = (tmp_path / verdict["page"]).read_text()
+    assert "The small size decides nothing about it." in page
+    assert (
+        "- These are the departures of the file itself; the small size changes stop.rounds as well." in page
+    )
 
 
 def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:

@@ -87,9 +87,9 @@ def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
     """Print names with a text next to each, which is wrapped or cut off."""
     from rich.table import Table
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=not whole, overflow="fold" if whole else "ellipsis")
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True, min_width=max(map(len, texts), default=0))
+    table.add_column(no_wrap=not whole, overflow="fold" if whole else "ellipsis", ratio=1)
     for row in texts.items():
         table.add_row(*row)
     _console().print(table)

@@ -88,6 +88,9 @@ def load(
         for claim in described.claims:
             if not claim.small:
                 claim.checks.clear()
+        described.departures.append(
+            f"These are the departures of the file itself; the small size changes {', '.join(described.small)} as well."
+        )
     if size is not None:
         changes = deepcopy(dict(getattr(described, size)))
         raw["name"] = f"{raw.get('name', file.stem)}-{size}"
