@@ -676,7 +676,7 @@ def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
     for name, codec in (CODECS | DIFFERENCES).items():
         if name not in ENCODES_PIECES:
             with pytest.raises(
-                BadInput, match=f"codec: .*, which takes whole models, with {algorithm['name']}; accepted: "
+                BadInput, match=r"codec: .*, which (takes whole models|is for differences).*; accepted: "
             ):
                 gossamer.run(described(codec, 2, **more), tmp_path)
             continue
