@@ -246,7 +246,7 @@ class Mailbox:
     async def take(
         self, prefix: Prefix, source: int | None, timeout: float | None, *, exact: bool = False
     ) -> Message:
-        """As :meth:`receive`, of a message as it came: neither decoded, nor compared with what is expected, nor counted."""
+        """Wait for a message as :meth:`receive` does, and give it as it came: it is not decoded, checked or counted."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
             while (message := next(filter(waiter.fits, self.messages), None)) is None:

@@ -73,7 +73,7 @@ class SimCheckpoints:
         return message
 
     def landed(self, message: Message, to: int) -> None:
-        """A message is on its way no more: it has arrived, is lost, or was taken back."""
+        """A message is no longer on its way: it has arrived, is lost, or was taken back."""
         self._flying[message.source].pop((to, message.number), None)
 
     def _deliver(self, rank: int, message: Message) -> None:
@@ -96,7 +96,7 @@ class SimCheckpoints:
                 self._add(rank, number)
 
     def _look_at(self, node: NodeRuntime) -> bool:
-        """Note what a node is now, unless its values have no meaning yet; says so."""
+        """Save the present state of a node, unless its values have no meaning yet; returns whether it was saved."""
         rank, context = node.rank, self._context
         traffic, unrecorded = asdict(context.links.traffic(rank)), self._recorder.unrecorded(rank)
         if self._replay is not None and not self._replay.restores(
