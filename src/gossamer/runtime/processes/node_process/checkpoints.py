@@ -28,7 +28,7 @@ from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message, Traffic
 from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.results.checkpoints import CheckpointFolder, highest
+from gossamer.results.checkpoints import CheckpointFolder
 from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
@@ -47,14 +47,13 @@ class NodeCheckpoints:
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
         path, cut = context.folder.checkpoints, context.cut
-        digest, first = context.checkpoints or (None, highest(path) + 1)
         self._asked, self._tell = experiment.checkpoint, tell
-        self._folder = CheckpointFolder(path, experiment, digest)
+        self._folder = CheckpointFolder(path, experiment, context.digest)
         repeats = repeats_messages(experiment)
         self._cuts = NodeSnapshots(node.deliver, repeats, lambda again: self._count(again, -1))
         # Snapshots that need not be taken any more.
         self._made = 0 if cut is None else snapshots_taken(self._asked, cut)
-        self._offset = first - self._made - 1
+        self._offset = context.next_checkpoint - self._made - 1
         self._transport: Transport
         self._before: dict[int, int] = {}  # messages by each source when the run was resumed
         self._arrived: dict[int, int] = {}  # messages by each source

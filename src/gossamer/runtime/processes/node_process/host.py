@@ -54,18 +54,16 @@ class NodeContext:
 
     listener: socket.socket
     channel: socket.socket  # to the worker
-    addresses: Sequence[tuple[str, int]]  # (host, port) of every rank
     token: bytes  # by which the nodes of this run know each other
-    memory: int  # descriptor of the shared file: models, and the CPU slots
+    slots: int  # descriptor of the file of the CPU slots
     at_once: int  # how many nodes of this machine may compute at the same time
     wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
     trims: bool  # hand memory back after computing
     folder: RunFolder
     security: Security | None  # None is for loopback
     cut: Cut | None  # the checkpoint from which it goes on; None is the start
-    checkpoints: (
-        tuple[str, int] | None
-    )  # their digest, and the number of the next one; None: as the folder says
+    digest: str  # of the experiment, for checkpoints
+    next_checkpoint: int  # its number
     incarnation: int  # how often the node was started before
     crashes: Sequence[int]  # rounds after which it kills itself
 
@@ -191,7 +189,7 @@ class NodeHost:
         self.lost: set[int] = set()
         self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
-        self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
+        self.cpu_slots = CpuSlots(context.slots, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         self.computing_s = 0.0  # by the compute profile if it keeps its pace, else in its thread
