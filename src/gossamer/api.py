@@ -107,18 +107,15 @@ def resume(
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
             cut = _resumable(folder, experiment, watcher)
-            trained = experiment
-            if cut.trainer is not None and experiment.engine.trainer == "auto":
-                trained = _trained_by(experiment, cut.trainer)
             trackers = Trackers(experiment.trackers, watcher)
-            with _engine(trained, server, listen) as engine:
+            with _engine(experiment, server, listen) as engine:
 
                 def go_on() -> None:
                     rewind(folder, cut, engine.description["outcome_ranks"])
                     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
                     _record_resumption(folder, experiment, cut, watcher)
 
-                return _carry_out(engine, trained, folder, trackers, cut, go_on)
+                return _carry_out(engine, experiment, folder, trackers, cut, go_on)
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
@@ -141,10 +138,6 @@ def _own_event_loop() -> Iterator[None]:
         asyncio._set_running_loop(outer)
         if task is not None:
             asyncio.tasks._enter_task(outer, task)
-
-
-def _trained_by(experiment: Experiment, trainer: str) -> Experiment:
-    return experiment.override(engine={**experiment.engine.model_dump(), "trainer": trainer})
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
@@ -271,7 +264,8 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
             # The record says what ran, whatever a later version would choose.
-            ran = _trained_by(experiment, outcome.trainer)
+            engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
+            ran = experiment.override(engine=engine)
             write_text(folder.path / "experiment.yaml", ran.to_yaml())
 
     unwritten = close_record(

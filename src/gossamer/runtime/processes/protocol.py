@@ -12,14 +12,13 @@ that does not have exactly the fields and types below is refused (:mod:`gossamer
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from gossamer.errors import PeerFailure, RecordError, cause
 from gossamer.faults import StartFrom
+from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Moment
 
 
@@ -110,18 +109,16 @@ class Unreachable(Message):
 
 
 class Failed(Message):
-    """The node failed. A file that can't be written needs no traceback."""
+    """The node failed (the arguments of RunFailed)."""
 
     text: str
-    round: int
-    trace: str
+    round: int | None
+    traceback: str
 
     @classmethod
-    def of(cls, error: BaseException, round: int) -> Failed:
-        if isinstance(error, RecordError):
-            return cls(str(error), round, "")
-        trace = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
-        return cls(cause(error), round, trace)
+    def of(cls, error: BaseException, rank: int, round: int | None) -> Failed:
+        failure = describe_failure(error, rank, round)
+        return cls(str(failure), failure.round, failure.traceback)
 
 
 FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
@@ -183,11 +180,10 @@ class Expect(Message):
 
 
 class Note(Message):
-    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute; "snapshot": others
-    have taken theirs for this checkpoint (to a node whose rounds are over); "settled": it, and all before it, are complete
-    or given up."""
+    """A short order. "leave" the run in order; "snapshot": others have taken theirs for this checkpoint (to a node whose
+    rounds are over); "settled": it, and all before it, are complete or given up."""
 
-    what: Literal["leave", "slots", "snapshot", "settled"]
+    what: Literal["leave", "snapshot", "settled"]
     number: int = 0
 
 

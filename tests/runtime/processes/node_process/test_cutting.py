@@ -81,9 +81,7 @@ class Run:
         self.said: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
-        self.checkpoints = CheckpointCoordinator(
-            EXPERIMENT, "sequential", self.folder, None, self._tell, self.said.append
-        )
+        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.said.append)
 
     def _later(self, call: Any) -> None:
         self._waiting.append(call)
@@ -190,9 +188,7 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
 
 def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
-    assembly = CheckpointCoordinator(
-        EXPERIMENT, "sequential", folder, None, lambda rank, *message: None, lambda text: None
-    )
+    assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
     assembly.hear(0, Marked(1, {}))
     (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part

@@ -74,7 +74,7 @@ class Coordinator:
         self._clock = HeardClock(time.monotonic)
         self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
-            experiment, setup.trainer, folder, cut, self._tell, partial(self.record, None, "checkpoint")
+            experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._said = 0.0

@@ -229,10 +229,8 @@ class Lifecycle:
                 )
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
                 self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
-            case protocol.Failed(text=text, round=round, trace=trace):
-                where = f"in round {round}" if self._began is not None else "at start"
-                said = f"node {node.rank} failed {where}: {text}"
-                raise RunFailed(said, node=node.rank, round=round, traceback=trace)
+            case protocol.Failed(text=text, round=failed_in, traceback=trace):
+                raise RunFailed(text, node=node.rank, round=failed_in, traceback=trace)
 
     def _known(self) -> protocol.Addresses:
         return protocol.Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])

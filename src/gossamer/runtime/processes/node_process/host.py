@@ -56,7 +56,6 @@ class NodeContext:
     channel: socket.socket  # to the worker
     token: bytes  # by which the nodes of this run know each other
     slots: int  # descriptor of the file of the CPU slots
-    at_once: int  # how many nodes of this machine may compute at the same time
     wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
     trims: bool  # hand memory back after computing
     folder: RunFolder
@@ -189,7 +188,7 @@ class NodeHost:
         self.lost: set[int] = set()
         self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
-        self.cpu_slots = CpuSlots(context.slots, context.at_once, context.wakeup)
+        self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         self.computing_s = 0.0  # by the compute profile if it keeps its pace, else in its thread
@@ -202,7 +201,7 @@ class NodeHost:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
 
     def _evaluate(self, model: Model) -> dict[str, float]:
-        with self.cpu_slots.one():
+        with self._cpu_slots.one():
             values = self._evaluator.columns(model, self._setup.personal[self._rank])
         trim()  # it takes more memory than a step, and seldom
         return values
@@ -242,7 +241,7 @@ class NodeHost:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        with self.cpu_slots.one():
+        with self._cpu_slots.one():
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
             seconds = monotonic() - began

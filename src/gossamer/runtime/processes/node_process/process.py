@@ -150,7 +150,8 @@ class NodeProcess:
             self._node.look_for_divergence()
             self._tell(protocol.Final(self._node.round, _raw(self._node.model), private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
-            self._tell(protocol.Failed.of(error, self._node.failure_round))
+            round = self._node.failure_round if self._go.done() else None
+            self._tell(protocol.Failed.of(error, self._rank, round))
             await self._finish
             return 1
         await self._node.end()
@@ -320,8 +321,6 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.peer_found(self._rank, first, restarted=False)
-            case protocol.Note("slots", count):
-                self._host.cpu_slots.count = count
 
     def _found(self, rank: int, since: int, *, restarted: bool) -> None:
         """A node that was away is back, perhaps restarted, and takes part from a round on."""

@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from gossamer.runtime.processes.node_process.host import NodeContext, Stage
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.protocol import Fork, FromNode, Job, Said, ToNode
 from gossamer.runtime.processes.security import Security
-from gossamer.runtime.processes.system import close_all_but, describe_exit, die_with, shared_file, wakeup
+from gossamer.runtime.processes.system import close_all_but, describe_exit, die_with, wakeup
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.setup import Setup
 
@@ -51,7 +52,8 @@ class ProcessPool:
         self._selector, self._emit, self._host = selector, emit, host
         self._cut = None if job.checkpoint is None else read_cut(folder.checkpoints, job.checkpoint)
         self._at_once = setup.experiment.engine.train_at_once or cores()
-        self._slots, self._wakeup = shared_file(), wakeup()
+        self._slots, self._wakeup = tempfile.TemporaryFile(), wakeup()
+        self._slots.truncate(self._at_once)
         self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
         self._frozen = False
@@ -104,13 +106,12 @@ class ProcessPool:
         code = 1
         try:
             die_with(parent)
-            close_all_but({channel.fileno(), self._slots, *self._wakeup})
+            close_all_but({channel.fileno(), self._slots.fileno(), *self._wakeup})
             context = NodeContext(
                 listener=listen(self._host),
                 channel=channel,
                 token=self._job.token,
-                slots=self._slots,
-                at_once=self._at_once + len(self._stopped),
+                slots=self._slots.fileno(),
                 wakeup=self._wakeup,
                 trims=self._stage.trims(),
                 folder=self._folder,
@@ -123,7 +124,7 @@ class ProcessPool:
             )
             code = node_main(fork.rank, self._setup, context, self._stage)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
-            Channel[ToNode](channel, ToNode).send(protocol.Failed.of(error, 0))
+            Channel[ToNode](channel, ToNode).send(protocol.Failed.of(error, fork.rank, None))
         finally:
             try:
                 sys.stdout.flush()  # which may go to a full disk, or to nobody any more
@@ -144,8 +145,7 @@ class ProcessPool:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
-            for child in self._children.values():
-                child.channel.send(protocol.Note("slots", self._at_once + len(self._stopped)))
+            self._slots.truncate(self._at_once + len(self._stopped))
 
     def close(self) -> None:
         for child in self._children.values():
@@ -154,5 +154,6 @@ class ProcessPool:
             os.waitpid(child.pid, 0)
             child.channel.close()
         self._children.clear()
-        for descriptor in (self._slots, *self._wakeup):
+        self._slots.close()
+        for descriptor in self._wakeup:
             os.close(descriptor)
