@@ -107,7 +107,7 @@ class DeviationMean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        shares = torch.tensor([self_weight, *weights], dtype=own.dtype)[:, None]
+        shares = own.new_tensor([self_weight, *weights])[:, None]
         models = torch.stack([own, *vectors])
         mean = (shares * models).sum(0)
         away = models - mean

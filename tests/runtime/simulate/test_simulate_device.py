@@ -10,6 +10,7 @@ import torch
 
 import gossamer
 from gossamer import Experiment
+from gossamer.runtime.simulate.simulation import _repeatable
 
 MLP: dict[str, Any] = {
     "nodes": 8,
@@ -35,6 +36,35 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> N
     on_cpu = final(tmp_path / "cpu", engine={"trainer": trainer})
     on_gpu = final(tmp_path / "gpu", engine={"trainer": trainer, "device": "cuda"})
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "divshare", "fraction": 0.3}},
+        {"aggregator": {"name": "deviation-mean"}},
+        {"codec": {"name": "top-k", "fraction": 0.2}, "gather": {"missing": "renormalize"}},
+    ],
+)
+def test_a_run_on_a_gpu_repeats_its_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    engine = {"trainer": "sequential", "device": "cuda"}
+    first, again = (final(tmp_path / str(k), **changes, engine=engine) for k in range(2))
+    assert torch.equal(first, again)
+
+
+def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
+    def settings() -> list[Any]:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        filling = torch.utils.deterministic.fill_uninitialized_memory
+        kernels = [cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic]
+        return [matmul.allow_tf32, filling, torch.get_deterministic_debug_mode(), *kernels]
+
+    before = settings()
+    with pytest.raises(KeyError), _repeatable():
+        assert settings() == [False, False, 1, False, False, True]
+        raise KeyError
+    assert settings() == before
 
 
 @needs_gpu
