@@ -322,16 +322,9 @@ class Coder:
         if isinstance(payload, Model):
             coded: Any = payload.parameters
             return Model(self._vector(source, coded), payload.buffers) if type(coded) is Coded else payload
-        items: Any
         if isinstance(payload, dict):
-            items = {key: self._decode(source, item) for key, item in payload.items()}
-            same = all(items[key] is item for key, item in payload.items())
-        elif isinstance(payload, list):
-            items = [self._decode(source, item) for item in payload]
-            same = all(new is item for new, item in zip(items, payload, strict=True))
-        else:
-            return payload
-        return payload if same else items
+            return {key: self._decode(source, item) for key, item in payload.items()}
+        return [self._decode(source, item) for item in payload] if isinstance(payload, list) else payload
 
     def _vector(self, source: int, coded: Coded) -> Any:
         if coded.decoded:

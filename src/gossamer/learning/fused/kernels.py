@@ -419,14 +419,7 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
 
 @kernel
 def convolution_update(
-    step: Any,
-    layer: Array,
-    taps: Array,
-    a: Array,
-    x: int,
-    dy: int,
-    groups: int,
-    spare: int,
+    step: Any, layer: Array, taps: Array, a: Array, x: int, dy: int, groups: int, spare: int
 ) -> None:
     """Steps the filters."""
     count, area, channels = layer[C] * layer[KH] * layer[KW], layer[OH] * layer[OW], layer[OC]
