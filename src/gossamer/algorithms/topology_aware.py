@@ -1,5 +1,5 @@
-"""Training by epochs, and mixing by a node's place in the graph: by given weights, by centralities that nodes learn by gossip,
-or corrected for the nodes' influence.
+"""Training by epochs, and mixing by a node's place in the graph: by given weights, by centralities that nodes learn by
+gossip, or corrected for the nodes' influence.
 
 Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the rules are those of
 its published code, whose experiments begin with different models (``initial: independent``) and a new optimizer each round

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
 from torch import Tensor, nn
