@@ -85,7 +85,8 @@ class Mean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        mixed: Tensor = combine(own, dict(enumerate(vectors)), dict(enumerate(weights)), self_weight)
+        given = dict(enumerate(vectors)), dict(enumerate(weights))
+        mixed: Tensor = combine(own, *given, self_weight, fresh=own.new_empty)
         return mixed
 
 
