@@ -47,11 +47,8 @@ def part_of(
 
 
 def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] | None:
-    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them.
-
-    Raises:
-        ValueError: for anything that it does not make.
-    """
+    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them. A
+    ValueError for anything that it does not make."""
     if packed is None and count == size:
         return None
     data = vector_in(packed, torch.uint8)
@@ -97,8 +94,7 @@ class ChangeSparsifier(Codec):
         accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
             ``accumulate_averaging_changes``); a message that is lost or taken back counts as sent. Else y is the model at
             the start of the round, as the round before left it after mixing, so that only the round's local changes count
-            (DecentralizePy's default).
-    """
+            (DecentralizePy's default)."""
 
     sparse: ClassVar[bool] = True
 
@@ -155,8 +151,7 @@ class TopK(ShareSparsifier):
     """Sends the same share of the coordinates in every round, with their indices.
 
     Args:
-        fraction: the share.
-    """
+        fraction: the share."""
 
     fraction: float = Field(gt=0, le=1)
 
@@ -170,8 +165,7 @@ class Threshold(ChangeSparsifier):
 
     Args:
         threshold: the change; absolute, or a multiple of the root mean square of all changes.
-        relative: whether it is such a multiple.
-    """
+        relative: whether it is such a multiple."""
 
     threshold: float = Field(ge=0)
     relative: bool = False
@@ -223,8 +217,7 @@ class RandomK(_Numbered):
 
     Args:
         fraction: share of the coordinates that is sent.
-        support: "own": every node draws its own coordinates; "common": all nodes send the same ones in a round.
-    """
+        support: "own": every node draws its own coordinates; "common": all nodes send the same ones in a round."""
 
     fraction: float = Field(gt=0, le=1)
 
@@ -276,8 +269,7 @@ class STC(Codec):
     sign(x). Only for algorithms that send differences: they feed back what is lost, as the paper's nodes do.
 
     Args:
-        fraction: share of the coordinates that is sent.
-    """
+        fraction: share of the coordinates that is sent."""
 
     sparse: ClassVar[bool] = True
     only_differences: ClassVar[bool] = True
