@@ -321,24 +321,17 @@ CROSS_ENTROPY, SQUARED_ERROR = range(2)
 
 
 @kernel
-def linear(p: Array, w: int, bias: int, a: Array, x: int, y: int, inputs: int, outputs: int) -> None:
-    """y = W x + b, with W as [outputs, inputs]."""
+def linear(
+    p: Array, w: int, strides: Any, bias: int, a: Array, x: int, y: int, inputs: int, outputs: int
+) -> None:
+    """y = W x + b. ``strides`` lead from one output and from one input to the next in W, so W^T dy is a case of it."""
+    down, right = strides
     for o in range(0, outputs, ROWS):
         n = min(ROWS, outputs - o)
         sums = zeros() if bias < 0 else broadcast(p, bias + o, 1, n)
         for k in range(inputs):
-            sums = add_scaled(sums, p, w + o * inputs + k, inputs, n, load(a, x + k * LANES))
+            sums = add_scaled(sums, p, w + o * down + k * right, down, n, load(a, x + k * LANES))
         put(a, y + o * LANES, LANES, n, sums)
-
-
-@kernel
-def linear_backward(p: Array, w: int, a: Array, dx: int, dy: int, inputs: int, outputs: int) -> None:
-    """dx = W^T dy"""
-    for k in range(0, inputs, ROWS):
-        n, sums = min(ROWS, inputs - k), zeros()
-        for o in range(outputs):
-            sums = add_scaled(sums, p, w + o * inputs + k, 1, n, load(a, dy + o * LANES))
-        put(a, dx + k * LANES, LANES, n, sums)
 
 
 @kernel
@@ -695,7 +688,7 @@ def forward(p: Array, layer: Array, taps: Array, epsilon: float, a: Array, group
         x = (layer[X] * groups + g * layer[X_SIZE]) * LANES
         y = (layer[Y] * groups + g * layer[Y_SIZE]) * LANES
         if kind == LINEAR:
-            linear(p, layer[WEIGHT], layer[BIAS], a, x, y, layer[C], layer[OC])
+            linear(p, layer[WEIGHT], (layer[C], 1), layer[BIAS], a, x, y, layer[C], layer[OC])
         elif kind == CONVOLUTION:
             convolution(p, layer, taps, a, x, y)
         elif kind == NORM:
@@ -722,7 +715,7 @@ def backward(
         y = (layer[Y] * groups + g * layer[Y_SIZE]) * LANES
         ix, iy = dx + g * layer[X_SIZE] * LANES, dy + g * layer[Y_SIZE] * LANES
         if kind == LINEAR:
-            linear_backward(p, layer[WEIGHT], a, ix, iy, layer[C], layer[OC])
+            linear(p, layer[WEIGHT], (1, layer[C]), -1, a, iy, ix, layer[OC], layer[C])
         elif kind == CONVOLUTION:
             clear(a, ix, layer[X_SIZE])
             convolution_backward(p, layer, taps, a, ix, iy, spare)
