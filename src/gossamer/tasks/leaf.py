@@ -99,7 +99,6 @@ class LeafTask(TaskSource):
         raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         if self.path is None:
             train, test = self.from_hub(data_root)
         else:

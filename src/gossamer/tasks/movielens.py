@@ -77,7 +77,6 @@ class MovieLens(TaskSource):
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         release = RELEASES[self.release]
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():

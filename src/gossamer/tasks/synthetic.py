@@ -41,7 +41,6 @@ class Synthetic(TaskSource):
     model: ModelField = Field(default="logistic", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`."""
         rng = generator(seed, "synthetic")
         deviations = np.arange(1, self.features + 1) ** -0.6  # the square roots of the variances
         counts = self.least + (self.median * rng.lognormal(0, self.sigma, self.owners)).astype(np.int64)
@@ -102,7 +101,6 @@ class LeastSquares(TaskSource):
         return self
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`."""
         owners = self.groups or 1
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
         own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
