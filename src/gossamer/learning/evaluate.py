@@ -100,9 +100,9 @@ class Evaluator:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
-            pairs = list(zip(models, personal, strict=True))
             parts["personal"] = self.workers.map(
-                lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {}, pairs
+                lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
+                zip(models, personal, strict=True),
             )
         return [_joined(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)]
 
@@ -163,10 +163,8 @@ class Evaluator:
         module = self._make_flat().module
         if not is_dense(module):
             return 1
-        widest = max(
-            (layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)), default=1
-        )
-        return chunk_size(4 * (rows.length + BATCH * widest), rows.device.type)
+        widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
+        return chunk_size(4 * (rows.length + BATCH * max(widths, default=1)), rows.device.type)
 
 
 def _joined(parts: dict[str, Found | Exception]) -> Found | Exception:

@@ -38,9 +38,8 @@ from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
 """With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile once, and time to load."""
-MOST_BATCHED = (
-    80_000  # parameters, up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)
-)
+MOST_BATCHED = 80_000
+"""Parameters up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)."""
 
 
 class TrainJob(NamedTuple):
@@ -243,9 +242,8 @@ class BatchedTrainer(Trainer):
 
     def _given(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
         """Batch ``number`` of some nodes, and its augmented inputs, if there are any: [nodes, ...]."""
-        each = [
-            (batch, *self._augmented(batch, seed, number)) for batch, seed in zip(batches, seeds, strict=True)
-        ]
+        pairs = zip(batches, seeds, strict=True)
+        each = [(batch, *self._augmented(batch, seed, number)) for batch, seed in pairs]
         return tuple(torch.stack(tensors).to(self.rows.device) for tensors in zip(*each, strict=True))
 
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:

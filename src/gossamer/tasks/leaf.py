@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -281,11 +282,8 @@ class Reddit(_Words):
         return inputs[counted], targets[counted]
 
     def _sequences(self, comments: list[Any]) -> Tensor:
-        rows = [
-            [self._numbers.get(word, _UNKNOWN) for word in sequence]
-            for comment in comments
-            for sequence in comment
-        ]
+        sequences = chain.from_iterable(comments)
+        rows = [[self._numbers.get(word, _UNKNOWN) for word in sequence] for sequence in sequences]
         return torch.tensor(rows, dtype=torch.int32)
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:

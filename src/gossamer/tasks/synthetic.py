@@ -54,9 +54,8 @@ class Synthetic(TaskSource):
                 v = rng.normal(rng.normal(0, self.beta**0.5), 1, v.shape)
             own = v + deviations * rng.standard_normal((count, self.features))
             x[end - count : end] = own
-            y[end - count : end] = (own @ weights[:, :-1].T + weights[:, -1]).argmax(
-                axis=1
-            )  # the last column is b
+            scores = own @ weights[:, :-1].T + weights[:, -1]  # the last column is b
+            y[end - count : end] = scores.argmax(axis=1)
         # Draws are independent, so that the first samples of an owner are as good for testing as any.
         place = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
         test = torch.from_numpy(place < np.repeat(np.maximum(counts // 10, 1), counts))

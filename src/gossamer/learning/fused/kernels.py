@@ -58,9 +58,8 @@ _vector, _integers = ir.VectorType(_float, LANES), ir.VectorType(_int, LANES)
 _array = ir.ArrayType(_vector, ROWS)
 
 vector, tile = _Type("vector"), _Type("tile")
-register_model(_Type)(
-    lambda manager, kind: models.PrimitiveModel(manager, kind, _vector if kind is vector else _array)
-)
+_types = {vector: _vector, tile: _array}
+register_model(_Type)(lambda manager, kind: models.PrimitiveModel(manager, kind, _types[kind]))
 array, index, number = object(), types.intp, types.float32
 
 
@@ -121,11 +120,8 @@ def _read(b: Any, a: Any, i: Any) -> Any:
 
 def _first(b: Any, n: Any) -> Any:
     """The mask of the first n lanes."""
-    count = b.trunc(n, _int)
-    counts = b.insert_element(ir.Constant(_integers, ir.Undefined), count, _int(0))
-    counts = b.shuffle_vector(
-        counts, ir.Constant(_integers, ir.Undefined), ir.Constant(_integers, [0] * LANES)
-    )
+    none, zeroth = ir.Constant(_integers, ir.Undefined), ir.Constant(_integers, [0] * LANES)
+    counts = b.shuffle_vector(b.insert_element(none, b.trunc(n, _int), _int(0)), none, zeroth)
     return b.icmp_signed("<", ir.Constant(_integers, list(range(LANES))), counts)
 
 
@@ -720,9 +716,8 @@ def backward(
             clear(a, ix, layer[X_SIZE])
             convolution_backward(p, layer, taps, a, ix, iy, spare)
         elif kind == NORM:
-            norm_backward(
-                p, layer, a, x, ix, iy, (layer[STATISTICS] * groups + 2 * g * layer[KH]) * LANES, sums
-            )
+            statistics = (layer[STATISTICS] * groups + 2 * g * layer[KH]) * LANES
+            norm_backward(p, layer, a, x, ix, iy, statistics, sums)
         elif kind in (RELU, TANH):
             activate_backward(kind, a, y, iy, layer[OC] * layer[OH] * layer[OW])
         elif kind == PAD:

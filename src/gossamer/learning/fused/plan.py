@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,8 @@ class _Reader(TorchFunctionMode):
             c, h, w = self._shape
         channels, _, kh, kw = given["weight"].shape
         sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
-        self._taps += [
-            ((i * h + u) * w + v) * k.LANES for i in range(c) for u in range(kh) for v in range(kw)
-        ]
+        places = product(range(c), range(kh), range(kw))
+        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in places]
         result = channels, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._work += math.prod(result) * c * kh * kw
         self._add(kind, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
