@@ -191,7 +191,8 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, observer: Observer) -> None:
     """Record and say from where, and in which environment, the run continues."""
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
-    origin = f"from checkpoint {cut.number}, rounds {least} to {most}"
+    rounds = f"round {least}" if least == most else f"rounds {least} to {most}"
+    origin = f"from checkpoint {cut.number}, {rounds}"
     time_s = min(cut.times_s.values()) if cut.time_s is None else cut.time_s
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}

@@ -61,24 +61,28 @@ def reproduce(
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.plan import print_plan
 
-    if full and not (quiet or as_json):
+    silent = quiet or as_json
+    if full and not silent:
         with interruptible():
             for _, sweep in loaded:
                 print_plan(sweep, sweep.planned)
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
-        with watching_sweep(sweep, quiet=quiet or as_json) as watcher, interruptible():
+        if not silent:
+            typer.echo(f"{sweep.name}: {described.title}", err=True)
+        with watching_sweep(sweep, quiet=silent) as watcher, interruptible():
             outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
         found = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
         verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in found]
+        if not silent:
+            print_table(("claim", "verdict"), [(text, verdict) for text, verdict, _ in found], labels=2)
+            typer.echo(page)
         stopped, failed = outcome.stopped, failed or bool(outcome.failed or outcome.counts.left)
         if stopped:
             break
     if as_json:
         print_json({"verdicts": verdicts})
-    elif not quiet:
-        print_table(("claim", "verdict", "page"), [tuple(each.values()) for each in verdicts], labels=3)
     if stopped or failed:
         raise typer.Exit(INTERRUPTED if stopped else 1)

@@ -171,9 +171,9 @@ def measures(
     area_of: str | None = None,
     relative_to: str | None = None,
 ) -> list[Measure]:
-    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
-    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
-    run has recorded is bad input."""
+    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets, time and traffic),
+    ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an
+    area. A metric that no run has recorded is bad input."""
     to = _numbers("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
     within = _numbers("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
     for option, names in {
@@ -189,7 +189,8 @@ def measures(
         raise BadInput(f"--relative-to {relative_to}: accepted: together with --area METRIC")
     chosen = metrics or judging(runs)
     areas = [] if area_of is None else area(area_of, relative_to)
-    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
+    ends = finals(chosen) if metrics else [*finals(chosen), *totals()]
+    return [*ends, *time_to(to), *at_budget(within, chosen), *areas]
 
 
 def _numbers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, Quiet, SweepObserver, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, metric_columns, summary
+from gossamer.sweep.table import State, metric_columns, states, summary
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -143,6 +144,8 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
     if outcome.counts.left:
         print(f"STOPPED  {outcome.counts.left} runs are left; the same command goes on with them")
     print(f"results  {sweep.folder / 'results.csv'}")
+    if any(state.status == "done" for state in states(sweep).values()):
+        print(f"page     gossamer report {shlex.quote(str(sweep.folder))}")
 
 
 def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str, Any]:
