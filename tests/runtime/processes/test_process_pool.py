@@ -64,7 +64,7 @@ class Pool:
         if pid == 0:
             try:
                 if inside:
-                    with CpuSlots(self.pool._slots.fileno(), wakeup()).one():
+                    with CpuSlots(self.pool._slots, wakeup()).one():
                         os.kill(os.getpid(), signal.SIGSTOP)
                         signal.pause()
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -95,9 +95,9 @@ def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> N
     pool.adopt(inside=inside)
     for _ in range(2):
         pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
-    assert os.fstat(pool.pool._slots.fileno()).st_size == 2
+    assert os.fstat(pool.pool._slots).st_size == 2
     pool.pool.do(protocol.Signal(0, signal.SIGCONT))
-    assert os.fstat(pool.pool._slots.fileno()).st_size == 1
+    assert os.fstat(pool.pool._slots).st_size == 1
 
 
 def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:

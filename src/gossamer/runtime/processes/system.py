@@ -72,9 +72,9 @@ def wakeup() -> tuple[int, int]:
 class CpuSlots:
     """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
 
-    A slot is a record lock on one byte of a file, as many as it has, which the system frees when its holder dies. A stopped process keeps its
-    slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies or is stopped just
-    then, the others look for themselves after :data:`WAIT_S`.
+    A slot is a record lock on one byte of a file, as many as it has, which the system frees when its holder dies. A stopped
+    process keeps its slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies
+    or is stopped just then, the others look for themselves after :data:`WAIT_S`.
     """
 
     def __init__(self, descriptor: int, ends: tuple[int, int]) -> None:

@@ -47,7 +47,9 @@ class Member:
         self.sent: Counter[int] = Counter()
         self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
         node: Any = SimpleNamespace(deliver=lambda message: None)
-        context: Any = SimpleNamespace(folder=run.folder, cut=None, digest=None, next_checkpoint=1)
+        context: Any = SimpleNamespace(
+            folder=run.folder, cut=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
+        )
         self.cutting = NodeCheckpoints(node, EXPERIMENT, context, partial(run.hear, rank))
         self.peer = Peer(
             rank,

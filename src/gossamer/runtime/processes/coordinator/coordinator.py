@@ -166,9 +166,9 @@ class Coordinator:
         if now - self._said > PROGRESS_S:
             self._said = now
             self._workers.look()
-            rounds, time_s = sum(node.round for node in self._lifecycle.nodes.values()), self._clock.now()
-            self._time_s = max(self._time_s, time_s)
-            self._observer.progress(rounds, time_s)
+            if nodes := self._lifecycle.nodes.values():
+                self._time_s = max(self._time_s, self._clock.now())
+                self._observer.progress(sum(node.round for node in nodes), self._time_s)
 
     def _show_row(self, row: Mapping[str, Any]) -> None:
         self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])

@@ -290,12 +290,11 @@ class JoinedWorkers(Workers):
                 self._say(said)
                 told = said
             wait()
-        total, before, first = self._slots(), 0, 0
+        total, before = self._slots(), 0
         for worker in workers.values():
             before += worker.slots
             until = -(-self._nodes * before // total)  # rounded up: never more than its slots
-            self._at |= dict.fromkeys(range(first, until), worker)
-            first = until
+            self._at |= dict.fromkeys(range(len(self._at), until), worker)
 
     def _slots(self) -> int:
         return sum(worker.slots for worker in self._workers.values())

@@ -64,12 +64,12 @@ class NodeCheckpoints:
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
         self._node, self._tell, self._asked = node, tell, experiment.checkpoint
-        self._folder = CheckpointFolder(context.folder.checkpoints, experiment, context.digest)
+        self._folder = CheckpointFolder(context.folder.checkpoints, experiment, context.job.digest)
         # Whether the node sends the same again when its rounds are run again.
         self._repeats = experiment.algorithm.gathers and experiment.secure_aggregation is None
         # Snapshots that need not be taken any more.
         self._made = 0 if context.cut is None else context.cut.snapshots(self._asked)
-        self._offset = context.next_checkpoint - self._made - 1
+        self._offset = context.job.next_checkpoint - self._made - 1
         self._transport: Transport
         # Messages by source: of this run and those before it, of those before it, and of these the ones in the node's state.
         self._received: dict[int, int] = {}

@@ -37,6 +37,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
 from gossamer.runtime.memory import available_bytes, private_bytes
+from gossamer.runtime.processes.protocol import Fork, Job
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.processes.transport.transport import Transport
@@ -52,19 +53,16 @@ SHORTEST_S = 0.001
 class NodeContext:
     """The inheritance of a node's process from the worker that forks it."""
 
+    job: Job
+    fork: Fork
     listener: socket.socket
     channel: socket.socket  # to the worker
-    token: bytes  # by which the nodes of this run know each other
     slots: int  # descriptor of the file of the CPU slots
     wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
     trims: bool  # hand memory back after computing
     folder: RunFolder
     security: Security | None  # None is for loopback
     cut: Cut | None  # the checkpoint from which it goes on; None is the start
-    digest: str  # of the experiment, for checkpoints
-    next_checkpoint: int  # its number
-    incarnation: int  # how often the node was started before
-    crashes: Sequence[int]  # rounds after which it kills itself
 
 
 class Clock:

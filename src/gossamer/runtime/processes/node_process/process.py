@@ -64,7 +64,7 @@ class NodeProcess:
         self._go: asyncio.Future[None] = loop.create_future()
         self._finish: asyncio.Future[protocol.Finish] = loop.create_future()
         self._arrival: protocol.Arrival | None = None
-        self._crashes = context.crashes
+        self._crashes = context.fork.crashes
         self._reported = 0.0
         self._channel: Channel[protocol.ToNode] = Channel(context.channel, protocol.ToNode)
         context.channel.setblocking(True)
@@ -102,7 +102,7 @@ class NodeProcess:
             context.listener,
             rank,
             [("127.0.0.1", 0)] * experiment.nodes,  # they are told before anything is sent
-            context.token,
+            context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
             contact=self._miss,
@@ -114,7 +114,7 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            incarnation=context.incarnation,
+            incarnation=context.fork.incarnation,
         )
 
     def _miss(self, rank: int, why: str | None) -> None:

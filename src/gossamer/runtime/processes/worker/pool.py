@@ -52,8 +52,9 @@ class ProcessPool:
         self._selector, self._emit, self._host = selector, emit, host
         self._cut = None if job.checkpoint is None else read_cut(folder.checkpoints, job.checkpoint)
         self._at_once = setup.experiment.engine.train_at_once or cores()
-        self._slots, self._wakeup = tempfile.TemporaryFile(), wakeup()
-        self._slots.truncate(self._at_once)
+        with tempfile.TemporaryFile() as file:
+            self._slots, self._wakeup = os.dup(file.fileno()), wakeup()
+        os.ftruncate(self._slots, self._at_once)
         self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
         self._frozen = False
@@ -106,21 +107,18 @@ class ProcessPool:
         code = 1
         try:
             die_with(parent)
-            close_all_but({channel.fileno(), self._slots.fileno(), *self._wakeup})
+            close_all_but({channel.fileno(), self._slots, *self._wakeup})
             context = NodeContext(
+                job=self._job,
+                fork=fork,
                 listener=listen(self._host),
                 channel=channel,
-                token=self._job.token,
-                slots=self._slots.fileno(),
+                slots=self._slots,
                 wakeup=self._wakeup,
                 trims=self._stage.trims(),
                 folder=self._folder,
                 security=None if fork.key is None else Security(fork.key, self._job.certificates),
                 cut=self._cut,
-                digest=self._job.digest,
-                next_checkpoint=self._job.next_checkpoint,
-                incarnation=fork.incarnation,
-                crashes=tuple(fork.crashes),
             )
             code = node_main(fork.rank, self._setup, context, self._stage)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
@@ -145,7 +143,7 @@ class ProcessPool:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
-            self._slots.truncate(self._at_once + len(self._stopped))
+            os.ftruncate(self._slots, self._at_once + len(self._stopped))
 
     def close(self) -> None:
         for child in self._children.values():
@@ -154,6 +152,5 @@ class ProcessPool:
             os.waitpid(child.pid, 0)
             child.channel.close()
         self._children.clear()
-        self._slots.close()
-        for descriptor in self._wakeup:
+        for descriptor in (self._slots, *self._wakeup):
             os.close(descriptor)
