@@ -134,7 +134,8 @@ class Coordinator:
         """The last model of every node; not a number where it is unknown."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
-        models = [self._final.get(rank, unknown) for rank in range(self._setup.experiment.nodes)]
+        final = {rank: self._final[rank] for rank, node in self._lifecycle.nodes.items() if node.final}
+        models = [final.get(rank, unknown) for rank in range(self._setup.experiment.nodes)]
         parameters, buffers = (torch.stack(vectors) for vectors in zip(*models, strict=True))
         return parameters, buffers if buffers.shape[1] else None
 
@@ -160,8 +161,14 @@ class Coordinator:
     # --- what is heard
 
     def _poll(self, timeout: float) -> None:
-        for key, events in self._selector.select(timeout):
-            key.data(events)
+        """Wait for something to be heard, and hear what there is."""
+        until = time.monotonic() + timeout
+        while found := self._selector.select(timeout):
+            for key, events in found:
+                key.data(events)
+            timeout = 0.0
+            if time.monotonic() > until:
+                break
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now

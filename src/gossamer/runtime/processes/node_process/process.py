@@ -307,8 +307,8 @@ class NodeProcess:
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
-                for rank, host, port in nodes:
-                    self._transport.addresses[rank] = host, port
+                for address in nodes:
+                    self._transport.locate(*address)
             case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
