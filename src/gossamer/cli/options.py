@@ -45,6 +45,11 @@ File = Annotated[
     Path, argument("An experiment file (YAML), or an example's name.", "FILE", completion.experiments)
 ]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
+CellOverrides = Annotated[list[str] | None, overriding("a field of all cells, or seeds")]
+Jobs = Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)]
+ExecutorName = Annotated[
+    str | None, option("Have an executor do the runs: ray, or module:factory.", "--workers", metavar="NAME")
+]
 Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]

@@ -10,6 +10,9 @@ import typer
 from gossamer.cli import completion
 from gossamer.cli.options import (
     INTERRUPTED,
+    CellOverrides,
+    ExecutorName,
+    Jobs,
     Json,
     Out,
     Quiet,
@@ -17,7 +20,6 @@ from gossamer.cli.options import (
     interruptible,
     log_errors_only,
     option,
-    overriding,
     print_json,
 )
 from gossamer.errors import BadInput
@@ -34,11 +36,9 @@ def reproduce(
     full: Annotated[
         bool, option("The published size; first its time and memory are estimated.", "--full")
     ] = False,
-    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
-    workers: Annotated[
-        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
-    ] = None,
+    overrides: CellOverrides = None,
+    jobs: Jobs = None,
+    workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,

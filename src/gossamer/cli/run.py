@@ -16,7 +16,10 @@ from gossamer.cli import completion
 from gossamer.cli.options import (
     DIVERGED,
     INTERRUPTED,
+    CellOverrides,
+    ExecutorName,
     File,
+    Jobs,
     Json,
     Out,
     Overrides,
@@ -124,12 +127,12 @@ def resume(
 
 def sweep(
     file: Annotated[Path, argument("A sweep file (YAML), or an example's name.", "FILE", completion.sweeps)],
-    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
+    overrides: CellOverrides = None,
     only: Annotated[
         list[str] | None,
         option("Run only this cell, or axis=value of the grid. May be repeated.", metavar="CELL"),
     ] = None,
-    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
+    jobs: Jobs = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
     dry_run: Annotated[
@@ -139,9 +142,7 @@ def sweep(
         str | None,
         option("Compare in pairs of equal seeds with this cell; default: the first.", metavar="NAME"),
     ] = None,
-    workers: Annotated[
-        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
-    ] = None,
+    workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,
