@@ -17,8 +17,6 @@ from gossamer.cli.options import (
     Out,
     Quiet,
     argument,
-    interruptible,
-    log_errors_only,
     option,
     print_json,
 )
@@ -45,7 +43,6 @@ def reproduce(
 ) -> None:
     """Run what a paper claims, as far as it has not been run, and write a page with the verdicts. Without a NAME, list the
     reproductions."""
-    log_errors_only(quiet)
     from gossamer.reproduce import load, names
     from gossamer.results.formatting import print_table
 
@@ -63,15 +60,14 @@ def reproduce(
 
     silent = quiet or as_json
     if full and not silent:
-        with interruptible():
-            for _, sweep in loaded:
-                print_plan(sweep, sweep.planned)
+        for _, sweep in loaded:
+            print_plan(sweep, sweep.planned)
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
         if not silent:
             typer.echo(f"{sweep.name}: {described.title}", err=True)
-        with watching_sweep(sweep, quiet=silent) as watcher, interruptible():
+        with watching_sweep(sweep, quiet=silent) as watcher:
             outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
         found = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")

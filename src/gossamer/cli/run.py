@@ -26,8 +26,6 @@ from gossamer.cli.options import (
     Quiet,
     Report,
     argument,
-    interruptible,
-    log_errors_only,
     option,
     overriding,
     print_json,
@@ -74,7 +72,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
-    log_errors_only(quiet)
     from gossamer.config import Experiment, examples
 
     where, file = _listen(listen, token, min_workers, workers), examples.located(file)
@@ -107,7 +104,6 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
-    log_errors_only(quiet)
     from gossamer.config import Experiment
 
     where = _listen(listen, token, min_workers, workers)
@@ -148,7 +144,6 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run many experiments: cells times seeds over a base. A second call continues where the first one ended."""
-    log_errors_only(quiet)
     from gossamer.sweep.sweep import Sweep
 
     loaded = Sweep.load(file, overrides or (), out)
@@ -160,14 +155,13 @@ def sweep(
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
 
-        with interruptible():
-            if as_json:
-                print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
-            else:
-                print_plan(loaded, chosen)
+        if as_json:
+            print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
+        else:
+            print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
-    with watching_sweep(loaded, quiet=quiet or as_json) as watcher, interruptible():
+    with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
         print_json(as_data(loaded, compared(loaded, baseline), outcome))
@@ -195,7 +189,6 @@ def worker(
     quiet: Quiet = False,
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
-    log_errors_only(quiet)
     from gossamer.runtime.processes.channel import parse_address
     from gossamer.runtime.processes.security import check_token
 
@@ -204,15 +197,8 @@ def worker(
     from gossamer.cores import cores
     from gossamer.runtime.processes.worker.worker import run_worker
 
-    with interruptible():
-        run_worker(
-            coordinator,
-            token,
-            slots or cores(),
-            address=address,
-            data_root=None if data_root is None else str(data_root),
-            wait_s=wait_s,
-        )
+    place = None if data_root is None else str(data_root)
+    run_worker(coordinator, token, slots or cores(), address=address, data_root=place, wait_s=wait_s)
 
 
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
@@ -254,7 +240,7 @@ def _watch(
     from gossamer.progress import watching
     from gossamer.results.tidy import final_summary
 
-    with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
+    with watching(experiment, quiet=quiet or as_json) as watcher:
         done = carry_out(watcher)
     page = None
     if report:
