@@ -337,16 +337,13 @@ def part(key: str, value: Any) -> str:
     return str(value) if key == "cell" else f"{key}={value}"
 
 
-def cell_names(runs: Sequence[Run]) -> list[str]:
-    """:func:`short_names` of the cells of those runs that have one."""
-    return short_names([(str(run.cell), run.labels) for run in runs if run.cell is not None])
-
-
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Names of cells, given whole and in parts, without the points of the grid that all share."""
-    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
-    common = set.intersection(*at) if at else set()
-    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
+    told = {"cell", *differing([parts for _, parts in cells])}
+    return [
+        ", ".join(part(key, value) for key, value in parts.items() if key in told) or name
+        for name, parts in cells
+    ]
 
 
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
