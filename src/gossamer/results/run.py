@@ -339,11 +339,9 @@ def part(key: str, value: Any) -> str:
 
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Names of cells, given whole and in parts, without the points of the grid that all share."""
-    told = {"cell", *differing([parts for _, parts in cells])}
-    return [
-        ", ".join(part(key, value) for key, value in parts.items() if key in told) or name
-        for name, parts in cells
-    ]
+    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
+    common = set.intersection(*at) if at else set()
+    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import State, metric_columns, states, summary
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 _LOOK_S = 0.5
 """Seconds between two looks at the folders of the runs."""
@@ -84,32 +84,30 @@ class _LiveTable(Lines):
         for run, planned in self._running.items():
             # The executor may have begun a run a second time: then the last one counts.
             if segment := max(self._segments(run) - self._before, default=None):
-                if run not in self._rows or self._rows[run].segment != segment:
-                    self._remove(run)
-                    self._rows[run] = _Row(planned, segment, self._progress)
-                self._rows[run].look()
+                row = self._rows.get(run)
+                if row is None or row.segment != segment:
+                    task = None if row is None else row.task
+                    row = self._rows[run] = _Row(planned, segment, self._progress, task)
+                row.look()
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
         super().ended(planned, state, counts, value)
         self._running.pop(planned.run, None)
-        self._remove(planned.run)
+        if row := self._rows.pop(planned.run, None):
+            self._progress.remove_task(row.task)
 
     def _segments(self, run: str) -> set[Path]:
         return set((self._sweep.folder / run).glob("*/segments/metrics-0.jsonl"))
-
-    def _remove(self, run: str) -> None:
-        if row := self._rows.pop(run, None):
-            self._progress.remove_task(row.task)
 
 
 class _Row(Quiet):
     """The row of a run, with round and first metric as another process records them in its folder."""
 
-    def __init__(self, planned: Planned, segment: Path, progress: Progress) -> None:
+    def __init__(self, planned: Planned, segment: Path, progress: Progress, task: TaskID | None) -> None:
         super().__init__(planned.experiment)
         self.segment, self._position, self._progress = segment, 0, progress
         self._last = planned.experiment.stop.rounds
-        self.task = progress.add_task(planned.title, total=self._last, said="")
+        self.task = progress.add_task(planned.title, total=self._last, said="") if task is None else task
 
     def look(self) -> None:
         """Read and show what is new."""
