@@ -20,7 +20,7 @@ from forked import FORKER
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import Silent, unfinished
 from gossamer.results.checkpoints import newest
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import locked
 from scenario import experiment as scripted
 
 SETTINGS: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    with RunFolder.open(run.path).locked(), pytest.raises(BadInput, match="the run is going on; accepted"):
+    with locked(run.path), pytest.raises(BadInput, match="the run is going on; accepted"):
         gossamer.resume(run.path)
     assert gossamer.resume(run.path).status == "done"
 

@@ -10,14 +10,14 @@ import typer
 from gossamer.cli import completion
 from gossamer.cli.options import (
     INTERRUPTED,
+    CellOverrides,
+    ExecutorName,
+    Jobs,
     Json,
     Out,
     Quiet,
     argument,
-    interruptible,
-    log_errors_only,
     option,
-    overriding,
     print_json,
 )
 from gossamer.errors import BadInput
@@ -34,18 +34,15 @@ def reproduce(
     full: Annotated[
         bool, option("The published size; first its time and memory are estimated.", "--full")
     ] = False,
-    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
-    workers: Annotated[
-        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
-    ] = None,
+    overrides: CellOverrides = None,
+    jobs: Jobs = None,
+    workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run what a paper claims, as far as it has not been run, and write a page with the verdicts. Without a NAME, list the
     reproductions."""
-    log_errors_only(quiet)
     from gossamer.reproduce import load, names
     from gossamer.results.formatting import print_table
 
@@ -63,15 +60,14 @@ def reproduce(
 
     silent = quiet or as_json
     if full and not silent:
-        with interruptible():
-            for _, sweep in loaded:
-                print_plan(sweep, sweep.planned)
+        for _, sweep in loaded:
+            print_plan(sweep, sweep.planned)
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
         if not silent:
             typer.echo(f"{sweep.name}: {described.title}", err=True)
-        with watching_sweep(sweep, quiet=silent) as watcher, interruptible():
+        with watching_sweep(sweep, quiet=silent) as watcher:
             outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
         found = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
