@@ -53,7 +53,10 @@ def test_an_unknown_name_is_an_error_that_lists_them() -> None:
         Experiment.load("quikstart")
     with pytest.raises(BadInput, match=r"or codecs/digits, .*sweeps/quickstart"):
         Sweep.load("quikstart")
-    with pytest.raises(BadInput, match=r"accepted: a YAML file, or decentralizepy/figure3, [^ ]*figure4, "):
+    with pytest.raises(
+        BadInput,
+        match=r"\(did you mean 'decentralizepy/figure5'\?\); accepted: a YAML file, or decentralizepy/figure3, ",
+    ):
         load_reproduction("figure5")
     with pytest.raises(BadInput, match=r"a sweep; accepted: an experiment"):
         Experiment.load("sweeps/quickstart")
