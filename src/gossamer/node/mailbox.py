@@ -107,16 +107,23 @@ class _Waiter:
 class _Decoding:
     """Messages that are to be decoded: a :class:`~gossamer.learning.mixing.Step`."""
 
-    def __init__(
-        self, opened: Callable[[Message], Message], messages: Sequence[Message], own: Tensor
-    ) -> None:
-        self._opened, self._messages, self.own = opened, messages, own
+    def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
+        self._opened, self._messages, self._node = opened, messages, node
+        self.own: Any = None
+
+    def prepare(self) -> None:
+        """Codecs of differences read the node's own parameters."""
+        self.own = self._node.parameters
 
     def terms(self) -> None:
         """It is no sum."""
 
     def run(self, fresh: Any) -> list[Message]:
         return [self._opened(message) for message in self._messages]
+
+    def commit(self, found: Any) -> Any:
+        """The messages are what the mailbox asked for."""
+        return found
 
 
 class Mailbox:
@@ -341,11 +348,9 @@ class Mailbox:
         if the task is cancelled meanwhile."""
         if self.coder is None:
             return [self._opened(message) for message in messages]
-        node = self.coder.node
+        step = _Decoding(self._opened, messages, self.coder.node)
         try:
-            decoded: list[Message] = await self.host.mix(
-                lambda: _Decoding(self._opened, messages, node.parameters), lambda opened: opened, read=False
-            )
+            decoded: list[Message] = await self.host.mix(step, read=False)
         except asyncio.CancelledError:
             self.messages = [*messages, *self.messages]
             raise
