@@ -9,15 +9,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
+
+if TYPE_CHECKING:
+    from gossamer.node.node import Node
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
@@ -315,7 +316,9 @@ class Mailbox:
                     await waiter.woken()
                     continue
                 self.messages = left
-                opened = await self._decoded(list(taken.values()))
+                messages = list(taken.values())
+                plain = self.coder is None
+                opened = list(map(self._opened, messages)) if plain else await self._decoded(messages)
                 admitted = self._admitted(opened)
                 if len(admitted) == len(opened):
                     break
@@ -346,8 +349,7 @@ class Mailbox:
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Messages that were taken out, decoded: by the engine, which can do it for many nodes at once. They are put back
         if the task is cancelled meanwhile."""
-        if self.coder is None:
-            return [self._opened(message) for message in messages]
+        assert self.coder is not None
         step = _Decoding(self._opened, messages, self.coder.node)
         try:
             decoded: list[Message] = await self.host.mix(step, read=False)
