@@ -316,9 +316,11 @@ class Mailbox:
                     await waiter.woken()
                     continue
                 self.messages = left
-                messages = list(taken.values())
-                plain = self.coder is None
-                opened = list(map(self._opened, messages)) if plain else await self._decoded(messages)
+                opened = list(taken.values())
+                if self.coder is None:
+                    _check_unchanged(opened)
+                else:
+                    opened = await self._decoded(opened)
                 admitted = self._admitted(opened)
                 if len(admitted) == len(opened):
                     break
@@ -360,12 +362,7 @@ class Mailbox:
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
-        for tensor, version in message.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"message {message.tag} from node {message.source} was modified in place by another of its"
-                    " receivers or its sender; what is in a message is immutable: compute a new vector"
-                )
+        _check_unchanged((message,))
         if self.coder is None:
             return message
         try:
@@ -422,3 +419,14 @@ class Mailbox:
             self.presence.remember(self.rank, {source for source, _ in self._late})
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest
+
+
+def _check_unchanged(messages: Iterable[Message]) -> None:
+    """RuntimeError if a vector in one of the messages was modified in place."""
+    for message in messages:
+        for tensor, version in message.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"message {message.tag} from node {message.source} was modified in place by another of its"
+                    " receivers or its sender; what is in a message is immutable: compute a new vector"
+                )

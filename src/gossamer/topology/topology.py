@@ -267,7 +267,7 @@ class TopologySchedule:
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
-        self._last: tuple[int, Any] = (-1, None)  # the round that was asked for last, and its graph
+        self._last: tuple[int, _DrawnGraph] | None = None  # the round that was asked for last, and its graph
         parts = found.parts if isinstance(found, CompositeTopology) else {}
         self._parts = [
             TopologySchedule(part, nodes, seed, samples, purpose=f"{purpose}.{name}")
@@ -345,7 +345,7 @@ class TopologySchedule:
         self._weights(self._at(0))
 
     def _at(self, round: int) -> _DrawnGraph:
-        if round == self._last[0]:  # as for almost all nodes of a synchronous run
+        if self._last is not None and self._last[0] == round:  # as for almost all nodes of a synchronous run
             return self._last[1]
         key = self._key(round)
         drawn = self._cache.get(key)

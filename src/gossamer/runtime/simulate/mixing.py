@@ -67,7 +67,9 @@ class Mixing:
         reads = any(read for _, _, read, _ in requests)
         with self._profile.part("mix"):
             while requests:  # one step of each node at a time, since its next one reads what this one commits
-                steps, later, last = [], [], -1
+                steps: list[_Request] = []
+                later: list[_Request] = []
+                last = -1
                 for request in requests:
                     (later if request[0] == last else steps).append(request)
                     last = request[0]
