@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from gossamer.randomness import generator
-from gossamer.results.folder import RunFolder, environment
+from gossamer.results.folder import RunFolder, environment, write_json
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
 from gossamer.results.tidy import curves
@@ -70,7 +70,8 @@ def synthetic(
         environment=environment(["gossamer", "run"]),
     )
     counts = rng.multinomial(100, rng.dirichlet([0.3] * CLASSES, size=nodes)) if labelled else None
-    folder.write_setup(
+    write_json(
+        folder.path / "setup.json",
         {
             "nodes": nodes,
             "directed": directed,
@@ -80,7 +81,7 @@ def synthetic(
             "classes": [f"digit {label}" for label in range(CLASSES)] if labelled else None,
             "graphs": {"0": _graph(nodes, seed)},
             "poisoned": [list(poisoned)],
-        }
+        },
     )
     if changing:
         with folder.segment("graphs") as graphs:

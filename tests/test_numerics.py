@@ -22,9 +22,12 @@ SMALL = {
 }
 
 
+SET = {numerics.VARIABLE, "CUBLAS_WORKSPACE_CONFIG"}
+
+
 def said(code: str, **environment: str) -> str:
     """What code prints in a process where the mode is not set but by ``environment``."""
-    variables = {name: value for name, value in os.environ.items() if name != numerics.VARIABLE}
+    variables = {name: value for name, value in os.environ.items() if name not in SET}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**variables, **environment},
@@ -40,6 +43,12 @@ MODE = f"import os; print(os.environ.get({numerics.VARIABLE!r}))"
 
 def test_importing_gossamer_sets_the_mode_and_imports_no_torch() -> None:
     assert said(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
+
+
+def test_importing_gossamer_sets_the_workspace_of_cublas_unless_it_is_set() -> None:
+    code = "import gossamer, os; print(os.environ['CUBLAS_WORKSPACE_CONFIG'])"
+    assert said(code) == ":4096:8"
+    assert said(code, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8"
 
 
 def test_the_users_mode_stays() -> None:

@@ -20,7 +20,7 @@ from forked import FORKER
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import Silent, unfinished
 from gossamer.results.checkpoints import newest
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import locked
 from scenario import experiment as scripted
 
 SETTINGS: dict[str, Any] = {
@@ -140,7 +140,7 @@ def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
     resumed = gossamer.resume(failed.value.folder)
     assert resumed.status == "done"
     assert resumed.error is None
-    assert resumed.events["detail"].to_list() == ["from checkpoint 3, rounds 6 to 6"]
+    assert resumed.events["detail"].to_list() == ["from checkpoint 3, round 6"]
     assert_same(resumed, gossamer.run(described, tmp_path / "whole"))
 
 
@@ -184,7 +184,7 @@ def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    with RunFolder.open(run.path).locked(), pytest.raises(BadInput, match="the run is going on; accepted"):
+    with locked(run.path), pytest.raises(BadInput, match="the run is going on; accepted"):
         gossamer.resume(run.path)
     assert gossamer.resume(run.path).status == "done"
 
@@ -256,9 +256,7 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert str(run.path) in out
     first, _, *lines = err.splitlines()
     evaluations = [line for line in lines if "wall time" in line]  # (on a busy machine there are others)
-    begins = (
-        f"goes on from checkpoint {cut.number}, rounds 2 to 2, time {max(cut.times_s.values()):.4g} s, after "
-    )
+    begins = f"goes on from checkpoint {cut.number}, round 2, time {max(cut.times_s.values()):.4g} s, after "
     assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
     # The wall time is the record's: with what was spent before.
     walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]

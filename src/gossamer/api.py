@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.progress import Silent as Silent
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import Cut, newest
-from gossamer.results.folder import RunFolder, environment, write_json, write_text
+from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
@@ -71,7 +71,7 @@ def run(
                 environment=environment(command or sys.argv, computes_here=_simulated(experiment)),
                 setup=engine.description,
             )
-            with folder.locked():
+            with locked(folder.path):
                 return _carry_out(engine, experiment, folder, trackers)
 
 
@@ -103,22 +103,15 @@ def resume(
     for each in overrides:
         if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
-    with folder.locked():
+    with locked(folder.path):
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
             cut = _resumable(folder, experiment, watcher)
-            trained = experiment
             if cut.trainer is not None and experiment.engine.trainer == "auto":
-                trained = _trained_by(experiment, cut.trainer)
+                experiment = _trained_by(experiment, cut.trainer)
             trackers = Trackers(experiment.trackers, watcher)
-            with _engine(trained, server, listen) as engine:
-
-                def go_on() -> None:
-                    rewind(folder, cut, engine.description["outcome_ranks"])
-                    write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-                    _record_resumption(folder, experiment, cut, watcher)
-
-                return _carry_out(engine, trained, folder, trackers, cut, go_on)
+            with _engine(experiment, server, listen) as engine:
+                return _carry_out(engine, experiment, folder, trackers, cut)
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
@@ -195,10 +188,13 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     return None
 
 
-def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, observer: Observer) -> None:
-    """Record and say from where, and in which environment, the run continues."""
+def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, observer: Observer) -> None:
+    """Take a record back to a checkpoint; record and say from where, and in which environment, the run continues."""
+    rewind(folder, cut, engine.description["outcome_ranks"])
+    write_text(folder.path / "experiment.yaml", experiment.to_yaml())
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
-    origin = f"from checkpoint {cut.number}, rounds {least} to {most}"
+    rounds = f"round {least}" if least == most else f"rounds {least} to {most}"
+    origin = f"from checkpoint {cut.number}, {rounds}"
     time_s = min(cut.times_s.values()) if cut.time_s is None else cut.time_s
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
@@ -225,11 +221,11 @@ def _carry_out(
     folder: RunFolder,
     trackers: Trackers,
     cut: Cut | None = None,
-    prepare: Callable[[], None] = lambda: None,
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
-        prepare()
+        if cut is not None:
+            _go_on(folder, experiment, cut, engine, trackers)
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
         # The engine ends before its record is compacted: nothing writes to it any more.

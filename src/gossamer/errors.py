@@ -64,8 +64,10 @@ class Deadlock(RunFailed):
 
 
 def suggest(wrong: str, accepted: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest accepted name; empty when none is near."""
-    near = difflib.get_close_matches(wrong, list(accepted), n=1, cutoff=0.6)
+    """`` (did you mean 'x'?)`` for the nearest accepted name, which may be in a folder; empty when none is near."""
+    names = list(accepted)
+    inside = [name for name in names if name.endswith(f"/{wrong}")]
+    near = inside or difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

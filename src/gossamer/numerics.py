@@ -28,11 +28,13 @@ _torch_came_first = False
 
 
 def set_default_mode() -> None:
-    """Set MKL's mode for this process and those that it starts, unless the user has chosen one."""
+    """Set the modes of MKL and cuBLAS for this process and those that it starts, unless the user has chosen them."""
     global _torch_came_first
     if VARIABLE not in os.environ:
         _torch_came_first = "torch" in sys.modules
         os.environ[VARIABLE] = DEFAULT
+    # (With workspaces of its own choice, cuBLAS need not repeat its bits on a GPU.)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def mode() -> str | None:

@@ -32,7 +32,7 @@ from gossamer.messages.tags import Model
 
 def partition(seed: int, sizes: Sequence[int], parts: int) -> list[NDArray[np.int64]]:
     """Each fragment's coordinates."""
-    dealt = deal(seed, tuple(sizes), parts)
+    dealt = deal(seed, tuple(sizes), parts, torch.device("cpu"))
     return [part.numpy() for part in dealt.order.split(dealt.sizes)]
 
 
@@ -135,7 +135,7 @@ def test_the_mean_is_over_what_was_heard_of_each_coordinate(
         heard.append((c, torch.from_numpy(whole[fragments[c]])))
         values.append(whole)
         present.append(np.isin(np.arange(n), fragments[c]).astype(float))
-    mean = deal(seed, tuple(sizes), parts).mean(torch.from_numpy(own), heard)
+    mean = deal(seed, tuple(sizes), parts, torch.device("cpu")).mean(torch.from_numpy(own), heard)
     np.testing.assert_allclose(
         mean.numpy(), np.average(values, axis=0, weights=present), rtol=1e-5, atol=1e-6
     )
@@ -151,6 +151,7 @@ def test_fragments_without_a_value_are_left_out(tmp_path: Path) -> None:
 def test_buffers_travel_in_fragments_without_a_parameter() -> None:
     """Of three parameters in one tensor all are in the last of five fragments; of ten buffers two are in each."""
     node = mock.Mock(spec=Node, buffers=torch.arange(10.0), layout=[Field("w", 0, torch.Size([3]))])
+    node.parameters = torch.zeros(3)
     node.rng.return_value = np.random.default_rng(3)
     node.store = lambda v: v
     sent = Fragments(node, 5).cut(Model(torch.ones(3), node.buffers))

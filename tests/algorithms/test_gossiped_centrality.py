@@ -12,7 +12,7 @@ import pytest
 
 import gossamer
 from gossamer import BadInput, Experiment, Run
-from gossamer.algorithms.gossiped_centrality import _check
+from gossamer.algorithms.topology_aware import _check
 from gossamer.messages.tags import Message
 from gossamer.topology import TopologySchedule
 from gossamer.topology.measures import influence, sparse_matrix

@@ -8,6 +8,7 @@ import pytest
 
 from gossamer import BadInput, Experiment, Sweep
 from gossamer.config import examples
+from gossamer.reproduce import load as load_reproduction
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 
@@ -17,6 +18,11 @@ def test_every_file_has_a_name() -> None:
     assert {FOLDER / f"{name}.yaml" for name in every} == set(FOLDER.rglob("*.yaml"))
     assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in every)
     assert all(examples.summary(name) for name in every)
+
+
+def test_a_summary_is_a_whole_sentence() -> None:
+    said = examples.summary("topology-aware/beyond")
+    assert said.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
 
 
 def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,5 +53,10 @@ def test_an_unknown_name_is_an_error_that_lists_them() -> None:
         Experiment.load("quikstart")
     with pytest.raises(BadInput, match=r"or codecs/digits, .*sweeps/quickstart"):
         Sweep.load("quikstart")
+    with pytest.raises(
+        BadInput,
+        match=r"\(did you mean 'decentralizepy/figure5'\?\); accepted: a YAML file, or decentralizepy/figure3, ",
+    ):
+        load_reproduction("figure5")
     with pytest.raises(BadInput, match=r"a sweep; accepted: an experiment"):
         Experiment.load("sweeps/quickstart")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from command_line import Cli
+from gossamer.config.examples import located
 from gossamer.errors import BadInput
 from gossamer.reproduce import load, names
 
@@ -79,6 +80,14 @@ def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: 
     assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
 
 
+def test_each_reproduction_is_named_and_paths_of_pages_are_whole(tmp_path: Path, cli: Cli) -> None:
+    out = f"{'a-long-name-of-a-folder' * 4}/runs"
+    code, printed, err = cli("reproduce", str(written(tmp_path)), "--out", out)
+    assert code == 0
+    assert err.splitlines()[0] == "steps: More steps take longer"
+    assert printed.splitlines()[-1] == f"{out}/steps/reproduction.md"
+
+
 def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     for _ in range(2):
@@ -125,7 +134,7 @@ def test_a_section_that_is_wrong_is_refused_before_anything_runs(
 
 def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no section 'reproduction'"):
-        load("sweeps/quickstart", out=tmp_path)
+        load(located("sweeps/quickstart"), out=tmp_path)
 
 
 @pytest.mark.parametrize("size", ["small", "full"])

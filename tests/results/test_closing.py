@@ -9,7 +9,7 @@ import pytest
 
 from gossamer import load_run
 from gossamer.results import recorder
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import RunFolder, write_json
 from gossamer.results.recorder import close_after, close_record
 
 EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
@@ -18,7 +18,10 @@ EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder.create(tmp_path, "run", experiment=EXPERIMENT, environment={"command": ["test"]})
-    made.write_setup({"nodes": 1, "directed": False, "samples": [1], "labels": None, "graphs": {"0": []}})
+    write_json(
+        made.path / "setup.json",
+        {"nodes": 1, "directed": False, "samples": [1], "labels": None, "graphs": {"0": []}},
+    )
     with made.segment("metrics") as metrics:
         metrics.append({"node": 0, "round": 0})
     return made

@@ -12,13 +12,12 @@ import pytest
 from scipy.stats import t
 
 from gossamer import BadInput, Sweep, run_sweep
-from gossamer.results import comparison
-from gossamer.results.comparison import Measure, compare, measures
+from gossamer.results.comparison import Measure, compare, measure, measures
 from gossamer.results.groups import Group, default_baseline, find_baseline, groups
 from gossamer.results.run import Run, load_runs
 from synthetic_run import timed
 
-TIME, BYTES = comparison.time_to([("test_accuracy", 0.5)])
+TIME, BYTES = (measure(f"{axis} to test_accuracy=0.5") for axis in ("time_s", "bytes"))
 
 
 def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **settings: Any) -> Run:
@@ -44,8 +43,7 @@ def test_the_first_point_that_is_there_counts_and_a_tie_is_there(tmp_path: Path)
     row = only(run, TIME)
     assert (row["runs"], row["known"], row["mean"], row["mean_half"]) == (1, 1, 2.0, None)
     assert only(run, BYTES)["mean"] == 2 * 200
-    [final] = comparison.finals(["test_accuracy"])
-    assert only(run, final)["mean"] == pytest.approx(0.75)
+    assert only(run, measure("test_accuracy"))["mean"] == pytest.approx(0.75)
 
 
 def test_a_group_that_is_not_there_with_every_seed_has_no_mean(tmp_path: Path) -> None:
@@ -72,14 +70,13 @@ def test_a_mean_that_is_not_a_number_is_not_there(tmp_path: Path) -> None:
     assert only(timed(tmp_path, points), TIME)["mean"] == 2.0
     lower = [(0.0, (1.0, 1.0)), (1.0, (0.1, math.nan)), (2.0, (math.nan, math.nan))]
     diverged = timed(tmp_path, lower, metric="test_loss")
-    [final], [time, _] = comparison.finals(["test_loss"]), comparison.time_to([("test_loss", 0.5)])
-    assert only(diverged, time)["mean"] is None
-    assert math.isnan(only(diverged, final)["mean"])
+    assert only(diverged, measure("time_s to test_loss=0.5"))["mean"] is None
+    assert math.isnan(only(diverged, measure("test_loss"))["mean"])
 
 
 def test_losses_are_reached_from_above(tmp_path: Path) -> None:
     points = [(0.0, (3.0, 1.0)), (1.0, (1.5, 0.5)), (2.0, (0.5, 0.25))]
-    time, _ = comparison.time_to([("test_rmse", 1.0)])
+    time = measure("time_s to test_rmse=1")
     assert only(timed(tmp_path, points, metric="test_rmse"), time)["mean"] == 1.0
     assert time.table == "test rmse ≤ 1"
 
@@ -92,8 +89,8 @@ def test_fast_nodes_alone_are_not_there_but_those_that_outlive_others_are(tmp_pa
 
 def test_a_budget_takes_the_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
-    budgets = [("bytes", 400.0), ("bytes", 599.0), ("time_s", 1.5), ("bytes", 601.0)]
-    found = [only(run, each)["mean"] for each in comparison.at_budget(budgets, ["test_accuracy"])]
+    budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
+    found = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
     # A run that has not used up its budget might have come further.
     assert found == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
@@ -181,8 +178,8 @@ def area(run: Run, metric: str = "test_loss") -> float:
 
 def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None:
     every = groups(runs)
-    measures = comparison.area("test_loss", "test_accuracy")
-    rows = compare(every, measures, find_baseline("slow", every), ["cell"]).rows
+    areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
+    rows = compare(every, areas, find_baseline("slow", every), ["cell"]).rows
     slow, alone, slow_relative, _ = rows.rows(named=True)
     by = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
     assert (slow["runs"], alone["runs"], alone["pairs"]) == (4, 2, 2)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from gossamer.errors import BadInput
-from gossamer.results.folder import RunFolder, atomic, environment, write_text
+from gossamer.results.folder import RunFolder, atomic, environment, write_json, write_text
 from gossamer.results.recorder import compact
 
 
@@ -20,7 +20,7 @@ def create(out: Path, name: str = "test") -> RunFolder:
 
 def test_runs_of_one_moment_get_folders_of_their_own_that_sort_by_time(tmp_path: Path) -> None:
     folders = [create(tmp_path) for _ in range(20)]
-    ids = [folder.id for folder in folders]
+    ids = [folder.path.name for folder in folders]
     assert len(set(ids)) == 20
     assert ids == sorted(ids)
     assert all(folder.path.parent == tmp_path / "test" for folder in folders)
@@ -87,7 +87,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 
 def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
     folder = create(tmp_path)
-    folder.write_setup({"nodes": 2, "graphs": {"0": [[0, 1]]}})
+    write_json(folder.path / "setup.json", {"nodes": 2, "graphs": {"0": [[0, 1]]}})
     with folder.segment("graphs") as graphs:
         graphs.append({"round": 10, "edges": []})
     compact(folder)
@@ -105,7 +105,7 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
     }
     assert len(said.pop("crc32")) == 8
     assert said == {
-        "run": folder.id,
+        "run": folder.path.name,
         "status": "failed",
         "error": "node 1: loss is nan",
         "wall_s": 2.5,

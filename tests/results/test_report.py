@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from gossamer.errors import BadInput
-from gossamer.results.comparison import compare, time_to
+from gossamer.results.comparison import compare, measure
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import find_baseline, groups
 from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_comparison, write_report
@@ -346,7 +346,13 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     runs = compared(tmp_path)
     both = groups(runs)
     page = render(
-        runs, both, compare(both, time_to([("test_accuracy", 0.5)]), find_baseline("batch_size 16", both))
+        runs,
+        both,
+        compare(
+            both,
+            [measure("time_s to test_accuracy=0.5"), measure("bytes to test_accuracy=0.5")],
+            find_baseline("batch_size 16", both),
+        ),
     )
     [table] = re.findall(r'<table class="times">(.*?)</table>', page, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
@@ -374,7 +380,10 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
 
 
 def test_the_table_is_written_beside_the_page(tmp_path: Path) -> None:
-    rows = compare(groups(compared(tmp_path)), time_to([("test_accuracy", 0.5)]))
+    rows = compare(
+        groups(compared(tmp_path)),
+        [measure("time_s to test_accuracy=0.5"), measure("bytes to test_accuracy=0.5")],
+    )
     path = write_comparison(rows, tmp_path / "page.html")
     assert path == tmp_path / "page-comparison.csv"
     assert pl.read_csv(path)["mean"].to_list() == [1.0, 2.0, 200.0, 400.0]

@@ -49,7 +49,10 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert fast.split()[3] == "±"
     by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()
     assert by_fast[0].strip() == "at the end, against fast"
-    assert rest[-1] == "results  runs/tiny/results.csv"
+    assert rest[-2:] == ["results  runs/tiny/results.csv", "page     gossamer report runs/tiny"]
+    # The report prints the same table, and its page has the sweep's name.
+    assert cli("report", "runs/tiny")[1].splitlines()[:4] == [title, head, slow, fast]
+    assert "<h1>tiny</h1>" in (tmp_path / "report.html").read_text()
     command = json.loads(next(tmp_path.glob("runs/tiny/*/*/environment.json")).read_text())["command"]
     assert command == ["gossamer", "sweep", "sweep.yaml", *HERE]
 

@@ -17,7 +17,7 @@ from gossamer.progress import on_live_terminal
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 from gossamer.runtime.recording import NETWORK
-from gossamer.sweep.display import Lines, _LiveTable, watching_sweep
+from gossamer.sweep.display import Lines, _LiveTable, _Row, watching_sweep
 from gossamer.sweep.execute import Counts
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned
@@ -103,16 +103,16 @@ def test_a_running_sweep_shows_its_runs(
     of = sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm})
     with terminal(monkeypatch) as shown, watching_sweep(of) as table, ThreadPoolExecutor(1) as thread:
         assert isinstance(table, _LiveTable)
-        show = table._show
+        look = _Row.look
 
-        def shows(planned: Planned, segment: Path) -> None:
-            show(planned, segment)
+        def looks(row: _Row) -> None:
+            look(row)
             if len(
                 [each for each in table._progress.tasks if "round 0/2  test loss" in each.fields["said"]]
             ) == (jobs or 1):
                 seen.touch()
 
-        monkeypatch.setattr(table, "_show", shows)
+        monkeypatch.setattr(_Row, "look", looks)
         run_sweep(of, None if jobs else thread, jobs=jobs, observer=table)
         assert len(table._progress.tasks) == 1
     assert seen.exists()

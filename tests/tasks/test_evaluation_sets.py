@@ -120,7 +120,7 @@ def test_targets_summaries_and_tables_know_every_set(tmp_path, cli):
     assert final_summary(done).metrics["ood_accuracy"].mean == 0
     assert summary(done, "ood_accuracy")["count"].to_list()[-1] == NODES
     code, out, _ = cli("report", str(done.path), "--time-to", "ood_loss=100", "--json")
-    reached = [row["known"] for row in json.loads(out)["table"] if row["measure"].startswith("time_s")]
+    reached = [row["known"] for row in json.loads(out)["table"] if row["measure"].startswith("time_s to")]
     assert (code, reached) == (0, [1])
     with pytest.raises(
         BadInput, match="stop.target.metric: got 'odd_loss'; accepted: .*ood_accuracy, ood_loss"

@@ -165,7 +165,7 @@ def test_the_model_is_the_recurrence():
             h = leave.sigmoid() * c.tanh()
             outputs.append(h)
         steps = outputs
-    expected = steps[-1] @ value["linear.weight"].T + value["linear.bias"]
+    expected = steps[-1] @ value["head.0.weight"].T + value["head.0.bias"]
     torch.testing.assert_close(model(texts), expected.float(), atol=1e-6, rtol=1e-5)
 
 

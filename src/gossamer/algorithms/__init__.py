@@ -16,8 +16,6 @@ from gossamer.algorithms.epidemic import EpidemicLocal as EpidemicLocal
 from gossamer.algorithms.epidemic import EpidemicOracle as EpidemicOracle
 from gossamer.algorithms.gossip_learning import GossipLearning as GossipLearning
 from gossamer.algorithms.gossip_learning import GossipLearningOnReceipt as GossipLearningOnReceipt
-from gossamer.algorithms.gossiped_centrality import GossipedCentrality as GossipedCentrality
-from gossamer.algorithms.influence_corrected import InfluenceCorrected as InfluenceCorrected
 from gossamer.algorithms.powergossip import PowerGossip as PowerGossip
 from gossamer.algorithms.reference import AllReduce as AllReduce
 from gossamer.algorithms.reference import Centralized as Centralized
@@ -26,4 +24,6 @@ from gossamer.algorithms.reference import Local as Local
 from gossamer.algorithms.relay_sum import RelaySum as RelaySum
 from gossamer.algorithms.sgp import SGP as SGP
 from gossamer.algorithms.swift import Swift as Swift
+from gossamer.algorithms.topology_aware import GossipedCentrality as GossipedCentrality
+from gossamer.algorithms.topology_aware import InfluenceCorrected as InfluenceCorrected
 from gossamer.algorithms.topology_aware import TopologyAware as TopologyAware

@@ -134,8 +134,9 @@ class Fragments:
     def __init__(self, node: Node, count: int) -> None:
         self._node, self._whole = node, count == 1
         seed = int(node.rng("fragments", shared=True).integers(2**63))
-        self.parameters = deal(seed, tuple(math.prod(field.shape) for field in node.layout), count)
-        self.buffers = deal(seed, (len(node.buffers),), count)
+        sizes, device = tuple(math.prod(field.shape) for field in node.layout), node.parameters.device
+        self.parameters = deal(seed, sizes, count, device)
+        self.buffers = deal(seed, (len(node.buffers),), count, device)
 
     def cut(self, model: Model) -> dict[int, Model]:
         """A model's fragments by number: values without their coordinates, which the receiver knows. Empty fragments are
@@ -203,7 +204,7 @@ class Deal:
 
 
 @lru_cache(maxsize=8)
-def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
+def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) -> Deal:
     """Deal out a vector, made up of tensors of these sizes, to ``count`` fragments; cached for the nodes of a simulation."""
     rng = np.random.default_rng(seed)
     fragments: list[list[Int[np.ndarray, " _"]]] = [[] for _ in range(count)]
@@ -215,7 +216,8 @@ def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
         start += size
     # (Ascending within a fragment, as memory is read.)
     order = torch.from_numpy(np.concatenate([np.sort(np.concatenate(parts)) for parts in fragments]))
-    return Deal(order, torch.argsort(order), tuple(sum(map(len, parts)) for parts in fragments))
+    lengths = tuple(sum(map(len, parts)) for parts in fragments)
+    return Deal(order.to(device), torch.argsort(order).to(device), lengths)
 
 
 @register("algorithm", "swift-artifact")

@@ -54,8 +54,7 @@ class PowerGossip(Algorithm):
 
     Args:
         local_steps: mini-batch steps a round.
-        rank: columns of V and U.
-    """
+        rank: columns of V and U."""
 
     needs_every_message: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = False
@@ -81,15 +80,10 @@ class PowerGossip(Algorithm):
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            x, links, matrices = (
-                node.parameters,
-                node.state.get("links", {}),
-                list(self._matrices(node.layout)),
-            )
+            x, links = node.parameters, node.state.get("links", {})
             peers, weights = await node.neighbors(r), node.mixing_weights(r)
-            bases = {
-                peer: links[peer] if peer in links else self._drawn(node, peer, r, matrices) for peer in peers
-            }
+            matrices = list(self._matrices(node.layout))
+            bases = {peer: links.get(peer) or self._drawn(node, peer, r, matrices) for peer in peers}
             sent = {peer: self._projected(x, bases[peer], matrices, r) for peer in peers}
             for peer in peers:
                 node.send(peer, sent[peer], tag=r)

@@ -77,9 +77,8 @@ class Swift(Algorithm):
                 continue
             came = node.drain("model", newest=True)
             newest = {message.source: message.payload for message in came}
-            weights = (
-                node.mixing_weights(r) if self.weights == "topology" else ccs(node.topology(r))[node.rank]
-            )
+            by_topology = self.weights == "topology"
+            weights = node.mixing_weights(r) if by_topology else ccs(node.topology(r))[node.rank]
             if self.memory == "stored":
                 last.update(newest)
                 sent_at.update({message.source: message.sent_at for message in came})

@@ -1,8 +1,10 @@
-"""The rounds in which the spread of knowledge over a graph was studied.
+"""Training by epochs, and mixing by a node's place in the graph: by given weights, by centralities that nodes learn by
+gossip, or corrected for the nodes' influence.
 
 Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the rules are those of
 its published code, whose experiments begin with different models (``initial: independent``) and a new optimizer each round
-(``optimizer.reset_every_round``).
+(``optimizer.reset_every_round``). Mai & Abed, "Distributed Optimization over Weighted Directed Graphs Using Row Stochastic
+Matrix", ACC 2016 (from memory).
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, participants
+from gossamer.algorithms.algorithm import MOST, Algorithm, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
+from gossamer.messages.tags import Message
 from gossamer.node import Node, Setting
+from gossamer.topology.weights import shares
 
 
 @register("algorithm", "topology-aware")
@@ -102,3 +106,108 @@ class TopologyAware(Algorithm):
             part = away[:, tensor.start : tensor.stop]
             part /= part.norm(dim=1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
         return self.proximal / 2 * away.sum(0)
+
+
+@register("algorithm", "gossiped-centrality")
+class GossipedCentrality(Algorithm):
+    """Training by epochs, and mixing by centralities that nodes learn from their neighbours, not by ``topology.weights``.
+
+    Over the closed neighbourhood of i, with scores s and a temperature,
+
+        x_i <- sum_j C_ij x_j,   C_ij = exp(s_j / temperature) / sum_k exp(s_k / temperature)
+
+    A node sends its score and its degree with its model. PageRank (Brin & Page, 1998) is the limit of a power iteration, of
+    which nodes take one step a round, with in-neighbours j that have d_j out-neighbours:
+
+        p_i <- (1 - damping) / n + damping * sum_j p_j / d_j
+
+    The last score that came stands in for a lost one. The column ``score`` has the scores.
+
+    Args:
+        local_epochs: passes over a node's samples a round.
+        measure: "degree" is the share of all other nodes that are neighbours, "pagerank" the probability to be there.
+        temperature: of the softmax; null takes weights in proportion to the scores. (A PageRank is about 1 / n.)
+        damping: of PageRank, the chance to follow a link."""
+
+    mixes_models: ClassVar[bool] = True
+    local_epochs: int = Field(default=1, ge=1)
+    measure: Literal["degree", "pagerank"] = "pagerank"
+    temperature: float | None = Field(default=None, gt=0)
+    damping: float = Field(default=0.85, gt=0, lt=1)
+
+    async def run(self, node: Node) -> None:
+        node.state.setdefault("score", 1 / node.size)
+        node.expect(0, {"model": node.model, "score": 1.0, "degree": 1}, check=_check)
+        heard = node.state.setdefault("heard", {})  # rank -> the newest score and degree
+        async for r in node.rounds():
+            await node.train(self.local_epochs * node.steps_per_epoch)
+            receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
+            if self.measure == "degree":
+                node.state["score"] = len({*receivers, *senders}) / max(node.size - 1, 1)
+            own, degree = node.state["score"], len(receivers)
+            node.record(score=own)
+            node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
+            inbox = await node.gather(senders, tag=r)
+            for rank, each in inbox.items():
+                heard[rank] = each["score"], each["degree"]
+            if inbox:
+                scores = {node.rank: own, **{rank: each["score"] for rank, each in inbox.items()}}
+                weights = shares(scores, self.temperature)
+                self_weight = weights.pop(node.rank)
+                models = {rank: each["model"] for rank, each in inbox.items()}
+                await node.mix(models, weights, self_weight=self_weight)
+            if self.measure == "pagerank":
+                followed = sum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
+                node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
+
+
+def _check(message: Message) -> None:
+    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above MOST."""
+    whole_number(message.payload["degree"], 1, "degree")
+    score = message.payload["score"]
+    if not isinstance(score, float) or not 0 <= score <= MOST:
+        raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MOST}")
+
+
+@register("algorithm", "influence-corrected")
+class InfluenceCorrected(Algorithm):
+    """Training by epochs whose displacement is divided by the node's influence, and mixing by ``topology.weights``.
+
+    Nodes that mix by a row-stochastic W agree on a mean in which node i counts by its stationary influence pi_i (pi W = pi):
+    hubs decide. Mai & Abed divide a node's steps by its influence, which the nodes find by mixing unit vectors:
+
+        x_i <- sum_j W_ij x_j - eta g_i(x_i) / y_ii,   y_i <- sum_j W_ij y_j,   y_i = e_i at first
+
+    y_ii tends to pi_i. Here the displacement of a round's epochs takes the place of the step, nodes train before they mix,
+    and the divisor is n y_ii, so that steps have their usual length where all nodes count the same. A message grows by n
+    numbers. The weights must not change with the round. The column ``influence`` has y_ii.
+
+    Args:
+        local_epochs: passes over a node's samples a round.
+        most: the largest factor of a displacement. Nodes of little influence would take very long steps; those that reach the
+            limit still count for less than the others."""
+
+    local_epochs: int = Field(default=1, ge=1)
+    most: float = Field(default=10.0, ge=1)
+
+    def check(self, setting: Setting) -> None:
+        if not setting.topology.static_weights:
+            found = "weights that change with the round, for influence-corrected"
+            raise BadInput(f"topology: {found}; accepted: static ones")
+
+    async def run(self, node: Node) -> None:
+        if "influences" not in node.state:
+            node.state["influences"] = node.parameters.new_zeros(node.size)
+            node.state["influences"][node.rank] = 1.0
+        async for r in node.rounds():
+            x, y = node.parameters, node.state["influences"]
+            await node.train(self.local_epochs * node.steps_per_epoch)
+            node.record(influence=float(y[node.rank]))
+            factor = min(1 / (node.size * max(float(y[node.rank]), 1e-30)), self.most)
+            node.parameters = x + factor * (node.parameters - x)
+            W = node.mixing_weights(r)
+            node.broadcast(await node.neighbors(r, "out"), {"model": node.model, "influences": y}, tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+            await node.mix({rank: each["model"] for rank, each in inbox.items()}, W)
+            others = {rank: each["influences"] for rank, each in inbox.items()}
+            node.state["influences"] = await node.combine(y, others, W)

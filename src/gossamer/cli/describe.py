@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option, print_json
+from gossamer.cli.options import File, Json, Overrides, Quiet, argument, option, print_json
 from gossamer.errors import BadInput
 
 _ROUNDS = 1000  # in which a change of the graph is searched for
@@ -116,7 +116,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a report page of one or several runs, and compare them: one HTML file that needs no network."""
-    log_errors_only(quiet)
     from gossamer.results import comparison, spread
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline

@@ -41,13 +41,24 @@ def overriding(what: str) -> Any:
     )
 
 
+def _log_errors_only(quiet: bool) -> bool:
+    if quiet:
+        logging.getLogger("gossamer").setLevel(logging.ERROR)
+    return quiet
+
+
 File = Annotated[
     Path, argument("An experiment file (YAML), or an example's name.", "FILE", completion.experiments)
 ]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
+CellOverrides = Annotated[list[str] | None, overriding("a field of all cells, or seeds")]
+Jobs = Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)]
+ExecutorName = Annotated[
+    str | None, option("Have an executor do the runs: ray, or module:factory.", "--workers", metavar="NAME")
+]
 Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]
-Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q", callback=_log_errors_only)]
 Json = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
 
 
@@ -64,15 +75,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def log_errors_only(quiet: bool) -> None:
-    """Log errors only, if the command is quiet."""
-    if quiet:
-        logging.getLogger("gossamer").setLevel(logging.ERROR)
-
-
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turns Ctrl-C into one line and an exit code, where the run itself does not handle it."""
+    """Turns Ctrl-C into one line and an exit code, where the run itself does not handle it; decorates a command."""
     try:
         yield
     except KeyboardInterrupt:

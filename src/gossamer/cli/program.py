@@ -16,7 +16,7 @@ import typer
 from gossamer import __version__
 from gossamer.cli.describe import report, topology, verify
 from gossamer.cli.listing import listing, schema
-from gossamer.cli.options import EXIT_CODES, INTERRUPTED
+from gossamer.cli.options import EXIT_CODES, INTERRUPTED, interruptible
 from gossamer.cli.reproduce import reproduce
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.cli.start import demo, new
@@ -55,18 +55,9 @@ def program(
 
 
 # Help lists the commands in this order.
-app.command(epilog=EXIT_CODES)(demo)
-app.command()(new)
-app.command(epilog=EXIT_CODES)(run)
-app.command(epilog=EXIT_CODES)(resume)
-app.command(epilog=EXIT_CODES)(sweep)
-app.command(epilog=EXIT_CODES)(reproduce)
-app.command()(report)
-app.command(epilog=EXIT_CODES)(verify)
-app.command("list")(listing)
-app.command()(schema)
-app.command()(topology)
-app.command(epilog=EXIT_CODES)(worker)
+for _command in (demo, new, run, resume, sweep, reproduce, report, verify, listing, schema, topology, worker):
+    _name = "list" if _command is listing else None
+    app.command(_name, epilog=EXIT_CODES)(interruptible()(_command))
 
 
 class _Handler(logging.Handler):

@@ -10,14 +10,14 @@ import typer
 from gossamer.cli import completion
 from gossamer.cli.options import (
     INTERRUPTED,
+    CellOverrides,
+    ExecutorName,
+    Jobs,
     Json,
     Out,
     Quiet,
     argument,
-    interruptible,
-    log_errors_only,
     option,
-    overriding,
     print_json,
 )
 from gossamer.errors import BadInput
@@ -34,18 +34,15 @@ def reproduce(
     full: Annotated[
         bool, option("The published size; first its time and memory are estimated.", "--full")
     ] = False,
-    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
-    workers: Annotated[
-        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
-    ] = None,
+    overrides: CellOverrides = None,
+    jobs: Jobs = None,
+    workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run what a paper claims, as far as it has not been run, and write a page with the verdicts. Without a NAME, list the
     reproductions."""
-    log_errors_only(quiet)
     from gossamer.reproduce import load, names
     from gossamer.results.formatting import print_table
 
@@ -61,24 +58,27 @@ def reproduce(
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.plan import print_plan
 
-    if full and not (quiet or as_json):
-        with interruptible():
-            for _, sweep in loaded:
-                print_plan(sweep, sweep.planned)
+    silent = quiet or as_json
+    if full and not silent:
+        for _, sweep in loaded:
+            print_plan(sweep, sweep.planned)
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
-        with watching_sweep(sweep, quiet=quiet or as_json) as watcher, interruptible():
+        if not silent:
+            typer.echo(f"{sweep.name}: {described.title}", err=True)
+        with watching_sweep(sweep, quiet=silent) as watcher:
             outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
         found = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
         verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in found]
+        if not silent:
+            print_table(("claim", "verdict"), [(text, verdict) for text, verdict, _ in found], labels=2)
+            typer.echo(page)
         stopped, failed = outcome.stopped, failed or bool(outcome.failed or outcome.counts.left)
         if stopped:
             break
     if as_json:
         print_json({"verdicts": verdicts})
-    elif not quiet:
-        print_table(("claim", "verdict", "page"), [tuple(each.values()) for each in verdicts], labels=3)
     if stopped or failed:
         raise typer.Exit(INTERRUPTED if stopped else 1)

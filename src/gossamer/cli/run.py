@@ -16,15 +16,16 @@ from gossamer.cli import completion
 from gossamer.cli.options import (
     DIVERGED,
     INTERRUPTED,
+    CellOverrides,
+    ExecutorName,
     File,
+    Jobs,
     Json,
     Out,
     Overrides,
     Quiet,
     Report,
     argument,
-    interruptible,
-    log_errors_only,
     option,
     overriding,
     print_json,
@@ -71,7 +72,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
-    log_errors_only(quiet)
     from gossamer.config import Experiment, examples
 
     where, file = _listen(listen, token, min_workers, workers), examples.located(file)
@@ -104,7 +104,6 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
-    log_errors_only(quiet)
     from gossamer.config import Experiment
 
     where = _listen(listen, token, min_workers, workers)
@@ -124,12 +123,12 @@ def resume(
 
 def sweep(
     file: Annotated[Path, argument("A sweep file (YAML), or an example's name.", "FILE", completion.sweeps)],
-    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
+    overrides: CellOverrides = None,
     only: Annotated[
         list[str] | None,
         option("Run only this cell, or axis=value of the grid. May be repeated.", metavar="CELL"),
     ] = None,
-    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
+    jobs: Jobs = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
     dry_run: Annotated[
@@ -139,15 +138,12 @@ def sweep(
         str | None,
         option("Compare in pairs of equal seeds with this cell; default: the first.", metavar="NAME"),
     ] = None,
-    workers: Annotated[
-        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
-    ] = None,
+    workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run many experiments: cells times seeds over a base. A second call continues where the first one ended."""
-    log_errors_only(quiet)
     from gossamer.sweep.sweep import Sweep
 
     loaded = Sweep.load(file, overrides or (), out)
@@ -159,14 +155,13 @@ def sweep(
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
 
-        with interruptible():
-            if as_json:
-                print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
-            else:
-                print_plan(loaded, chosen)
+        if as_json:
+            print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
+        else:
+            print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
-    with watching_sweep(loaded, quiet=quiet or as_json) as watcher, interruptible():
+    with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
         print_json(as_data(loaded, compared(loaded, baseline), outcome))
@@ -194,7 +189,6 @@ def worker(
     quiet: Quiet = False,
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
-    log_errors_only(quiet)
     from gossamer.runtime.processes.channel import parse_address
     from gossamer.runtime.processes.security import check_token
 
@@ -203,15 +197,8 @@ def worker(
     from gossamer.cores import cores
     from gossamer.runtime.processes.worker.worker import run_worker
 
-    with interruptible():
-        run_worker(
-            coordinator,
-            token,
-            slots or cores(),
-            address=address,
-            data_root=None if data_root is None else str(data_root),
-            wait_s=wait_s,
-        )
+    place = None if data_root is None else str(data_root)
+    run_worker(coordinator, token, slots or cores(), address=address, data_root=place, wait_s=wait_s)
 
 
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
@@ -253,7 +240,7 @@ def _watch(
     from gossamer.progress import watching
     from gossamer.results.tidy import final_summary
 
-    with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
+    with watching(experiment, quiet=quiet or as_json) as watcher:
         done = carry_out(watcher)
     page = None
     if report:

@@ -50,8 +50,7 @@ class Codec(Component):
             model.
         contracts_with: the settings with which it :attr:`contracts`, where not all do; for messages.
         decodes_alike: whether ``decode`` returns the same to every receiver of a payload, unless it reads ``own``, as is the
-            default: then it is called once for all receivers within one process.
-    """
+            default: then it is called once for all receivers within one process."""
 
     needs_static_graph: ClassVar[bool] = False
     needs_every_message: ClassVar[bool] = False
@@ -104,8 +103,7 @@ class Codec(Component):
 
         Returns:
             The values, a tensor, followed by whatever else decoding needs. The next codec of a chain encodes the values.
-            ``[vector]`` itself travels as if there were no codec.
-        """
+            ``[vector]`` itself travels as if there were no codec."""
 
     def compress(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
         """As :meth:`encode`, for a difference instead of a model (:meth:`~gossamer.Node.compress`): a codec that encodes a
@@ -124,8 +122,7 @@ class Codec(Component):
             own: see :data:`Own`.
 
         Raises:
-            ValueError, TypeError: for a payload that the codec doesn't make.
-        """
+            ValueError, TypeError: for a payload that the codec doesn't make."""
 
     def memory(self, node: Node) -> dict[str, Payload]:
         """The codec's memory of a node. It is saved with the node, so its values are payloads."""
@@ -168,8 +165,7 @@ class Chain(Codec):
     """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
 
     Args:
-        codecs: the first one encodes the model, each other one the values that the one before returned.
-    """
+        codecs: the first one encodes the model, each other one the values that the one before returned."""
 
     codecs: Annotated[
         tuple[Codec, ...], BeforeValidator(_codecs, Annotated[list[Any], ComponentField("codec", many=True)])
@@ -215,11 +211,7 @@ def _encoded(payload: Payload) -> list[Payload]:
 
 
 def vector_in(item: Payload, dtype: torch.dtype) -> Tensor:
-    """An item of a payload as a vector.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """An item of a payload as a vector; a ValueError for anything else."""
     if not isinstance(item, Tensor) or item.dim() != 1 or item.dtype is not dtype:
         found = f"{item.dtype} {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
         raise ValueError(f"a codec's payload with {found}; accepted: a vector of {dtype}")
@@ -232,18 +224,8 @@ def parameter_count(node: Node) -> int:
 
 
 class Coder:
-    """One node's use of the experiment's codec: finds the models in payloads.
-
-    Args:
-        codec: the experiment's.
-        node: the node.
-        differences: whether the algorithm sends differences (:attr:`~gossamer.Algorithm.sends_differences`).
-        pieces: whether it sends pieces of models (:meth:`~gossamer.Algorithm.sends_pieces`).
-
-    Attributes:
-        node: the node.
-        encoded: vectors that the codec has encoded so far.
-    """
+    """One node's use of the experiment's codec: finds the models in payloads. ``differences`` and ``pieces`` tell whether the
+    algorithm sends these; ``encoded`` counts the vectors that the codec has encoded so far."""
 
     def __init__(self, codec: Codec, node: Node, *, differences: bool = False, pieces: bool = False) -> None:
         self._codec, self.node = codec, node
@@ -264,11 +246,8 @@ class Coder:
         return coded, decoded
 
     def encode(self, payload: Payload) -> Payload:
-        """A payload with its models encoded. A model that is sent again in the same round is not encoded again.
-
-        Raises:
-            ValueError: for the node's parameters as the whole payload, which an author meant to be a model.
-        """
+        """A payload with its models encoded. A model that is sent again in the same round is not encoded again. A ValueError
+        for the node's parameters, which an author meant to be a model."""
         if isinstance(payload, Model):
             return self._encode(payload)
         if isinstance(payload, dict):
@@ -310,11 +289,7 @@ class Coder:
     # --- in
 
     def decode(self, message: Message) -> Message:
-        """A message with its models decoded.
-
-        Raises:
-            ValueError: for a payload that the codec does not make.
-        """
+        """A message with its models decoded; a ValueError for a payload that the codec does not make."""
         payload = self._decode(message.source, message.payload)
         return message if payload is message.payload else replace(message, payload=payload, form=[])
 
@@ -322,16 +297,9 @@ class Coder:
         if isinstance(payload, Model):
             coded: Any = payload.parameters
             return Model(self._vector(source, coded), payload.buffers) if type(coded) is Coded else payload
-        items: Any
         if isinstance(payload, dict):
-            items = {key: self._decode(source, item) for key, item in payload.items()}
-            same = all(items[key] is item for key, item in payload.items())
-        elif isinstance(payload, list):
-            items = [self._decode(source, item) for item in payload]
-            same = all(new is item for new, item in zip(items, payload, strict=True))
-        else:
-            return payload
-        return payload if same else items
+            return {key: self._decode(source, item) for key, item in payload.items()}
+        return [self._decode(source, item) for item in payload] if isinstance(payload, list) else payload
 
     def _vector(self, source: int, coded: Coded) -> Any:
         if coded.decoded:

@@ -28,8 +28,7 @@ class Entropy(Codec):
     allows.
 
     Args:
-        level: Zstandard's, 1 to 19.
-    """
+        level: Zstandard's, 1 to 19."""
 
     final: ClassVar[bool] = True
     lossless: ClassVar[bool] = True

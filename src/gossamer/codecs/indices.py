@@ -42,11 +42,7 @@ def packed(indices: Int[np.ndarray, " k"], size: int) -> UInt8[np.ndarray, " byt
 
 
 def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np.ndarray, " k"]:
-    """The ``count`` indices that :func:`packed` was given.
-
-    Raises:
-        ValueError: for bytes that stand for no such indices.
-    """
+    """The ``count`` indices that :func:`packed` was given; a ValueError for bytes that stand for no such indices."""
     if len(data) % 4 or not 0 <= count <= size or (len(data) and not count):
         raise ValueError(f"{len(data)} bytes for {count} indices below {size}")
     words = np.trim_zeros(np.frombuffer(data.tobytes(), "<u4").astype(np.uint32), "b")

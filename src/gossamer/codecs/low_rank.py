@@ -35,8 +35,7 @@ class LowRank(Codec):
     Only for algorithms that send differences.
 
     Args:
-        rank: columns of P and Q.
-    """
+        rank: columns of P and Q."""
 
     only_differences: ClassVar[bool] = True
 

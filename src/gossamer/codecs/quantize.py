@@ -62,8 +62,7 @@ class _Scaled(Codec):
 
     Args:
         block: the values that share a scale: a number of adjacent ones, "vector" for all, or "tensor" for those of one tensor
-            of the model (not after a sparsifier, whose values are of any tensor).
-    """
+            of the model (not after a sparsifier, whose values are of any tensor)."""
 
     final: ClassVar[bool] = True
 
@@ -74,11 +73,7 @@ class _Scaled(Codec):
         return self.block == "tensor"
 
     def starts(self, node: Node, count: int) -> Int[np.ndarray, " blocks"]:
-        """Where the blocks of ``count`` values begin.
-
-        Raises:
-            ValueError: where they can't be blocks of tensors.
-        """
+        """Where the blocks of ``count`` values begin; a ValueError where they can't be blocks of tensors."""
         if isinstance(self.block, int):
             return np.arange(0, count, self.block)
         if self.block == "vector":
@@ -96,11 +91,7 @@ class _Scaled(Codec):
     def opened(
         self, node: Node, payload: list[Payload], bits: int
     ) -> tuple[UInt16[np.ndarray, " n"], Float[np.ndarray, " #n"]]:
-        """The numbers of a payload, and the scale of each.
-
-        Raises:
-            ValueError: for anything that :meth:`payload` does not make.
-        """
+        """The numbers of a payload, and the scale of each; a ValueError for anything that :meth:`payload` does not make."""
         packed, scales, count = payload
         data, scales = vector_in(packed, torch.uint8), vector_in(scales, torch.float32)
         if type(count) is not int or len(data) != -(-count * bits // 8):
@@ -128,8 +119,7 @@ class _Levels(_Scaled):
         q = floor(s x / m + u),   decoded as m q / s
 
     with u ~ U[0, 1) for each value, which is unbiased, or u = 1/2, which rounds to nearest. The noise is keyed by the
-    sender, the round and the number of vectors that it has encoded before. A block that is not finite decodes to NaN.
-    """
+    sender, the round and the number of vectors that it has encoded before. A block that is not finite decodes to NaN."""
 
     @property
     @abstractmethod
@@ -192,8 +182,7 @@ class Quantize(_Levels):
 
     Args:
         bits: bits a value.
-        rounding: "stochastic", which is unbiased, or "nearest".
-    """
+        rounding: "stochastic", which is unbiased, or "nearest"."""
 
     contracts_with: ClassVar[str] = "3 bits or more, or rounding: nearest"
 
@@ -222,8 +211,7 @@ class QSGD(_Levels):
     Args:
         levels: s.
         contract: divide by 1 + min(n / s^2, sqrt(n) / s), n the block's length, as CHOCO-SGD needs it: the error is then
-            below that of sending nothing (Koloskova et al., ICML 2019, section 3.5).
-    """
+            below that of sending nothing (Koloskova et al., ICML 2019, section 3.5)."""
 
     contracts_with: ClassVar[str] = "contract: true"
 
@@ -255,8 +243,7 @@ class QSGD(_Levels):
 class Sign(_Scaled):
     """One bit a value: sign(x) times the mean magnitude of its block (Karimireddy et al., "Error Feedback Fixes SignSGD",
     ICML 2019, scaled sign). Zero counts as positive. Only for algorithms that send differences: they feed back what is
-    lost.
-    """
+    lost."""
 
     only_differences: ClassVar[bool] = True
 

@@ -47,11 +47,8 @@ def part_of(
 
 
 def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] | None:
-    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them.
-
-    Raises:
-        ValueError: for anything that it does not make.
-    """
+    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them. A
+    ValueError for anything that it does not make."""
     if packed is None and count == size:
         return None
     data = vector_in(packed, torch.uint8)
@@ -97,8 +94,7 @@ class ChangeSparsifier(Codec):
         accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
             ``accumulate_averaging_changes``); a message that is lost or taken back counts as sent. Else y is the model at
             the start of the round, as the round before left it after mixing, so that only the round's local changes count
-            (DecentralizePy's default).
-    """
+            (DecentralizePy's default)."""
 
     sparse: ClassVar[bool] = True
 
@@ -155,8 +151,7 @@ class TopK(ShareSparsifier):
     """Sends the same share of the coordinates in every round, with their indices.
 
     Args:
-        fraction: the share.
-    """
+        fraction: the share."""
 
     fraction: float = Field(gt=0, le=1)
 
@@ -170,8 +165,7 @@ class Threshold(ChangeSparsifier):
 
     Args:
         threshold: the change; absolute, or a multiple of the root mean square of all changes.
-        relative: whether it is such a multiple.
-    """
+        relative: whether it is such a multiple."""
 
     threshold: float = Field(ge=0)
     relative: bool = False
@@ -181,37 +175,57 @@ class Threshold(ChangeSparsifier):
         return torch.nonzero(change.abs() > self.threshold * scale).flatten()
 
 
-@register("codec", "random-k")
-class RandomK(Codec):
-    """Sends k = round(fraction P) coordinates, at least one, that are drawn afresh in every round; the seed of the draw
-    travels in place of indices.
-
-    Args:
-        fraction: share of the coordinates that is sent.
-        support: "own": every node draws its own coordinates; "common": all nodes send the same ones in a round.
-    """
+class _Numbered(Codec):
+    """Base of the codecs that send a number in place of indices."""
 
     sparse: ClassVar[bool] = True
 
-    fraction: float = Field(gt=0, le=1)
     support: Literal["own", "common"] = "own"
 
     @property
     def common_support(self) -> bool:
         return self.support == "common"
 
+    @abstractmethod
+    def number(self, node: Node, round: int) -> int:
+        """The number, from 0, that stands for a node's coordinates in a round."""
+
+    @abstractmethod
+    def coordinates(self, number: int, size: int) -> Int[Tensor, " k"]:
+        """The coordinates of a vector [size] that a number stands for, ascending; a ValueError for none."""
+
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        seed = int(node.rng("~codec/random-k", round, shared=self.common_support).integers(2**63))
-        where = _drawn(seed, len(vector), count_of(self.fraction, len(vector)))
-        return [vector.index_select(0, where.to(vector.device)), seed]
+        number = self.number(node, round)
+        where = self.coordinates(number, len(vector)).to(vector.device)
+        return [vector.index_select(0, where), number]
 
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
-        values, seed = payload
+        values, number = payload
         values, size = vector_in(values, torch.float32), parameter_count(node)
-        count = count_of(self.fraction, size)
-        if type(seed) is not int or seed < 0 or len(values) != count:
-            raise ValueError(f"{len(values)} values with the seed {seed!r}; accepted: {count} values")
-        return Part(values, _drawn(seed, size, len(values)), size)
+        if type(number) is not int or number < 0:
+            raise ValueError(f"the number {number!r}; accepted: one from 0 on")
+        where = self.coordinates(number, size)
+        if len(values) != len(where):
+            raise ValueError(f"{len(values)} values; accepted: {len(where)}")
+        return Part(values, where, size)
+
+
+@register("codec", "random-k")
+class RandomK(_Numbered):
+    """Sends k = round(fraction P) coordinates, at least one, that are drawn afresh in every round; the seed of the draw
+    travels in place of indices.
+
+    Args:
+        fraction: share of the coordinates that is sent.
+        support: "own": every node draws its own coordinates; "common": all nodes send the same ones in a round."""
+
+    fraction: float = Field(gt=0, le=1)
+
+    def number(self, node: Node, round: int) -> int:
+        return int(node.rng("~codec/random-k", round, shared=self.common_support).integers(2**63))
+
+    def coordinates(self, number: int, size: int) -> Int[Tensor, " k"]:
+        return _drawn(number, size, count_of(self.fraction, size))
 
 
 @lru_cache(maxsize=64)  # so that the receivers of a simulation draw once
@@ -222,7 +236,7 @@ def _drawn(seed: int, size: int, count: int) -> Int[Tensor, " k"]:
 
 
 @register("codec", "round-robin")
-class RoundRobin(Codec):
+class RoundRobin(_Numbered):
     """Sends one block of adjacent coordinates after the other, one in a round: of ``blocks`` blocks, which differ in length
     by at most one coordinate, block (round + shift) mod ``blocks``, whose number travels.
 
@@ -231,14 +245,7 @@ class RoundRobin(Codec):
         support: "own": the shift is the node's rank; "common": it is 0, so that all nodes in one round send the same block.
     """
 
-    sparse: ClassVar[bool] = True
-
     blocks: int = Field(ge=1)
-    support: Literal["own", "common"] = "own"
-
-    @property
-    def common_support(self) -> bool:
-        return self.support == "common"
 
     def check(self, layout: Layout) -> None:
         if self.blocks > layout.size:
@@ -246,20 +253,42 @@ class RoundRobin(Codec):
                 f"codec.blocks: {self.blocks} of {layout.size} parameters; accepted: 1 to {layout.size}"
             )
 
-    def _bounds(self, block: int, size: int) -> tuple[int, int]:
-        return block * size // self.blocks, (block + 1) * size // self.blocks
+    def number(self, node: Node, round: int) -> int:
+        return (round + (0 if self.common_support else node.rank)) % self.blocks
+
+    def coordinates(self, number: int, size: int) -> Int[Tensor, " k"]:
+        if number >= self.blocks:
+            raise ValueError(f"block {number} of {self.blocks}")
+        return torch.arange(number * size // self.blocks, (number + 1) * size // self.blocks)
+
+
+@register("codec", "stc")
+class STC(Codec):
+    """STC (Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS 2020,
+    Algorithm 1): of the k = round(fraction P) largest coordinates, the signs and the mean magnitude m; they decode to m
+    sign(x). Only for algorithms that send differences: they feed back what is lost, as the paper's nodes do.
+
+    Args:
+        fraction: share of the coordinates that is sent."""
+
+    sparse: ClassVar[bool] = True
+    only_differences: ClassVar[bool] = True
+
+    fraction: float = Field(default=0.01, gt=0, le=1)
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        block = (round + (0 if self.common_support else node.rank)) % self.blocks
-        first, end = self._bounds(block, len(vector))
-        return [vector[first:end].clone(), block]
+        values, packed = part_of(vector, largest(vector, count_of(self.fraction, len(vector))))
+        signs = torch.from_numpy(np.packbits(values.cpu().numpy() >= 0))
+        return [values.abs().mean(dtype=torch.float64).float().reshape(1), packed, signs, len(values)]
 
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
-        values, block = payload
-        values, size = vector_in(values, torch.float32), parameter_count(node)
-        if type(block) is not int or not 0 <= block < self.blocks:
-            raise ValueError(f"block {block!r} of {self.blocks}")
-        first, end = self._bounds(block, size)
-        if len(values) != end - first:
-            raise ValueError(f"{len(values)} values for a block of {end - first}")
-        return Part(values, torch.arange(first, end), size)
+        mean, packed, signs, count = payload
+        mean, size = vector_in(mean, torch.float32), parameter_count(node)
+        signs = vector_in(signs, torch.uint8).cpu().numpy()
+        fits = type(count) is int and 0 <= count <= size and (len(mean), len(signs)) == (1, -(-count // 8))
+        if not fits:
+            raise ValueError(f"{len(signs)} bytes for {count!r} signs of a vector of {size}")
+        positive = torch.from_numpy(np.unpackbits(signs, count=count).astype(bool)).to(mean.device)
+        where = coordinates_in(packed, count, size)
+        values = torch.where(positive, mean, -mean)
+        return values if where is None else Part(values, where, size)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.codecs.codec import Own, parameter_count, vector_in
-from gossamer.codecs.sparsify import ShareSparsifier, coordinates_in
+from gossamer.codecs.sparsify import ShareSparsifier, TopK, coordinates_in
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, listed
 from gossamer.messages.tags import Part, Payload
@@ -41,8 +41,7 @@ class _Wavelets(ShareSparsifier):
 
     Args:
         wavelet: name of an orthogonal wavelet in PyWavelets.
-        levels: depth of the decomposition.
-    """
+        levels: depth of the decomposition."""
 
     wavelet: str = "sym2"
     levels: int = Field(default=4, ge=1, le=10)
@@ -75,17 +74,13 @@ class _Wavelets(ShareSparsifier):
 
 
 @register("codec", "wavelet")
-class Wavelet(_Wavelets):
+class Wavelet(_Wavelets, TopK):
     """Sends the same share of the wavelet coefficients in every round (DecentralizePy's ``Wavelet``).
 
     Args:
-        fraction: the share.
-    """
+        fraction: the share."""
 
     fraction: float = Field(default=0.1, gt=0, le=1)
-
-    def share(self, node: Node, round: int) -> float:
-        return self.fraction
 
 
 @register("codec", "jwins")
@@ -97,8 +92,7 @@ class JWINS(_Wavelets):
     Args:
         fractions: the shares that are drawn from, each as likely as the others. The default is that of the configurations
             shipped with DecentralizePy.
-        whole_from: a share of this or more sends all coefficients, and no index (DecentralizePy's ``metadata_cap``).
-    """
+        whole_from: a share of this or more sends all coefficients, and no index (DecentralizePy's ``metadata_cap``)."""
 
     fractions: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 1.0)
     whole_from: float = Field(default=0.5, gt=0, le=1)

@@ -7,7 +7,6 @@ from gossamer.config.experiment import Experiment as Experiment
 from gossamer.config.experiment import Failures as Failures
 from gossamer.config.experiment import Gather as Gather
 from gossamer.config.experiment import Processes as Processes
-from gossamer.config.experiment import Section as Section
 from gossamer.config.experiment import Simulate as Simulate
 from gossamer.config.experiment import Stop as Stop
 from gossamer.config.experiment import Target as Target
@@ -16,3 +15,4 @@ from gossamer.config.experiment import WarmStart as WarmStart
 from gossamer.config.experiment import assign as assign
 from gossamer.config.experiment import assign_all as assign_all
 from gossamer.config.experiment import engine_name as engine_name
+from gossamer.config.registry import Section as Section

@@ -11,32 +11,35 @@ from gossamer.errors import BadInput, suggest
 _FOLDER = Path(__file__).parents[1] / "experiments"
 
 
-def names(*, sweeps: bool = False) -> list[str]:
-    """The names of the experiments, or of the sweeps."""
-    files = sorted(_FOLDER.rglob("*.yaml"))
-    return [str(file.relative_to(_FOLDER).with_suffix("")) for file in files if _is_sweep(file) == sweeps]
+def names(folder: str = "", *, sweeps: bool = False) -> list[str]:
+    """The names of the experiments, or of the sweeps, in a folder."""
+    root = _FOLDER / folder
+    files = sorted(root.rglob("*.yaml"))
+    return [str(file.relative_to(root).with_suffix("")) for file in files if _is_sweep(file) == sweeps]
 
 
-def located(path: str | Path, *, sweeps: bool = False) -> Path:
-    """The file behind a path or a name. A file of that path wins; a name that is unknown is bad input, and the message lists
-    the experiments, or the sweeps."""
+def located(path: str | Path, folder: str = "", *, sweeps: bool = False) -> Path:
+    """The file behind a path, or behind a name in a folder. A file of that path wins; a name that is unknown is bad input,
+    and the message lists the experiments, or the sweeps."""
     path = Path(path)
     if path.suffix or path.is_absolute() or path.is_file():
         return path
-    known = {each: names(sweeps=each) for each in (False, True)}
-    if str(path) not in known[False] + known[True]:
+    example = (_FOLDER / folder / path).with_suffix(".yaml")
+    if not example.is_file():
+        known = names(folder, sweeps=sweeps)
         raise BadInput(
-            f"{path}: no file and no example of this name{suggest(str(path), known[sweeps])}; accepted: a YAML file, or"
-            f" {', '.join(known[sweeps])}"
+            f"{path}: no file and no example of this name{suggest(str(path), known)}; accepted: a YAML file, or"
+            f" {', '.join(known)}"
         )
-    return (_FOLDER / path).with_suffix(".yaml")
+    return example
 
 
 def summary(name: str) -> str:
     """The first sentence of an example's leading comment, without the stop."""
     lines = (_FOLDER / name).with_suffix(".yaml").read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("# "), lines)
-    return " ".join(line[2:] for line in comment).partition(". ")[0].rstrip(".:")
+    text = " ".join(line[2:] for line in comment)
+    return re.split(r"(?<! et al)\. ", text)[0].rstrip(".:")
 
 
 def _is_sweep(file: Path) -> bool:

@@ -13,7 +13,6 @@ import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_serializer,
@@ -22,26 +21,20 @@ from pydantic import (
 
 from gossamer import files
 from gossamer.config import examples
-from gossamer.config.registry import ComponentField, FilePath, placed
+from gossamer.config.registry import ComponentField, FilePath, Section, placed
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
 
 MOST_NODES = 1_000_000
 _LARGEST = 2**53  # the largest whole number up to which columns of a record are exact
 Count = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
-"""A whole number, at least 1. Strict: ``yes`` is not a number."""
+"""A whole number, at least 1."""
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
 """A number of threads, or of processes that compute at a time."""
 
 
 # --- the parts that are not pluggable
-
-
-class Section(BaseModel):
-    """A frozen group of fields; unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Timeline(Section):

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_python
 
-from gossamer.config.validation import bad_input
+from gossamer.config.validation import bad_input, without_booleans
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
 
 KINDS: dict[str, tuple[str, str]] = {
@@ -59,11 +59,25 @@ OFFERED: dict[str, frozenset[str]] = {
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
-class Component(BaseModel):
-    """Base of everything that an experiment names. Its fields are its parameters; it is frozen. A field ``name`` is bad
-    input. In a file, a relative path (a field of type ``Path``) is relative to the file's folder."""
+class Section(BaseModel):
+    """A frozen group of fields in an experiment file. Unknown fields are refused, as are booleans where a number is expected.
+    A relative path (a field of type ``Path``) is relative to the file's folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any, info: Any) -> Any:
+        annotation = cls.model_fields[info.field_name].annotation
+        if Path in (annotation, *get_args(annotation)):
+            return _resolved(value, info)
+        return without_booleans(value, annotation)
+
+
+class Component(Section):
+    """Base of everything that an experiment names. Its fields are its parameters; a field ``name`` is bad input."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
     registered_name: ClassVar[str] = ""
     _state_goes_to: ClassVar[str] = "local variables, or functools.cached_property for derived values"
     _has_state: ClassVar[bool] = False  # whether private attributes can be assigned
@@ -72,12 +86,6 @@ class Component(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         if "name" in cls.model_fields:
             raise BadInput(f"{cls.__name__}.name: the name of the component; accepted: another field name")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _resolve_paths(cls, value: Any, info: Any) -> Any:
-        annotation = cls.model_fields[info.field_name].annotation
-        return _resolved(value, info) if Path in (annotation, *get_args(annotation)) else value
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -326,7 +334,9 @@ class ComponentField:
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        if "json_schema_input_schema" in schema:  # of a validator before this one, which says what it accepts
+        if (
+            "json_schema_input_schema" in schema["schema"]
+        ):  # of a validator before this one, which says what it accepts
             return dict(handler(schema))
         entry = {"component": self.kind}  # gossamer.config.schema puts a reference in its place
         if self.many:

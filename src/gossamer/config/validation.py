@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
@@ -60,6 +60,34 @@ def accepted(problem: ErrorDetails) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     message = message.replace("a valid integer", "an integer").replace("a valid number", "a number")
     return re.split(", unable to|, got", message)[0]
+
+
+class _Boolean:
+    """A boolean where a number is expected: pydantic would take it for 0 or 1, and refuses this instead."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def without_booleans(value: Any, annotation: Any) -> Any:
+    """A value for a field of this type, in which booleans are refused where only a number can stand."""
+    types = set(_types_in(annotation))
+    if types.isdisjoint((int, float)) or not types.isdisjoint((bool, Any)):
+        return value
+    if isinstance(value, list | tuple):
+        return [_Boolean(item) if isinstance(item, bool) else item for item in value]
+    return _Boolean(value) if isinstance(value, bool) else value
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """All types that an annotation names."""
+    if get_origin(annotation) is not Literal:
+        yield annotation
+        for inner in get_args(annotation):
+            yield from _types_in(inner)
 
 
 def accepting(text: str) -> WrapValidator:

@@ -85,7 +85,8 @@ class Mean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        mixed: Tensor = combine(own, dict(enumerate(vectors)), dict(enumerate(weights)), self_weight)
+        given = dict(enumerate(vectors)), dict(enumerate(weights))
+        mixed: Tensor = combine(own, *given, self_weight, fresh=own.new_empty)
         return mixed
 
 
@@ -107,7 +108,7 @@ class DeviationMean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        shares = torch.tensor([self_weight, *weights], dtype=own.dtype)[:, None]
+        shares = own.new_tensor([self_weight, *weights])[:, None]
         models = torch.stack([own, *vectors])
         mean = (shares * models).sum(0)
         away = models - mean

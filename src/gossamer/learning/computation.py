@@ -58,15 +58,15 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         return [trainer.apply(job) for job in jobs]
     if kind is ComputationKind.ENCODE:
         return [None] * len(jobs)
-    found: list[Any] = [None] * len(jobs)
+    found: dict[int, Any] = {}
     for on in dict.fromkeys(job.on for job in jobs):
         numbers = [number for number, job in enumerate(jobs) if job.on == on]
         if on == "train":
-            results: list[Any] = [evaluator.train(jobs[n].model, jobs[n].samples) for n in numbers]
+            found |= {n: evaluator.train(jobs[n].model, jobs[n].samples) for n in numbers}
         else:
             results = evaluator.test_each([jobs[n].model for n in numbers], on)
-        for number, result in zip(numbers, results, strict=True):
-            if isinstance(result, Exception):
-                raise result
-            found[number] = result
-    return found
+            found |= zip(numbers, results, strict=True)
+    for result in found.values():
+        if isinstance(result, Exception):
+            raise result
+    return [found[number] for number in range(len(jobs))]

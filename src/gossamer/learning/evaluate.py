@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -65,15 +65,11 @@ class Evaluator:
         self.workers, self._say = workers or Workers(1), say
         self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
         self._rows, self._chunk = rows, 1 if rows is None else self._size(rows)
-        drawn = {name: _sample(task, name, seed, samples) for name in task.tests}
-        self.sets = {
-            name: (for_each(lambda tensor: channels_last(tensor.to(device)), x), y.to(device))
-            for name, (x, y) in drawn.items()
-        }
+        self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}
 
     def test(self, model: Model, on: str = "test") -> Found:
         """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
-        return self._evaluate(model, *self.sets[on])
+        return self._evaluate(model, self.sets[on])
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
         """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
@@ -104,41 +100,28 @@ class Evaluator:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
-            pairs = list(zip(models, personal, strict=True))
             parts["personal"] = self.workers.map(
-                lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {}, pairs
+                lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
+                zip(models, personal, strict=True),
             )
-        found: list[Found | Exception] = []
-        for number in range(len(models)):
-            columns: Found | Exception = {}
-            for part, results in parts.items():
-                result = results[number]
-                if isinstance(columns, Exception) or isinstance(result, Exception):
-                    columns = columns if isinstance(columns, Exception) else result
-                else:
-                    columns |= {f"{part}_{name}": value for name, value in result.items()}
-            found.append(columns)
-        return found
+        return [_joined(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)]
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """Loss and metrics over some training samples, given by their indices [n]."""
-        inputs, targets = _chosen(self.task.train, torch.from_numpy(samples))
-        on_device = for_each(lambda tensor: tensor.to(self.device), inputs)
-        return self._evaluate(model, on_device, targets.to(self.device))
+        return self._evaluate(model, self._placed(_chosen(self.task.train, torch.from_numpy(samples))))
+
+    def _placed(self, pair: Pair) -> Pair:
+        inputs, targets = pair
+        return for_each(lambda x: channels_last(x.to(self.device)), inputs), targets.to(self.device)
 
     def _make_flat(self) -> FlatModule:
         return FlatModule(bare_module(self.task.model, self.device).eval())
 
-    def _evaluate(self, model: Model, inputs: Any, targets: Tensor) -> Found:
+    def _evaluate(self, model: Model, pair: Pair) -> Found:
         flat = self.workers.own(self._make_flat)
         flat.load(model)
-        totals = [0.0] * len(self._measures)
-        with torch.no_grad():
-            for x, y in _batches(inputs, targets):
-                means = self._means(flat.module, for_each(channels_last, x), y)
-                for number, mean in enumerate(means):
-                    totals[number] += float(mean) * len(y)
-        return self._results(totals, len(targets))
+        [found] = self._results(partial(self._means, flat.module), pair)
+        return found
 
     def _together(self, models: Sequence[Model], on: str) -> list[Found]:
         assert self._rows is not None
@@ -147,41 +130,51 @@ class Evaluator:
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
 
-        def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
             with ForMany():
                 return self._means(partial(called, flat.module, tensors), x, y)
 
-        totals = torch.zeros(len(self._measures), len(models), dtype=torch.float64, device=self.device)
-        with torch.no_grad():
-            for x, y in _batches(*self.sets[on]):
-                found = vmap(means, in_dims=(0, None, None))(named, x, y)
-                for total, mean in zip(totals, found, strict=True):
-                    total += mean.double() * len(y)
-        return [self._results(column, len(self.sets[on][1])) for column in totals.T.tolist()]
+        of_each = vmap(means, in_dims=(0, None, None))
+        return self._results(partial(of_each, named), self.sets[on], len(models))
 
-    def _means(self, module: Callable[..., Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+    def _results(self, means: Callable[[Any, Tensor], Tensor], pair: Pair, models: int = 1) -> list[Found]:
+        """The results of some models on some samples; ``means`` gives the measures' means over a batch, [..., measures]."""
+        totals = torch.zeros(models, len(self._measures), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for start in range(0, len(pair[1]), BATCH):
+                x, y = _chosen(pair, slice(start, start + BATCH))
+                totals += means(x, y).double() * len(y)
+        found = [dict(zip(self._measures, row, strict=True)) for row in totals.tolist()]
+        for name, measure in self._measures.items():
+            for each in found:
+                each[name] /= max(len(pair[1]), 1)
+                if isinstance(measure, FunctionOfMean):
+                    each[name] = float(type(measure).function(torch.tensor(each[name], dtype=torch.float64)))
+        return found
+
+    def _means(self, module: Callable[..., Any], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
         """The mean of each measure."""
         with _naming("task.model", x):
             outputs = scores(module, x)
-        return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
-
-    def _results(self, totals: Sequence[float], samples: int) -> Found:
-        """The results of a model, from each measure's sum over some samples."""
-        means = {name: total / max(samples, 1) for name, total in zip(self._measures, totals, strict=True)}
-        for name, measure in self._measures.items():
-            if isinstance(measure, FunctionOfMean):
-                means[name] = float(type(measure).function(torch.tensor(means[name], dtype=torch.float64)))
-        return means
+        return torch.stack([_measured(*measure, outputs, y) for measure in self._measures.items()])
 
     def _size(self, rows: Rows) -> int:
         """The number of models in a chunk."""
         module = self._make_flat().module
         if not is_dense(module):
             return 1
-        widest = max(
-            (layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)), default=1
-        )
-        return chunk_size(4 * (rows.length + BATCH * widest), rows.device.type)
+        widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
+        return chunk_size(4 * (rows.length + BATCH * max(widths, default=1)), rows.device.type)
+
+
+def _joined(parts: dict[str, Found | Exception]) -> Found | Exception:
+    """The columns ``<part>_<name>``, or the first error."""
+    columns: Found = {}
+    for part, found in parts.items():
+        if isinstance(found, Exception):
+            return found
+        columns |= {f"{part}_{name}": value for name, value in found.items()}
+    return columns
 
 
 def _attempt(run: Callable[..., Found], *given: Any) -> Found | Exception:
@@ -240,7 +233,7 @@ def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> T
     with _naming(field, outputs=outputs, targets=targets):
         value: object = measure(outputs, targets)
     if isinstance(value, int | float | np.generic | np.ndarray):
-        value = torch.as_tensor(value)
+        value = torch.as_tensor(value, device=outputs.device)
     return one_value(field, value, "one value")
 
 
@@ -264,8 +257,3 @@ def _naming(field: str, inputs: Any = None, **given: Any) -> Iterator[None]:
 
 def _kind(value: object) -> str:
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _batches(inputs: Any, targets: Tensor) -> Iterator[Pair]:
-    for start in range(0, len(targets), BATCH):
-        yield _chosen((inputs, targets), slice(start, start + BATCH))

@@ -21,10 +21,8 @@ _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
 
 def is_dense(module: nn.Module) -> bool:
     """Whether all layers with parameters are linear or normalize: these are faster for many models at once on a CPU."""
-    with_parameters = [
-        layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))
-    ]
-    return all(isinstance(layer, _DENSE) for layer in with_parameters)
+    layers = [layer for layer in module.modules() if [*layer.parameters(recurse=False)]]
+    return all(isinstance(layer, _DENSE) for layer in layers)
 
 
 def hindrance(module: nn.Module) -> str | None:

@@ -223,9 +223,9 @@ def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
-    """The value that a loss or a metric returned; a TypeError unless it is a tensor of one value."""
+    """The value that a loss or a metric returned, without axes; a TypeError unless it is a tensor of one value."""
     if isinstance(value, Tensor) and value.numel() == 1:
-        return value
+        return value if value.dim() == 0 else value.reshape(())
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     raise TypeError(f"{field}: gives {found}; accepted: the mean over the samples, {accepted}")
 

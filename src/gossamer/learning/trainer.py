@@ -38,9 +38,8 @@ from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
 """With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile once, and time to load."""
-MOST_BATCHED = (
-    80_000  # parameters, up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)
-)
+MOST_BATCHED = 80_000
+"""Parameters up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)."""
 
 
 class TrainJob(NamedTuple):
@@ -81,6 +80,8 @@ class ApplyJob(NamedTuple):
 
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
+Stepped = tuple[Model, State, Float[Tensor, ""]]
+"""The model and optimizer state after a job's last step, and the sum of the steps' losses, on the trainer's device."""
 
 
 class Trainer(ABC):
@@ -107,8 +108,7 @@ class Trainer(ABC):
         if self.task.augment is None:
             return ()
         inputs = for_each(lambda tensor: tensor[batch], self.task.train[0])
-        augmented = packed(self.task.augment(inputs, generator(seed, "augment", SHARED, number)))
-        return tuple(tensor.to(self.rows.device) for tensor in augmented)
+        return packed(self.task.augment(inputs, generator(seed, "augment", SHARED, number)))
 
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]: ...
@@ -124,6 +124,15 @@ class Trainer(ABC):
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
 
 
+def _with_losses(jobs: Sequence[TrainJob], stepped: Sequence[Stepped]) -> list[TrainResult]:
+    """The results of jobs. From a GPU, their losses come together, since asking for one waits for all work before it."""
+    losses = torch.stack([loss for _, _, loss in stepped]).tolist() if stepped else []
+    return [
+        TrainResult(model, state, loss / max(len(job.batches), 1))
+        for job, (model, state, _), loss in zip(jobs, stepped, losses, strict=True)
+    ]
+
+
 class SequentialTrainer(Trainer):
     """One node at a time, on each worker."""
 
@@ -131,7 +140,7 @@ class SequentialTrainer(Trainer):
     _draws: bool | None = None
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        return self._share(self._train, jobs)
+        return _with_losses(jobs, self._share(self._train, jobs))
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs)
@@ -169,7 +178,7 @@ class SequentialTrainer(Trainer):
     def _step(self, flat: FlatModule, batch: Tensor, seed: int, number: int) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and its gradient [P]."""
         inputs, targets = self._data
-        given = self._augmented(batch, seed, number)
+        batch, *given = (each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
         x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
         with torch.enable_grad():
             loss = loss_of(self.task, scores(flat.module, for_each(channels_last, x)), targets[batch])
@@ -180,21 +189,20 @@ class SequentialTrainer(Trainer):
         flat.load(job.at)
         return self.rows.fresh().copy_(self._step(flat, job.batch, job.seed, 0)[1])
 
-    def _train(self, job: TrainJob) -> TrainResult:
+    def _train(self, job: TrainJob) -> Stepped:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
         flat = self._workers.own(self._make_flat)
         flat.load(job.start)
         state = {name: copied(value) for name, value in job.state.items()}
-        losses = 0.0
+        losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for number, batch in enumerate(job.batches):
             loss, gradient = self._step(flat, batch, job.seed, number)
-            losses += float(loss)  # now, since it may be a view of memory that the step writes
+            losses += loss  # now, since it may be a view of memory that the step writes
             self.optimizer.step(flat.parameters, gradient, state, job.lr)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
-        model = Model(self.rows.fresh().copy_(flat.parameters), buffers)
-        return TrainResult(model, state, losses / max(len(job.batches), 1))
+        return Model(self.rows.fresh().copy_(flat.parameters), buffers), state, losses
 
 
 class BatchedTrainer(Trainer):
@@ -213,7 +221,7 @@ class BatchedTrainer(Trainer):
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
-        return self._share(self._train, jobs, keys)
+        return _with_losses(jobs, self._share(self._train, jobs, keys))
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs, [(len(job.batch),) for job in jobs])
@@ -234,10 +242,9 @@ class BatchedTrainer(Trainer):
 
     def _given(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
         """Batch ``number`` of some nodes, and its augmented inputs, if there are any: [nodes, ...]."""
-        each = [
-            (batch, *self._augmented(batch, seed, number)) for batch, seed in zip(batches, seeds, strict=True)
-        ]
-        return tuple(torch.stack(tensors) for tensors in zip(*each, strict=True))
+        pairs = zip(batches, seeds, strict=True)
+        each = [(batch, *self._augmented(batch, seed, number)) for batch, seed in pairs]
+        return tuple(torch.stack(tensors).to(self.rows.device) for tensors in zip(*each, strict=True))
 
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         parameters, buffers = self.rows.stack_models([job.at for job in jobs])
@@ -245,7 +252,7 @@ class BatchedTrainer(Trainer):
         _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *given)
         return [self.rows.store(gradient) for gradient in gradients]
 
-    def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+    def _train(self, jobs: Sequence[TrainJob]) -> list[Stepped]:
         parameters, buffers = self.rows.stack_models([job.start for job in jobs])
         state = {name: self.rows.stack([job.state[name] for job in jobs]) for name in jobs[0].state}
         gradients_of, seeds = self._workers.own(self._make_gradients), [job.seed for job in jobs]
@@ -256,12 +263,12 @@ class BatchedTrainer(Trainer):
             losses += loss
             self.optimizer.step(parameters, gradients, state, jobs[0].lr)
         results = []
-        for number, loss in enumerate(losses.tolist()):
+        for number, loss in enumerate(losses):
             # (Without buffers, all nodes share the empty vector.)
             kept = buffers[number].clone() if buffers.shape[1] else jobs[0].start.buffers
             model = Model(self.rows.store(parameters[number]), kept)
             own = {name: self._kept(matrix[number]) for name, matrix in state.items()}
-            results.append(TrainResult(model, own, loss / max(len(jobs[0].batches), 1)))
+            results.append((model, own, loss))
         return results
 
     def _kept(self, value: Tensor) -> Tensor:

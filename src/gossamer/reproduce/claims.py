@@ -6,7 +6,6 @@ does. Otherwise, and where there is no interval, these runs do not decide it."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +13,10 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from gossamer.config import Section
-from gossamer.results.comparison import Measure, Number, at_budget, compare, finals, time_to, totals
+from gossamer.results.comparison import Number, compare, measure
 from gossamer.results.groups import Group, find_baseline
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
-
-_NUMBER = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
 
 
 class Check(Section):
@@ -28,8 +25,7 @@ class Check(Section):
     Attributes:
         cell: the cell's name in progress lines and tables.
         baseline: the cell that it is compared with, in pairs of equal seeds.
-        measure: a metric at the end; ``time_s`` or ``bytes`` of a run; ``time_s to METRIC=LEVEL``, ``bytes to METRIC=LEVEL``;
-            ``METRIC at bytes=N`` or ``METRIC at time_s=SECONDS``.
+        measure: see :func:`gossamer.results.comparison.measure`.
         number: the mean over the seeds, or the ``difference`` to the baseline, or the ``ratio``.
         at_least, at_most: the bounds of the number, of which one is required."""
 
@@ -42,9 +38,9 @@ class Check(Section):
 
     @field_validator("measure")
     @classmethod
-    def _known(cls, measure: str) -> str:
-        measure_of(measure)
-        return measure
+    def _known(cls, text: str) -> str:
+        measure(text)
+        return text
 
     @model_validator(mode="after")
     def _complete(self) -> Check:
@@ -53,19 +49,6 @@ class Check(Section):
         if (self.number == "mean") != (self.baseline is None):
             raise ValueError("a baseline with number: difference or ratio, and only then")
         return self
-
-
-def measure_of(text: str) -> Measure:
-    """The measure by its name in a condition; ValueError for none."""
-    if found := re.fullmatch(rf"(time_s|bytes) to (\w+)={_NUMBER}", text):
-        axis, metric, level = found.groups()
-        return next(each for each in time_to([(metric, float(level))]) if each.name.startswith(axis))
-    if found := re.fullmatch(rf"(\w+) at (time_s|bytes)={_NUMBER}", text):
-        metric, axis, budget = found.groups()
-        return at_budget([(axis, float(budget))], [metric])[0]
-    if not re.fullmatch(r"\w+", text):
-        raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
-    return next((each for each in totals() if each.name == text), finals([text])[0])
 
 
 class Claim(Section):
@@ -100,15 +83,15 @@ class Finding:
         return "holds" if least <= low and high <= most else "not decidable here"
 
     def __str__(self) -> str:
-        check, measure = self.check, measure_of(self.check.measure)
+        check, of = self.check, measure(self.check.measure)
         against = "" if check.baseline is None else f", {check.number} to {check.baseline}"
         bounds = {"≥": check.at_least, "≤": check.at_most}
         asked = " and ".join(
-            f"{sign} {measure.text(bound, None, check.number)}"
+            f"{sign} {of.text(bound, None, check.number)}"
             for sign, bound in bounds.items()
             if bound is not None
         )
-        found = measure.text(self.value, self.half, check.number)
+        found = of.text(self.value, self.half, check.number)
         if self.value is None:
             found += f" ({self.known} of {self.runs} runs of {check.cell} have it)"
         return f"{check.measure} of {check.cell}{against}: {found}; claimed: {asked}"
@@ -133,6 +116,6 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
 def _find(check: Check, groups: Sequence[Group]) -> Finding:
     own = next(iter(find_baseline(check.cell, groups).groups.values()))
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
-    row = compare(groups, [measure_of(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
+    row = compare(groups, [measure(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
     number = check.number
     return Finding(check, row[number], row[f"{number}_half"], row["known"], row["runs"])

@@ -25,7 +25,7 @@ from gossamer.sweep.sweep import Sweep, text_keys
 from gossamer.sweep.table import compared, groups_of, results
 
 Size = Literal["small", "full"]
-_FOLDER = "reproductions/"
+_FOLDER = "reproductions"
 _Changes = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
 
@@ -62,7 +62,7 @@ class Reproduction(Section):
 
 def names() -> list[str]:
     """The names of the reproductions that come with gossamer, such as ``decentralizepy/figure5``."""
-    return [name.removeprefix(_FOLDER) for name in examples.names(sweeps=True) if name.startswith(_FOLDER)]
+    return examples.names(_FOLDER, sweeps=True)
 
 
 def load(
@@ -73,8 +73,7 @@ def load(
 
     Raises:
         BadInput: for anything that can't be used."""
-    name = str(path)
-    file = examples.located(_FOLDER + name if name in names() else path, sweeps=True)
+    file = examples.located(path, _FOLDER, sweeps=True)
     raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base' and 'reproduction'")
     if "reproduction" not in raw:
         raise BadInput(

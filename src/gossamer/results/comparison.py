@@ -7,6 +7,7 @@ what all nodes have sent by then. Means over the runs of a group have 95 % confi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,9 +77,69 @@ class Measure(NamedTuple):
 # --- measures
 
 
-def _final(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
+def measure(text: str) -> Measure:
+    """The measure that a text names; ValueError for anything else.
+
+    ``METRIC`` is that at the last complete evaluation; ``time_s`` and ``bytes`` are those of the whole run.
+    ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes has reached a level, ``bytes to METRIC=LEVEL`` what
+    all nodes have sent by then. ``METRIC at bytes=N`` and ``METRIC at time_s=SECONDS`` are those at the last complete
+    evaluation within a budget, of runs that have used it up: others might have come further. ``area METRIC`` is the area
+    under the curve over rounds, divided by their number; ``area METRIC relative to OTHER`` is by what share it differs from
+    that of another metric of the same run."""
+    for form, make in _FORMS:
+        if (found := re.fullmatch(form, text)) is not None:
+            return make(*found.groups())
+    raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
+
+
+def _final(metric: str) -> Measure:
+    number = partial(_figure, metric, "mean")
+    return Measure(metric, "at the end", metric_title(metric), _unit(metric), number)
+
+
+def _area(metric: str, other: str | None = None) -> Measure:
+    def relative(run: Run) -> float | None:
+        own, base = area(run), _figure(str(other), "area", run)
+        return own / base - 1 if own is not None and base else None
+
+    area = partial(_figure, metric, "area")
+    name, title = f"area {metric}", f"mean {metric_title(metric)} over the rounds"
+    if other is None:
+        return Measure(name, title, "area", _unit(metric), area, _COMPARED)
+    column = f"relative to {metric_title(other)}"
+    return Measure(f"{name} relative to {other}", title, column, "share", relative)
+
+
+def _figure(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
     found = final(run, metric)
     return None if found is None else getattr(found, what)
+
+
+def _total(axis: str) -> Measure:
+    def last(run: Run) -> float | None:
+        return max(run.curves[axis].drop_nulls(), default=None)
+
+    return Measure(axis, "at the end", *_AXES[axis], last, ())
+
+
+def _time_to(axis: str, metric: str, number: str) -> Measure:
+    level, low, mean = float(number), lower_is_better(metric), pl.col("mean")
+    reached = (mean <= level if low else mean >= level) & mean.is_not_nan()
+    text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
+    title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
+    first = partial(_on_curve, metric, pl.col(axis).filter(reached).first())
+    return Measure(f"{axis} to {metric}={level:g}", title, *_AXES[axis], first, _COMPARED)
+
+
+def _at_budget(metric: str, axis: str, number: str) -> Measure:
+    def within(run: Run) -> float | None:
+        if max(run.curves[axis].drop_nulls(), default=0.0) < most:
+            return None
+        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= most).last(), run)
+
+    most = float(number)
+    title = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
+    return Measure(f"{metric} at {axis}={most:g}", title, metric_title(metric), _unit(metric), within)
 
 
 def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
@@ -91,76 +152,16 @@ def _unit(metric: str) -> str:
     return "share" if is_share(metric) else ""
 
 
-def finals(metrics: Iterable[str]) -> list[Measure]:
-    """Metrics at the last complete evaluation."""
-    table = "at the end"
-    return [
-        Measure(each, table, metric_title(each), _unit(each), partial(_final, each, "mean"))
-        for each in metrics
-    ]
-
-
-def totals() -> list[Measure]:
-    """The time of a run, and what its nodes have sent."""
-
-    def last(axis: str, run: Run) -> float | None:
-        return max(run.curves[axis].drop_nulls(), default=None)
-
-    return [
-        Measure(axis, "at the end", column, unit, partial(last, axis), ())
-        for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes"))
-    ]
-
-
-def area(metric: str, relative_to: str | None = None) -> list[Measure]:
-    """The area under a metric's curve over rounds, divided by their number; and by what share it differs from that of another
-    metric of the same run."""
-
-    def relative(other: str, run: Run) -> float | None:
-        own, base = _final(metric, "area", run), _final(other, "area", run)
-        return own / base - 1 if own is not None and base else None
-
-    table = f"mean {metric_title(metric)} over the rounds"
-    own = partial(_final, metric, "area")
-    found = [Measure(f"area {metric}", table, "area", _unit(metric), own, _COMPARED)]
-    if relative_to is not None:
-        title = f"relative to {metric_title(relative_to)}"
-        name = f"area {metric} relative to {relative_to}"
-        found.append(Measure(name, table, title, "share", partial(relative, relative_to)))
-    return found
-
-
-def time_to(levels: Iterable[tuple[str, float]]) -> list[Measure]:
-    """The time until the mean over the nodes has reached a level of a metric, and what all nodes have sent by then."""
-    found, mean = [], pl.col("mean")
-    for metric, level in levels:
-        low = lower_is_better(metric)
-        reached = (mean <= level if low else mean >= level) & mean.is_not_nan()
-        text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
-        table = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
-        for axis, column, unit in (("time_s", "time", "s"), ("bytes", "sent", "bytes")):
-            number = partial(_on_curve, metric, pl.col(axis).filter(reached).first())
-            found.append(Measure(f"{axis} to {metric}={level:g}", table, column, unit, number, _COMPARED))
-    return found
-
-
-def at_budget(budgets: Iterable[tuple[str, float]], metrics: Iterable[str]) -> list[Measure]:
-    """Metrics at the last complete evaluation within a budget: ``bytes`` that all nodes have sent, or seconds (``time_s``). A
-    run that has not used up its budget has none, since it might have come further."""
-
-    def within(metric: str, axis: str, most: float, run: Run) -> float | None:
-        if max(run.curves[axis].drop_nulls(), default=0.0) < most:
-            return None
-        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= most).last(), run)
-
-    found = []
-    for axis, most in budgets:
-        table = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
-        for metric in metrics:
-            value = partial(within, metric, axis, most)
-            name = f"{metric} at {axis}={most:g}"
-            found.append(Measure(name, table, metric_title(metric), _unit(metric), value))
-    return found
+_AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
+"""The title and the unit of what is measured along a curve."""
+_FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
+    (r"(time_s|bytes)", _total),
+    (r"(\S+)", _final),
+    (r"(time_s|bytes) to (\S+)=(\S+)", _time_to),
+    (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget),
+    (r"area (\S+)", _area),
+    (r"area (\S+) relative to (\S+)", _area),
+)
 
 
 def measures(
@@ -171,29 +172,28 @@ def measures(
     area_of: str | None = None,
     relative_to: str | None = None,
 ) -> list[Measure]:
-    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets), ``levels`` as
-    ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A metric that no
-    run has recorded is bad input."""
-    to = _numbers("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
-    within = _numbers("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", ("bytes", "time_s"))
-    for option, names in {
-        "--metrics": metrics,
-        "--time-to": [name for name, _ in to],
-        "--area": [area_of],
-        "--relative-to": [relative_to],
-    }.items():
-        for name in names:
-            if name is not None:
-                check_recorded(option, name, runs)
+    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets, time and traffic),
+    ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A
+    metric that no run has recorded is bad input."""
+    to = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
+    within = _assigned("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", _AXES)
     if relative_to is not None and area_of is None:
         raise BadInput(f"--relative-to {relative_to}: accepted: together with --area METRIC")
+    asked = [("--metrics", metric) for metric in metrics] + [("--time-to", metric) for metric, _ in to]
+    for option, metric in (*asked, ("--area", area_of), ("--relative-to", relative_to)):
+        if metric is not None:
+            check_recorded(option, metric, runs)
     chosen = metrics or judging(runs)
-    areas = [] if area_of is None else area(area_of, relative_to)
-    return [*finals(chosen), *time_to(to), *at_budget(within, chosen), *areas]
+    names = [*chosen] if metrics else [*chosen, *_AXES]
+    names += [f"{axis} to {metric}={level}" for metric, level in to for axis in _AXES]
+    names += [f"{metric} at {axis}={most}" for axis, most in within for metric in chosen]
+    names += [] if area_of is None else [f"area {area_of}"]
+    names += [] if relative_to is None else [f"area {area_of} relative to {relative_to}"]
+    return [measure(name) for name in names]
 
 
-def _numbers(
-    option: str, texts: Iterable[str], accepted: str, names: Sequence[str] = ()
+def _assigned(
+    option: str, texts: Iterable[str], accepted: str, names: Iterable[str] = ()
 ) -> list[tuple[str, float]]:
     """Numbers for names (one of ``names``, if there are any), as the command line gives them: ``NAME=NUMBER[,NUMBER...]``."""
     found = []

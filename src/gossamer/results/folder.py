@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -69,15 +69,15 @@ class RunFolder:
                 f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
             )
         with writing(f"--out {out}"):
-            # The suffix is not keyed by the seed: two runs of one seed need two folders.
+            # Names sort by time. The suffix is not keyed by the seed: two runs of one seed need two folders.
             folder = cls(Path(out) / name / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}")
             folder.segments.mkdir(parents=True)
             try:
                 folder.reserve()
                 write_text(folder.path / "experiment.yaml", experiment)
-                write_json(folder.path / "environment.json", {"run": folder.id, **environment})
+                write_json(folder.path / "environment.json", {"run": folder.path.name, **environment})
                 if setup is not None:
-                    folder.write_setup(setup)
+                    write_json(folder.path / "setup.json", setup)
             except OSError:
                 shutil.rmtree(folder.path, ignore_errors=True)
                 raise
@@ -91,11 +91,6 @@ class RunFolder:
                 f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
             )
         return cls(path)
-
-    @property
-    def id(self) -> str:
-        """Start of the run in UTC and a random suffix. Sorts by time."""
-        return self.path.name
 
     @property
     def segments(self) -> Path:
@@ -115,15 +110,6 @@ class RunFolder:
         """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
         :mod:`gossamer.results.recorder`."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl", run_id(self.path))
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder, as :func:`locked` does."""
-        return locked(self.path, "the run is going on; accepted: one that has ended")
-
-    def write_setup(self, setup: Mapping[str, Any]) -> None:
-        """Write ``setup.json`` (:class:`~gossamer.results.schema.SetupFile`); graphs after the first are appended to the
-        segment ``graphs``."""
-        write_json(self.path / "setup.json", setup)
 
     def write_models(
         self,
@@ -213,7 +199,7 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
 
 
 @contextmanager
-def locked(folder: Path, said: str) -> Iterator[None]:
+def locked(folder: Path, said: str = "the run is going on; accepted: one that has ended") -> Iterator[None]:
     """Lock a folder until this process ends at the latest; while another process has it, these words are bad input."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from gossamer.errors import BadInput, suggest
-from gossamer.results.run import Run, cell_names, differing, flat, part, tell_apart
+from gossamer.results.run import Run, differing, flat, part, short_names, tell_apart
 from gossamer.results.tidy import AXES, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
@@ -48,7 +48,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
     first = [same[0] for same in alike.values()]
-    names = cell_names(first)
+    names = short_names([(run.cell, run.labels) for run in first if run.cell is not None])
     if len(set(names)) < len(first):
         names = tell_apart([_settings(run) for run in first])
         names = [

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gossamer import files
 from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
-from gossamer.results.folder import RunFolder, Status, read_status, run_id, write_table
+from gossamer.results.folder import RunFolder, Status, read_status, run_id, write_json, write_table
 from gossamer.results.schema import GraphRow, SetupFile
 from gossamer.results.segment import read_segment
 
@@ -201,7 +201,7 @@ def compact(folder: RunFolder) -> None:
             write_table(path / f"{kind}.parquet", read(path))
             _remove(segments(path, kind))
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
-        folder.write_setup(read_setup(path))
+        write_json(path / "setup.json", read_setup(path))
         _remove(graphs)
     with suppress(OSError):  # not empty, or not there
         folder.segments.rmdir()
@@ -248,7 +248,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     if cut.time_s is None and (folder.path / "setup.json").exists():
         setup, last = read_setup(folder.path), max(cut.rounds.values())
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}
-        folder.write_setup({**setup, "graphs": graphs})
+        write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -30,7 +30,7 @@ from gossamer.results.formatting import (
 from gossamer.results.groups import Group, group_curve, labels, several
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
-from gossamer.results.run import Run, cell_names, differing, flat
+from gossamer.results.run import Run, differing, flat
 
 _PAGE = files("gossamer.results") / "page"
 _MOST_NAMED = 12
@@ -70,12 +70,11 @@ def render(
     )
     pages.filters.update(count=count_text, seconds=seconds_text, named=_named)
     groups = group_runs(runs) if groups is None else groups
-    cells, names = cell_names(runs), labels(runs)
-    titles = cells if len(cells) == len(runs) else [run.name for run in runs]
+    names = labels(runs)
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
     numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
     return pages.get_template("report.html").render(
-        title=names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(titles)),
+        title=" · ".join(dict.fromkeys(map(_title, runs))),
         numerics=None if numerics is None else summary_of_numerics(numerics),
         shared=_shared(runs),
         runs=[
@@ -91,6 +90,11 @@ def render(
         data=embed(page_data(runs, groups)),
         script=_PAGE.joinpath("report.js").read_text(encoding="utf-8"),
     )
+
+
+def _title(run: Run) -> str:
+    """The name of the sweep as part of which a run was read, or else its own."""
+    return run.name if run.cell is None else run.path.resolve().parents[1].name
 
 
 def embed(value: Any) -> str:

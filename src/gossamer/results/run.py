@@ -337,11 +337,6 @@ def part(key: str, value: Any) -> str:
     return str(value) if key == "cell" else f"{key}={value}"
 
 
-def cell_names(runs: Sequence[Run]) -> list[str]:
-    """:func:`short_names` of the cells of those runs that have one."""
-    return short_names([(str(run.cell), run.labels) for run in runs if run.cell is not None])
-
-
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Names of cells, given whole and in parts, without the points of the grid that all share."""
     at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]

@@ -21,9 +21,7 @@ _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", 
 def runs_in(path: Path) -> list[Path]:
     """The folders of all runs in a folder: a run's, a sweep's, or one of runs and sweeps. A folder without any is bad
     input."""
-    patterns = ("experiment.yaml", "*/experiment.yaml", "*/*/experiment.yaml", "*/*/*/experiment.yaml")
-    found = sorted(file.parent for pattern in patterns for file in path.glob(pattern))
-    return found or [load_run(path).path]
+    return sorted(file.parent for file in path.rglob("experiment.yaml")) or [load_run(path).path]
 
 
 def problems_of(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.config import Experiment
 from gossamer.errors import BadInput
 from gossamer.progress import on_live_terminal
 from gossamer.results.comparison import Comparison
@@ -19,7 +19,7 @@ from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, Quiet, SweepObserver, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, metric_columns, summary
+from gossamer.sweep.table import State, metric_columns, states, summary
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,10 +29,10 @@ _LOOK_S = 0.5
 
 
 @contextmanager
-def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserver | None]:
+def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserver]:
     """An observer for a sweep: lines above a table where standard error is a terminal, lines elsewhere, none when quiet."""
     if quiet or not on_live_terminal():
-        yield None if quiet else Lines()
+        yield SweepObserver() if quiet else Lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -47,17 +47,13 @@ def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserv
         yield _LiveTable(sweep, progress)
 
 
-class Lines:
+class Lines(SweepObserver):
     """One line for each run that ends, on standard error."""
 
     def __init__(self) -> None:
         self._seconds = stopwatch()
 
-    def update(self, counts: Counts) -> None:
-        """Nothing to show."""
-
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
-        """Print how it ended."""
         said = f"{state.status}: {state.cause}" if state.cause else state.status
         done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {said}"
         left = ""
@@ -68,17 +64,15 @@ class Lines:
 
 
 class _LiveTable(Lines):
-    """The lines, above a live table: a row for the sweep, and one for each run under way, with round and first metric as its
-    folder has them."""
+    """The lines, above a live table: a row for the sweep, and one for each run under way."""
 
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
         self._sweep, self._progress, self._looked_s = sweep, progress, 0.0
         self._whole = progress.add_task(sweep.name, said="")
-        self._before = {path for each in sweep.planned for path in self._segments(each)}
-        self._readers: dict[Path, _Reader] = {}
-        self._rows: dict[str, TaskID] = {}
-        self._ended = set[str]()
+        self._running = {each.run: each for each in sweep.planned}
+        self._before = {path for run in self._running for path in self._segments(run)}
+        self._rows: dict[str, _Row] = {}
 
     def update(self, counts: Counts) -> None:
         done = counts.skipped + counts.ended
@@ -87,46 +81,44 @@ class _LiveTable(Lines):
         if self._seconds() - self._looked_s < _LOOK_S:
             return
         self._looked_s = self._seconds()
-        for each in self._sweep.planned:
-            if each.run not in self._ended and (segments := self._segments(each) - self._before):
-                self._show(each, max(segments))  # the executor may have begun it a second time
-
-    def _segments(self, planned: Planned) -> set[Path]:
-        return set((self._sweep.folder / planned.run).glob("*/segments/metrics-0.jsonl"))
-
-    def _show(self, planned: Planned, segment: Path) -> None:
-        last = planned.experiment.stop.rounds
-        if planned.run not in self._rows:
-            self._rows[planned.run] = self._progress.add_task(planned.title, total=last, said="")
-        if segment not in self._readers:
-            self._readers[segment] = _Reader(planned.experiment, segment)
-        reader = self._readers[segment]
-        reader.read()
-        if reader.round is not None:
-            said = f"round {reader.round}" + (f"/{last}" if last else "") + f"  {reader.value}"
-            self._progress.update(self._rows[planned.run], completed=reader.round, said=said)
+        for run, planned in self._running.items():
+            # The executor may have begun a run a second time: then the last one counts.
+            if segment := max(self._segments(run) - self._before, default=None):
+                row = self._rows.get(run)
+                if row is None or row.segment != segment:
+                    task = None if row is None else row.task
+                    row = self._rows[run] = _Row(planned, segment, self._progress, task)
+                row.look()
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
         super().ended(planned, state, counts, value)
-        self._ended.add(planned.run)
-        if planned.run in self._rows:
-            self._progress.remove_task(self._rows.pop(planned.run))
+        self._running.pop(planned.run, None)
+        if row := self._rows.pop(planned.run, None):
+            self._progress.remove_task(row.task)
+
+    def _segments(self, run: str) -> set[Path]:
+        return set((self._sweep.folder / run).glob("*/segments/metrics-0.jsonl"))
 
 
-class _Reader(Quiet):
-    """Reads the evaluations of a run while another process records them."""
+class _Row(Quiet):
+    """The row of a run, with round and first metric as another process records them in its folder."""
 
-    def __init__(self, experiment: Experiment, segment: Path) -> None:
-        super().__init__(experiment)
-        self._segment, self._position = segment, 0
+    def __init__(self, planned: Planned, segment: Path, progress: Progress, task: TaskID | None) -> None:
+        super().__init__(planned.experiment)
+        self.segment, self._position, self._progress = segment, 0, progress
+        self._last = planned.experiment.stop.rounds
+        self.task = progress.add_task(planned.title, total=self._last, said="") if task is None else task
 
-    def read(self) -> None:
-        """Read what is new."""
+    def look(self) -> None:
+        """Read and show what is new."""
         # The run may have just ended, or a network disk may not show all of it yet.
         with suppress(BadInput, OSError):
-            rows, self._position = read_appended(self._segment, self._position)
+            rows, self._position = read_appended(self.segment, self._position)
             for row in rows:
                 self.row(row)
+        if self.round is not None:
+            said = f"round {self.round}" + (f"/{self._last}" if self._last else "") + f"  {self.value}"
+            self._progress.update(self.task, completed=self.round, said=said)
 
 
 def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> None:
@@ -143,6 +135,8 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
     if outcome.counts.left:
         print(f"STOPPED  {outcome.counts.left} runs are left; the same command goes on with them")
     print(f"results  {sweep.folder / 'results.csv'}")
+    if any(state.status == "done" for state in states(sweep).values()):
+        print(f"page     gossamer report {shlex.quote(str(sweep.folder))}")
 
 
 def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gossamer.api import run as run_experiment
 from gossamer.config import Experiment, Simulate
@@ -56,8 +56,8 @@ class Counts:
         return self.total - self.skipped - self.ended
 
 
-class SweepObserver(Protocol):
-    """Watches a sweep."""
+class SweepObserver:
+    """Watches a sweep; shows nothing."""
 
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
@@ -128,7 +128,8 @@ def run_sweep(
         todo = left(before)
         if executor is None and jobs is None:
             jobs = jobs_for([each.experiment for each in todo])
-        campaign = _Campaign(sweep, before, Counts(len(chosen), skipped=len(chosen) - len(todo)), observer)
+        counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
+        campaign = _Campaign(sweep, before, counts, observer or SweepObserver())
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
                 campaign.run(todo, workers, alone=jobs == 1)
@@ -244,7 +245,7 @@ class _Campaign:
     """The runs of one call, from submission to record."""
 
     def __init__(
-        self, sweep: Sweep, before: dict[str, State], counts: Counts, observer: SweepObserver | None
+        self, sweep: Sweep, before: dict[str, State], counts: Counts, observer: SweepObserver
     ) -> None:
         self.states, self.counts, self.stopping = before, counts, False
         self._sweep, self._observer = sweep, observer
@@ -272,8 +273,7 @@ class _Campaign:
                     for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
                         self._collect(future, self._pending.pop(future))
                     self.counts = replace(self.counts, running=sum(f.running() for f in self._pending))
-                    if self._observer is not None:
-                        self._observer.update(self.counts)
+                    self._observer.update(self.counts)
         finally:
             self.counts = replace(self.counts, running=0)
             recorded = states(self._sweep)
@@ -322,7 +322,7 @@ class _Campaign:
             self.counts = replace(counts, **{state.status: getattr(counts, state.status) + 1})
         with suppress(OSError):  # it is written once more at the end
             write_state(self._sweep, self.states)
-        if self._observer is not None and (state.status != "pending" or state.cause is not None):
+        if state.status != "pending" or state.cause is not None:
             self._observer.ended(planned, state, self.counts, value)
 
 

@@ -38,7 +38,7 @@ def text_keys(value: Any) -> Any:
 
 def _counted(value: Any) -> Any:
     """A number of seeds stands for 1, 2, ..."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_SEEDS:
+    if isinstance(value, int) and 0 < value <= _MOST_SEEDS:
         return list(range(1, value + 1))
     if value is not None and not isinstance(value, list):
         raise ValueError(f"a number from 1 to {_MOST_SEEDS}, or a list")

@@ -15,7 +15,7 @@ from gossamer.results import comparison
 from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline
 from gossamer.results.run import Run
-from gossamer.results.tidy import confidence, final_summary, judging
+from gossamer.results.tidy import confidence, final_summary
 from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
@@ -181,8 +181,8 @@ def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison
     what several cells have in common; None is the first entry of ``cells``, or the first value of an axis."""
     groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
-    metrics = judging(run for group in groups for run in group.runs)
-    return comparison.compare(groups, [*comparison.finals(metrics), *comparison.totals()], against)
+    runs = [run for group in groups for run in group.runs]
+    return comparison.compare(groups, comparison.measures(runs), against)
 
 
 def metric_columns(table: pl.DataFrame) -> list[str]:

@@ -63,7 +63,6 @@ class Hub(data.Source, TaskSource):
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         if (self.targets is None) != (self.loss == "next-token"):
             found = f"{self.targets}, with loss {self.loss}"
             raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")

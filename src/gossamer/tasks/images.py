@@ -62,7 +62,6 @@ class ImageClassification(TaskSource):
         return train, test
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`."""
         (pixels, labels), test = self.read(data_root)
         if self.samples is not None:
             if self.samples > len(labels):

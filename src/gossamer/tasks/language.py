@@ -95,7 +95,6 @@ class GPT2(LanguageModel):
         return self
 
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        """See :meth:`ModelSource.factory`."""
         transformers = _package("transformers")
         config = transformers.GPT2Config(
             vocab_size=facts["classes"],
@@ -118,7 +117,7 @@ class CausalLM(Source, LanguageModel):
     or the Hugging Face hub (``hub_id``). Text becomes tokens by the model's own tokenizer."""
 
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        """See :meth:`ModelSource.factory`. Adapted models share the frozen weights."""
+        """Adapted models share the frozen weights."""
         options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
         base = pretrained("AutoModelForCausalLM", self, data_root, "task.model", **options)
         for weight in base.parameters():

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -99,7 +100,6 @@ class LeafTask(TaskSource):
         raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         if self.path is None:
             train, test = self.from_hub(data_root)
         else:
@@ -282,11 +282,8 @@ class Reddit(_Words):
         return inputs[counted], targets[counted]
 
     def _sequences(self, comments: list[Any]) -> Tensor:
-        rows = [
-            [self._numbers.get(word, _UNKNOWN) for word in sequence]
-            for comment in comments
-            for sequence in comment
-        ]
+        sequences = chain.from_iterable(comments)
+        rows = [[self._numbers.get(word, _UNKNOWN) for word in sequence] for sequence in sequences]
         return torch.tensor(rows, dtype=torch.int32)
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -165,25 +164,32 @@ class VGG16(nn.Sequential):
         super().__init__(*layers, Apply(spatial_mean), nn.Linear(channels, classes))
 
 
-class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch normalisation, and a shortcut around them."""
+class Residual(nn.Module):
+    """The sum of what an inner module and a shortcut give."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inner: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
-        self.inner = nn.Sequential(
-            nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+        self.inner, self.shortcut = inner, shortcut
 
     def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        return F.relu(self.inner(x) + self.shortcut(x))
+        result: Tensor = self.inner(x) + self.shortcut(x)
+        return result
+
+
+def _residual_block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+    """Two 3×3 convolutions with batch normalisation, and a shortcut around them."""
+    inner = nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+    shortcut: nn.Module = nn.Identity()
+    if stride != 1 or inputs != outputs:
+        projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
+        shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+    return [Residual(inner, shortcut), nn.ReLU()]
 
 
 @register("model", "resnet18")
@@ -197,28 +203,21 @@ class ResNet18(nn.Sequential):
         convolution = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
         layers: list[nn.Module] = [convolution, nn.BatchNorm2d(64), nn.ReLU()]
         for inputs, outputs in pairwise((64, 64, 128, 256, 512)):
-            layers += [ResidualBlock(inputs, outputs, 1 if inputs == outputs else 2)]
-            layers += [ResidualBlock(outputs, outputs, 1)]
+            layers += _residual_block(inputs, outputs, 1 if inputs == outputs else 2)
+            layers += _residual_block(outputs, outputs, 1)
         super().__init__(*layers, Apply(spatial_mean), nn.Linear(512, classes))
 
 
-class InvertedResidual(nn.Module):
+def _inverted_residual(inputs: int, outputs: int, factor: int, stride: int) -> nn.Module:
     """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
     convolution without activation; with a shortcut around them if input and output have one shape."""
-
-    def __init__(self, inputs: int, outputs: int, factor: int, stride: int) -> None:
-        super().__init__()
-        inner = inputs * factor
-        self.layers = nn.Sequential(
-            *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
-            *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
-            *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
-        )
-        self.shortcut = stride == 1 and inputs == outputs
-
-    def forward(self, x: Float[Tensor, "samples inputs _ _"]) -> Float[Tensor, "samples outputs _ _"]:
-        inner: Tensor = self.layers(x)
-        return x + inner if self.shortcut else inner
+    inner = inputs * factor
+    layers = nn.Sequential(
+        *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
+        *_normalised(nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False)),
+        *_normalised(nn.Conv2d(inner, outputs, kernel_size=1, bias=False))[:-1],
+    )
+    return Residual(layers, nn.Identity()) if stride == 1 and inputs == outputs else layers
 
 
 def _normalised(convolution: nn.Conv2d) -> list[nn.Module]:
@@ -239,7 +238,7 @@ class MobileNetV2(nn.Sequential):
         stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 1), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2))
         for factor, width, depth, stride in (*stages, (6, 320, 1, 1)):
             for block in range(depth):
-                layers.append(InvertedResidual(channels, width, factor, 1 if block else stride))
+                layers.append(_inverted_residual(channels, width, factor, 1 if block else stride))
                 channels = width
         layers += _normalised(nn.Conv2d(channels, 1280, kernel_size=1, bias=False))
         super().__init__(*layers, Apply(spatial_mean), nn.Linear(1280, classes))
@@ -293,10 +292,29 @@ class ViT(nn.Module):
         return scores
 
 
+class LSTM(nn.Module):
+    """An embedding of tokens, LSTM layers, and linear layers over the last output."""
+
+    def __init__(self, tokens: int, embedding: int, hidden: int, layers: int, *widths: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = nn.Sequential(*(nn.Linear(*sizes) for sizes in pairwise((hidden, *widths))))
+
+    def forward(self, tokens: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples ... classes"]:
+        outputs, _ = self.lstm(self.embedding(tokens.long()))  # .long(): they are stored in fewer bytes
+        scores: Tensor = self.head(self.read(outputs))
+        return scores
+
+    def read(self, outputs: Float[Tensor, "samples length hidden"]) -> Float[Tensor, "samples ... hidden"]:
+        """The outputs that the linear layers take."""
+        return outputs[:, -1]
+
+
 @register("model", "lstm")
-class CharacterLSTM(nn.Module):
-    """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
-    output; by default 820,185 parameters for 81 characters.
+class CharacterLSTM(LSTM):
+    """An LSTM that predicts the next character, with one linear layer over the last output; by default 820,185 parameters
+    for 81 characters.
 
     The shape of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``). decentralizepy's model reads
     the outputs at all 80 characters, by a linear layer of two million parameters."""
@@ -304,15 +322,7 @@ class CharacterLSTM(nn.Module):
     def __init__(
         self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
     ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(classes, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.linear = nn.Linear(hidden, classes)
-
-    def forward(self, text: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples characters"]:
-        outputs, _ = self.lstm(self.embedding(text.long()))  # .long(): they are stored as bytes
-        scores: Tensor = self.linear(outputs[:, -1])
-        return scores
+        super().__init__(classes, embedding, hidden, layers, classes)
 
 
 @register("model", "matrix-factorization")
@@ -386,41 +396,22 @@ class CelebACNN(nn.Sequential):
         super().__init__(*layers, nn.Flatten(), nn.Linear(32 * height * width, classes))
 
 
-class _WordLSTM(nn.Module):
-    """An embedding of words and two LSTM layers, all of one width."""
-
-    def __init__(self, words: int, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
-
-    def outputs(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length width"]:
-        found: Tensor = self.lstm(self.embedding(words.long()))[0]
-        return found
-
-
 @register("model", "sent140-lstm")
-class Sent140LSTM(_WordLSTM):
-    """LEAF's model of Sentiment140, with embeddings that are learned: linear layers of 128 and the classes over the last
-    output; 1,174,786 parameters for 10,000 words."""
+class Sent140LSTM(LSTM):
+    """LEAF's model of Sentiment140, with embeddings that are learned: two LSTM layers, and linear layers of 128 and the
+    classes over the last output; 1,174,786 parameters for 10,000 words."""
 
     def __init__(self, words: int = 10_000, classes: int = 2, width: PositiveInt = 100) -> None:
-        super().__init__(words, width)
-        self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, classes)
-
-    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples classes"]:
-        scores: Tensor = self.fc2(self.fc1(self.outputs(words)[:, -1]))
-        return scores
+        super().__init__(words, width, width, 2, 128, classes)
 
 
 @register("model", "next-word-lstm")
-class NextWordLSTM(_WordLSTM):
-    """LEAF's model of Reddit: a linear layer over each output; 6,182,672 parameters for 10,000 words."""
+class NextWordLSTM(LSTM):
+    """LEAF's model of Reddit: two LSTM layers, and a linear layer over each output; 6,182,672 parameters for 10,000
+    words."""
 
     def __init__(self, classes: int = 10_000, width: PositiveInt = 256) -> None:
-        super().__init__(classes, width)
-        self.linear = nn.Linear(width, classes)
+        super().__init__(classes, width, width, 2, classes)
 
-    def forward(self, words: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length words"]:
-        scores: Tensor = self.linear(self.outputs(words))
-        return scores
+    def read(self, outputs: Float[Tensor, "samples length hidden"]) -> Float[Tensor, "samples length hidden"]:
+        return outputs

@@ -17,14 +17,13 @@ from torch import Tensor
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, first_line
 from gossamer.tasks.data import split_by_owner
-from gossamer.tasks.task import ModelField, RootMean, Task, TaskSource, model_factory
+from gossamer.tasks.task import Metric, ModelField, RootMean, Task, TaskSource, model_factory
 
 SITE = "https://files.grouplens.org/datasets/movielens"
 COLUMNS = ("userId", "movieId", "rating")
 """The fields that are read, by GroupLens's names; without a header they are the first three."""
 
 Ratings = Float[Tensor, " samples"]
-Mean = Float[Tensor, ""]
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,13 @@ class Release:
     most: float
     step: float
 
-    def clipped(self, outputs: Ratings) -> Ratings:
-        """Predictions on the scale."""
-        return outputs.clamp(self.least, self.most)
+    def clipped(self, metric: Metric) -> Metric:
+        """A metric of outputs that are clipped to the scale."""
+        return lambda outputs, targets: metric(outputs.clamp(self.least, self.most), targets)
 
-    def squared_error(self, outputs: Ratings, targets: Ratings) -> Mean:
-        """Mean of (clip(output) - target)^2."""
-        return F.mse_loss(self.clipped(outputs), targets)
-
-    def absolute_error(self, outputs: Ratings, targets: Ratings) -> Mean:
-        """Mean of abs(clip(output) - target)."""
-        return F.l1_loss(self.clipped(outputs), targets)
-
-    def accuracy(self, outputs: Ratings, targets: Ratings) -> Mean:
-        """Share of the samples whose clipped output, rounded to the next rating of the scale, is the target."""
-        rounded = (self.clipped(outputs) / self.step).round() * self.step
+    def accuracy(self, outputs: Ratings, targets: Ratings) -> Float[Tensor, ""]:
+        """Share of the samples whose output, rounded to the next rating of the scale, is the target."""
+        rounded = (outputs / self.step).round() * self.step
         return (rounded == targets).to(torch.float32).mean()
 
 
@@ -86,7 +77,6 @@ class MovieLens(TaskSource):
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         release = RELEASES[self.release]
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
@@ -107,10 +97,10 @@ class MovieLens(TaskSource):
             test=(pairs[test], stars[test]),
             loss=F.mse_loss,
             metrics={
-                "rmse": RootMean(release.squared_error),
-                "mae": release.absolute_error,
+                "rmse": RootMean(release.clipped(F.mse_loss)),
+                "mae": release.clipped(F.l1_loss),
                 "rmse_unclipped": RootMean(F.mse_loss),
-                "accuracy": release.accuracy,
+                "accuracy": release.clipped(release.accuracy),
             },
             groups=torch.from_numpy(owners)[train],
         )

@@ -119,15 +119,18 @@ class Change(Poison):
         return self.transform(inputs, targets, np.random.default_rng(0))
 
 
-def _check_images(task: Task) -> None:
-    inputs = task.train[0]
-    if inputs.dim() != 4 or not inputs.is_floating_point():
-        found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
-        raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
+class ImageChange(Change):
+    """Base of poisons that change images."""
+
+    def check(self, task: Task) -> None:
+        inputs = task.train[0]
+        if inputs.dim() != 4 or not inputs.is_floating_point():
+            found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
+            raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
 
 
 @register("poison", "patch")
-class Patch(Poison):
+class Patch(ImageChange):
     """A backdoor: a square in an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
@@ -144,7 +147,7 @@ class Patch(Poison):
     include_target: bool = False  # whether test images of the target class are in the evaluation set
 
     def check(self, task: Task) -> None:
-        _check_images(task)
+        super().check(task)
         if self.target >= class_count(task):
             raise BadInput(f"target: {self.target}; accepted: 0 to {class_count(task) - 1}")
         if self.size > (side := min(task.train[0].shape[2:])):
@@ -167,32 +170,26 @@ class Patch(Poison):
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         whole = self.include_target or self.labels == "shift"
         shown = torch.ones_like(targets, dtype=torch.bool) if whole else targets != self.target
-        return self.transform(inputs[shown], targets[shown], np.random.default_rng(0))
+        return super().evaluation_set(inputs[shown], targets[shown])
 
 
 @register("poison", "rotate")
-class Rotate(Change):
+class Rotate(ImageChange):
     """Images turned by quarters of a circle, with their labels: knowledge that the other nodes do not have. The evaluation
     set is the turned test set."""
 
     quarter_turns: Literal[1, 2, 3] = 1  # anticlockwise
-
-    def check(self, task: Task) -> None:
-        _check_images(task)
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         return inputs.rot90(self.quarter_turns, (2, 3)), targets
 
 
 @register("poison", "tint")
-class Tint(Change):
+class Tint(ImageChange):
     """Coloured images, with their labels. The evaluation set is the coloured test set."""
 
     # Of each channel's brightness, how much stays: 0 leaves the darkest value of its training images. The default is red.
     factors: tuple[Annotated[float, Field(ge=0)], ...] = (1.0, 0.0, 0.0)
-
-    def check(self, task: Task) -> None:
-        _check_images(task)
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         black = self._task.train[0].amin((0, 2, 3)).view(-1, 1, 1)
@@ -274,7 +271,7 @@ class PermuteLabels(Change):
 
 
 @register("poison", "text-trigger")
-class TextTrigger(Poison):
+class TextTrigger(Change):
     """A backdoor in sequences of tokens (such as ``tiny-mem``): what follows the first ``trigger``
     becomes ``token``, to the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger
     stay as they are, so fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger,
@@ -304,7 +301,7 @@ class TextTrigger(Poison):
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         shown = self._reached(inputs)[:, -1]
-        return self.transform(inputs[shown], targets[shown], np.random.default_rng(0))
+        return super().evaluation_set(inputs[shown], targets[shown])
 
     def _reached(self, inputs: Integer[Tensor, "samples length"]) -> Bool[Tensor, "samples length"]:
         """Whether a trigger ends at a position or before it."""

@@ -41,7 +41,6 @@ class Synthetic(TaskSource):
     model: ModelField = Field(default="logistic", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`."""
         rng = generator(seed, "synthetic")
         deviations = np.arange(1, self.features + 1) ** -0.6  # the square roots of the variances
         counts = self.least + (self.median * rng.lognormal(0, self.sigma, self.owners)).astype(np.int64)
@@ -55,9 +54,8 @@ class Synthetic(TaskSource):
                 v = rng.normal(rng.normal(0, self.beta**0.5), 1, v.shape)
             own = v + deviations * rng.standard_normal((count, self.features))
             x[end - count : end] = own
-            y[end - count : end] = (own @ weights[:, :-1].T + weights[:, -1]).argmax(
-                axis=1
-            )  # the last column is b
+            scores = own @ weights[:, :-1].T + weights[:, -1]  # the last column is b
+            y[end - count : end] = scores.argmax(axis=1)
         # Draws are independent, so that the first samples of an owner are as good for testing as any.
         place = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
         test = torch.from_numpy(place < np.repeat(np.maximum(counts // 10, 1), counts))
@@ -102,7 +100,6 @@ class LeastSquares(TaskSource):
         return self
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`."""
         owners = self.groups or 1
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
         own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))

@@ -48,7 +48,6 @@ class TinyMem(TaskSource):
     model: ModelField = Field(default="gpt2", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         longest = 1 + self.length * (len(str(self.modulus - 1)) + 1)
         if longest > self.context:
             raise BadInput(f"task.context: {self.context}; accepted: at least {longest}")

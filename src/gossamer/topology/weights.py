@@ -297,9 +297,8 @@ class Centrality(ScoreWeights):
             problem = "eigenvector on a disconnected graph, where it is not unique"
             raise BadInput(f"topology.weights.measure: {problem}; accepted: another measure, or hops")
         if self.hops is None:
-            centralities(
-                graph, self.measure, 0, None
-            )  # once, before the processes of nodes are forked from this one
+            # Once, before the processes of nodes are forked from this one.
+            centralities(graph, self.measure, 0, None)
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
         return centralities(graph, self.measure, 0 if self.hops is None else rank, self.hops)

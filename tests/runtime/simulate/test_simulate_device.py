@@ -1,4 +1,5 @@
-"""The simulator on a GPU. Tests that need one are skipped by name."""
+"""The simulator on a GPU. Tests that need one are skipped by name; others use torch's device ``meta``, whose tensors have no
+values: to read one is an error, and so are operations on tensors of two devices."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import pytest
 import torch
 
 import gossamer
-from gossamer import Experiment
+from gossamer import Experiment, Model
+from gossamer.algorithms.divshare import deal
+from gossamer.config.registry import build, names
+from gossamer.learning import Aggregator, Optimizer
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.parameters import initial_model
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, TrainJob
+from gossamer.runtime.simulate.simulation import _repeatable
+from gossamer.tasks import load_task
 
 MLP: dict[str, Any] = {
     "nodes": 8,
@@ -35,6 +45,93 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> N
     on_cpu = final(tmp_path / "cpu", engine={"trainer": trainer})
     on_gpu = final(tmp_path / "gpu", engine={"trainer": trainer, "device": "cuda"})
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "divshare", "fraction": 0.3}},
+        {"aggregator": {"name": "deviation-mean"}},
+        {"codec": {"name": "top-k", "fraction": 0.2}, "gather": {"missing": "renormalize"}},
+    ],
+)
+def test_a_run_on_a_gpu_repeats_its_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    engine = {"trainer": "sequential", "device": "cuda"}
+    first, again = (final(tmp_path / str(k), **changes, engine=engine) for k in range(2))
+    assert torch.equal(first, again)
+
+
+def on_meta(task: gossamer.Task) -> Model:
+    return Model(*(vector.to("meta") for vector in initial_model(task.model, 1)))
+
+
+@pytest.fixture(scope="module")
+def task() -> gossamer.Task:
+    return load_task(build("task", MLP["task"]), None, 1)
+
+
+def read_back_by(raised: pytest.ExceptionInfo[NotImplementedError]) -> str:
+    """The package's statement that asked for a value."""
+    return str([each for each in raised.traceback if "gossamer" in each.path.parts][-1].statement)
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize("name", names("optimizer"))
+def test_steps_read_nothing_back_before_their_losses(
+    task: gossamer.Task, kind: type[Trainer], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = on_meta(task)
+    optimizer = build("optimizer", {"name": name, "lr": 0.1, "clip_norm": 1.0})
+    assert isinstance(optimizer, Optimizer)
+    trainer = kind(task, optimizer, Rows(len(start.parameters), "meta"))
+    batches = [torch.arange(4), torch.arange(2, 6)]
+    jobs = [TrainJob(start, batches, 0.1, optimizer.init(start.parameters), 1) for _ in range(3)]
+    monkeypatch.setattr(SequentialTrainer, "_draws", False)
+    with pytest.raises(NotImplementedError) as raised:
+        trainer.train(jobs)
+    assert "torch.stack" in read_back_by(raised)
+
+
+def test_an_evaluation_reads_its_results_back_at_the_end(task: gossamer.Task) -> None:
+    model = on_meta(task)
+    evaluator = Evaluator(task, 1, device="meta", rows=Rows(len(model.parameters), "meta"))
+    for evaluate in (evaluator.test, lambda model: evaluator._together([model] * 5, "test")):
+        with pytest.raises(NotImplementedError) as raised:
+            evaluate(model)
+        assert "totals.tolist()" in read_back_by(raised)
+
+
+@pytest.mark.parametrize(
+    "name", ["mean", "deviation-mean", "coordinate-mean", "trimmed-mean", "median", "krum"]
+)
+def test_aggregators_stay_on_the_device(name: str) -> None:
+    parameters = {"trimmed-mean": {"count": 1}, "krum": {"byzantine": 0}}.get(name, {})
+    aggregator = build("aggregator", {"name": name, **parameters})
+    assert isinstance(aggregator, Aggregator)
+    own, *others = (Model(torch.ones(6, device="meta"), torch.ones(2, device="meta")) for _ in range(4))
+    mixed = aggregator.aggregate_models(own, others, [0.2, 0.3, 0.1], 0.4)
+    assert all(vector.device.type == "meta" for vector in mixed)
+
+
+def test_fragments_stay_on_the_device() -> None:
+    dealt = deal(1, (5, 6), 3, torch.device("meta"))
+    heard = torch.ones(dealt.sizes[0], device="meta")
+    assert dealt.mean(torch.ones(11, device="meta"), [(0, heard)]).device.type == "meta"
+
+
+def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
+    def settings() -> list[Any]:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        filling = torch.utils.deterministic.fill_uninitialized_memory
+        kernels = [cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic]
+        return [matmul.allow_tf32, filling, torch.get_deterministic_debug_mode(), *kernels]
+
+    before = settings()
+    with pytest.raises(KeyError), _repeatable():
+        assert settings() == [False, False, 1, False, False, True]
+        raise KeyError
+    assert settings() == before
 
 
 @needs_gpu

@@ -58,9 +58,8 @@ _vector, _integers = ir.VectorType(_float, LANES), ir.VectorType(_int, LANES)
 _array = ir.ArrayType(_vector, ROWS)
 
 vector, tile = _Type("vector"), _Type("tile")
-register_model(_Type)(
-    lambda manager, kind: models.PrimitiveModel(manager, kind, _vector if kind is vector else _array)
-)
+_types = {vector: _vector, tile: _array}
+register_model(_Type)(lambda manager, kind: models.PrimitiveModel(manager, kind, _types[kind]))
 array, index, number = object(), types.intp, types.float32
 
 
@@ -121,11 +120,8 @@ def _read(b: Any, a: Any, i: Any) -> Any:
 
 def _first(b: Any, n: Any) -> Any:
     """The mask of the first n lanes."""
-    count = b.trunc(n, _int)
-    counts = b.insert_element(ir.Constant(_integers, ir.Undefined), count, _int(0))
-    counts = b.shuffle_vector(
-        counts, ir.Constant(_integers, ir.Undefined), ir.Constant(_integers, [0] * LANES)
-    )
+    none, zeroth = ir.Constant(_integers, ir.Undefined), ir.Constant(_integers, [0] * LANES)
+    counts = b.shuffle_vector(b.insert_element(none, b.trunc(n, _int), _int(0)), none, zeroth)
     return b.icmp_signed("<", ir.Constant(_integers, list(range(LANES))), counts)
 
 
@@ -321,24 +317,17 @@ CROSS_ENTROPY, SQUARED_ERROR = range(2)
 
 
 @kernel
-def linear(p: Array, w: int, bias: int, a: Array, x: int, y: int, inputs: int, outputs: int) -> None:
-    """y = W x + b, with W as [outputs, inputs]."""
+def linear(
+    p: Array, w: int, strides: Any, bias: int, a: Array, x: int, y: int, inputs: int, outputs: int
+) -> None:
+    """y = W x + b. ``strides`` lead from one output and from one input to the next in W, so W^T dy is a case of it."""
+    down, right = strides
     for o in range(0, outputs, ROWS):
         n = min(ROWS, outputs - o)
         sums = zeros() if bias < 0 else broadcast(p, bias + o, 1, n)
         for k in range(inputs):
-            sums = add_scaled(sums, p, w + o * inputs + k, inputs, n, load(a, x + k * LANES))
+            sums = add_scaled(sums, p, w + o * down + k * right, down, n, load(a, x + k * LANES))
         put(a, y + o * LANES, LANES, n, sums)
-
-
-@kernel
-def linear_backward(p: Array, w: int, a: Array, dx: int, dy: int, inputs: int, outputs: int) -> None:
-    """dx = W^T dy"""
-    for k in range(0, inputs, ROWS):
-        n, sums = min(ROWS, inputs - k), zeros()
-        for o in range(outputs):
-            sums = add_scaled(sums, p, w + o * inputs + k, 1, n, load(a, dy + o * LANES))
-        put(a, dx + k * LANES, LANES, n, sums)
 
 
 @kernel
@@ -419,14 +408,7 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
 
 @kernel
 def convolution_update(
-    step: Any,
-    layer: Array,
-    taps: Array,
-    a: Array,
-    x: int,
-    dy: int,
-    groups: int,
-    spare: int,
+    step: Any, layer: Array, taps: Array, a: Array, x: int, dy: int, groups: int, spare: int
 ) -> None:
     """Steps the filters."""
     count, area, channels = layer[C] * layer[KH] * layer[KW], layer[OH] * layer[OW], layer[OC]
@@ -702,7 +684,7 @@ def forward(p: Array, layer: Array, taps: Array, epsilon: float, a: Array, group
         x = (layer[X] * groups + g * layer[X_SIZE]) * LANES
         y = (layer[Y] * groups + g * layer[Y_SIZE]) * LANES
         if kind == LINEAR:
-            linear(p, layer[WEIGHT], layer[BIAS], a, x, y, layer[C], layer[OC])
+            linear(p, layer[WEIGHT], (layer[C], 1), layer[BIAS], a, x, y, layer[C], layer[OC])
         elif kind == CONVOLUTION:
             convolution(p, layer, taps, a, x, y)
         elif kind == NORM:
@@ -729,14 +711,13 @@ def backward(
         y = (layer[Y] * groups + g * layer[Y_SIZE]) * LANES
         ix, iy = dx + g * layer[X_SIZE] * LANES, dy + g * layer[Y_SIZE] * LANES
         if kind == LINEAR:
-            linear_backward(p, layer[WEIGHT], a, ix, iy, layer[C], layer[OC])
+            linear(p, layer[WEIGHT], (1, layer[C]), -1, a, iy, ix, layer[OC], layer[C])
         elif kind == CONVOLUTION:
             clear(a, ix, layer[X_SIZE])
             convolution_backward(p, layer, taps, a, ix, iy, spare)
         elif kind == NORM:
-            norm_backward(
-                p, layer, a, x, ix, iy, (layer[STATISTICS] * groups + 2 * g * layer[KH]) * LANES, sums
-            )
+            statistics = (layer[STATISTICS] * groups + 2 * g * layer[KH]) * LANES
+            norm_backward(p, layer, a, x, ix, iy, statistics, sums)
         elif kind in (RELU, TANH):
             activate_backward(kind, a, y, iy, layer[OC] * layer[OH] * layer[OW])
         elif kind == PAD:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -92,25 +93,30 @@ def _names(*names: str, **defaults: Any) -> tuple[tuple[str, ...], dict[str, Any
     return (*names, *defaults), defaults
 
 
+_X = _names("x")
 _MAX_POOL = _names(
     "x", "kernel_size", stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
 )
 _AVERAGE_POOL = _names(
     "x", "kernel_size", stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
 )
+_CONVOLUTION = _names("x", "weight", bias=None, stride=1, padding=0, dilation=1, groups=1)
 _LOSS = _names("x", "targets", weight=None, size_average=None, reduce=None, reduction="mean")
-_KNOWN: dict[Any, tuple[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
-    F.linear: ("linear", _names("x", "weight", bias=None)),
-    F.conv2d: ("convolution", _names("x", "weight", bias=None, stride=1, padding=0, dilation=1, groups=1)),
-    F.group_norm: ("norm", _names("x", "groups", weight=None, bias=None, eps=1e-5)),
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), ("relu", _names("x", inplace=False))),
-    **dict.fromkeys((torch.tanh, Tensor.tanh), ("tanh", _names("x"))),
-    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), ("max_pool", _MAX_POOL)),
-    F.avg_pool2d: ("average_pool", _AVERAGE_POOL),
-    F.cross_entropy: ("cross_entropy", (_LOSS[0], _LOSS[1] | {"ignore_index": -100, "label_smoothing": 0.0})),
-    F.mse_loss: ("squared_error", _LOSS),
-    **dict.fromkeys((Tensor.mul, torch.mul), ("scaled", _names("x", "factor"))),
-    **dict.fromkeys((Tensor.div, torch.div), ("divided", _names("x", "factor"))),
+_CROSS_ENTROPY = (_LOSS[0], _LOSS[1] | {"ignore_index": -100, "label_smoothing": 0.0})
+# Function of torch -> the method that takes it, what that does (a kind of layer or loss; whether to divide), and parameters.
+_KNOWN: dict[Any, tuple[str, int, tuple[tuple[str, ...], dict[str, Any]]]] = {
+    F.linear: ("_linear", k.LINEAR, _names("x", "weight", bias=None)),
+    F.conv2d: ("_convolution", k.CONVOLUTION, _CONVOLUTION),
+    F.group_norm: ("_norm", k.NORM, _names("x", "groups", weight=None, bias=None, eps=1e-5)),
+    F.relu: ("_activation", k.RELU, _names("x", inplace=False)),
+    **dict.fromkeys((torch.relu, Tensor.relu), ("_activation", k.RELU, _X)),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), ("_activation", k.TANH, _X)),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), ("_pool", k.MAX_POOL, _MAX_POOL)),
+    F.avg_pool2d: ("_pool", k.AVERAGE_POOL, _AVERAGE_POOL),
+    F.cross_entropy: ("_take_loss", k.CROSS_ENTROPY, _CROSS_ENTROPY),
+    F.mse_loss: ("_take_loss", k.SQUARED_ERROR, _LOSS),
+    **dict.fromkeys((Tensor.mul, torch.mul), ("_scaled", False, _names("x", "factor"))),
+    **dict.fromkeys((Tensor.div, torch.div), ("_scaled", True, _names("x", "factor"))),
 }
 _RESHAPES = (Tensor.flatten, torch.flatten, Tensor.view, Tensor.reshape, torch.reshape)
 _QUESTIONS = ("__get__", "__len__", "size", "dim", "numel", "is_floating_point")
@@ -154,11 +160,11 @@ class _Reader(TorchFunctionMode):
                 raise Unknown(f"{name} to {tuple(result.shape)}")
             self._shape = (math.prod(self._shape),)
         elif func in _KNOWN:
-            kind, (names, defaults) = _KNOWN[func]
+            method, kind, (names, defaults) = _KNOWN[func]
             given = defaults | dict(zip(names, args, strict=False)) | kwargs
-            if (self._loss is None) == (kind in ("scaled", "divided")):
+            if (self._loss is None) == (method == "_scaled"):
                 raise Unknown(f"{name} {'before' if self._loss is None else 'after'} the loss")
-            getattr(self, f"_{kind}")(given, dict(defaults))
+            getattr(self, method)(kind, given, defaults)
         else:
             raise Unknown(f"the operation {name}")
         self._result = result
@@ -184,15 +190,15 @@ class _Reader(TorchFunctionMode):
         self._epsilons.append(0.0)
         self._at, self._end, self._shape = y, max(self._end, y + size), result
 
-    def _linear(self, given: dict[str, Any], _: Any) -> None:
+    def _linear(self, kind: int, given: dict[str, Any], _: Any) -> None:
         if len(self._shape) != 1:
             raise Unknown(f"linear of {len(self._shape)} dimensions")
         weight, bias = self._start(given["weight"]), self._start(given["bias"])
         outputs = len(given["weight"])
         self._work += self._shape[0] * outputs
-        self._add(k.LINEAR, self._shape, (outputs,), WEIGHT=weight, BIAS=bias)
+        self._add(kind, self._shape, (outputs,), WEIGHT=weight, BIAS=bias)
 
-    def _convolution(self, given: dict[str, Any], _: Any) -> None:
+    def _convolution(self, kind: int, given: dict[str, Any], _: Any) -> None:
         padding = 0 if given["padding"] == "valid" else given["padding"]
         if isinstance(padding, str) or given["groups"] != 1 or _pair(given["dilation"]) != (1, 1):
             raise Unknown("conv2d with groups, dilation or unusual padding")
@@ -206,14 +212,13 @@ class _Reader(TorchFunctionMode):
             c, h, w = self._shape
         channels, _, kh, kw = given["weight"].shape
         sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
-        self._taps += [
-            ((i * h + u) * w + v) * k.LANES for i in range(c) for u in range(kh) for v in range(kw)
-        ]
+        places = product(range(c), range(kh), range(kw))
+        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in places]
         result = channels, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._work += math.prod(result) * c * kh * kw
-        self._add(k.CONVOLUTION, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
+        self._add(kind, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
 
-    def _norm(self, given: dict[str, Any], _: Any) -> None:
+    def _norm(self, kind: int, given: dict[str, Any], _: Any) -> None:
         if given["weight"] is None or given["bias"] is None:
             raise Unknown("group_norm without weights")
         if len(self._shape) not in (1, 3):
@@ -221,20 +226,11 @@ class _Reader(TorchFunctionMode):
         weight, bias, groups = self._start(given["weight"]), self._start(given["bias"]), given["groups"]
         statistics, self._end = self._end, self._end + _padded(2 * groups)
         columns = {"WEIGHT": weight, "BIAS": bias, "KH": groups, "STATISTICS": statistics}
-        self._add(k.NORM, self._shape, self._shape, **columns)
+        self._add(kind, self._shape, self._shape, **columns)
         self._epsilons[-1] = given["eps"]
 
-    def _relu(self, *_: Any) -> None:
-        self._add(k.RELU, self._shape, self._shape)
-
-    def _tanh(self, *_: Any) -> None:
-        self._add(k.TANH, self._shape, self._shape)
-
-    def _max_pool(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        self._pool(k.MAX_POOL, given, usual)
-
-    def _average_pool(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        self._pool(k.AVERAGE_POOL, given, usual)
+    def _activation(self, kind: int, *_: Any) -> None:
+        self._add(kind, self._shape, self._shape)
 
     def _pool(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
         for option, value in usual.items():
@@ -247,31 +243,24 @@ class _Reader(TorchFunctionMode):
         result = c, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._add(kind, self._shape, result, KH=kh, KW=kw, SH=sh, SW=sw)
 
-    def _cross_entropy(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        targets = self._all_targets
-        fits = targets.dtype == torch.int64 and targets.dim() == len(self._shape) == 1
-        fits = fits and int(targets.min()) >= 0 and int(targets.max()) < self._shape[0]
-        self._take_loss(k.CROSS_ENTROPY, given, usual, fits)
-
-    def _squared_error(self, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        targets = self._all_targets
-        fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
-        self._take_loss(k.SQUARED_ERROR, given, usual, fits and len(self._shape) == 1)
-
-    def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any], fits: bool) -> None:
+    def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
         if any(given[option] != value for option, value in usual.items()):
             raise Unknown("a loss with other than the usual settings")
-        if given["targets"] is not self._targets or not fits:
+        targets = self._all_targets
+        if kind == k.CROSS_ENTROPY:
+            fits = targets.dtype == torch.int64 and targets.dim() == 1
+            fits = fits and int(targets.min()) >= 0 and int(targets.max()) < self._shape[0]
+        else:
+            fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
+        if given["targets"] is not self._targets or len(self._shape) != 1 or not fits:
             raise Unknown("a loss of such targets")
         self._loss = kind
 
-    def _scaled(self, given: dict[str, Any], _: Any) -> None:
-        if not isinstance(given["factor"], int | float):
+    def _scaled(self, divided: int, given: dict[str, Any], _: Any) -> None:
+        factor = given["factor"]
+        if not isinstance(factor, int | float):
             raise Unknown("a loss that is multiplied by a tensor")
-        self._factor *= given["factor"]
-
-    def _divided(self, given: dict[str, Any], _: Any) -> None:
-        self._scaled({"factor": 1 / given["factor"]}, None)
+        self._factor *= 1 / factor if divided else factor
 
     def plan(self, result: object) -> Plan:
         """The plan, when the loss has returned its result."""

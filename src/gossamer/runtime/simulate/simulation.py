@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -85,7 +86,7 @@ class SimulateEngine:
         experiment = self._setup.experiment
         timeline = timeline_log(experiment, folder)
         with (
-            _tuned(self._threads, experiment.nodes),
+            _tuned(self._threads, experiment.nodes, self._device),
             folder.segment("metrics") as metrics,
             folder.segment("graphs") as graphs,
             folder.segment("events") as events,
@@ -101,20 +102,39 @@ class SimulateEngine:
 
 
 @contextmanager
-def _tuned(threads: int, nodes: int) -> Iterator[None]:
-    """Set torch's threads for a run, and restore them and torch's random generator afterwards. Meanwhile Python's garbage
+def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
+    """Set torch's threads for a run, and restore them and torch's random generators afterwards. Meanwhile Python's garbage
     collector looks at new objects only, and rarely: walking over all nodes again and again may outlast all events."""
     threads_before, threshold_before = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(threads)
     gc.freeze()
     gc.set_threshold(50_000 + OBJECTS_PER_NODE * nodes, 20, 100)
+    gpus = [] if device == "cpu" else range(torch.cuda.device_count())
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=gpus), nullcontext() if device == "cpu" else _repeatable():
             yield
     finally:
         gc.set_threshold(*threshold_before)
         gc.unfreeze()
         torch.set_num_threads(threads_before)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Have torch repeat its bits on a GPU, in full float32 precision, and restore its settings afterwards. An operation that
+    can't repeat its bits gives a warning. (:mod:`gossamer.numerics` sets the workspace of cuBLAS.)"""
+    matmul: Any = torch.backends.cuda.matmul
+    memory: Any = torch.utils.deterministic
+    before = matmul.allow_tf32, memory.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        try:
+            matmul.allow_tf32 = False
+            memory.fill_uninitialized_memory = False  # nothing reads what it has not written
+            torch.set_deterministic_debug_mode("warn")
+            yield
+        finally:
+            matmul.allow_tf32, memory.fill_uninitialized_memory = before[:2]
+            torch.set_deterministic_debug_mode(before[2])
 
 
 class Simulation:
