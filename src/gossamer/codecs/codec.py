@@ -319,11 +319,11 @@ class Coder:
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error
-        if isinstance(found, Tensor):
-            found = found if self._pieces else node.store(found)
-        else:
-            device = node.parameters.device
+        device = node.parameters.device
+        if isinstance(found, Part):
             found = Part(found.values.to(device), found.where.to(device), found.size)
+        else:
+            found = found.to(device) if self._pieces else node.store(found)
         if not self._alike or reads:
             return found
         coded.decoded.append(found)  # (If threads have decoded it at the same time, the first result counts.)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib
 import io
 import logging
 import os
@@ -15,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -58,6 +59,14 @@ class Source(BaseModel):
         return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
 
 
+def package(module: str, install: str, name: str = "") -> Any:
+    """A module of an optional package; a BadInput tells what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise BadInput(f"no package {name or module!r}; accepted: after pip install {install}") from None
+
+
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
 Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
@@ -68,10 +77,7 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
     or refused."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
-        try:
-            from PIL import Image
-        except ImportError:
-            raise _no_package("pillow") from None
+        Image = package("PIL.Image", "'gossamer[data]'", "pillow")
         if not is_image(column):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
         pixels = np.empty((len(column), height, width, channels), np.uint8)
@@ -186,10 +192,7 @@ def hub_folder(
             accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
             raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
         return folder.resolve()
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise _no_package("huggingface_hub") from None
+    snapshot_download = package("huggingface_hub", "'gossamer[data]'").snapshot_download
     try:
         folder = Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
         if kind == "dataset" and not any(next(folder.rglob(each), None) for each in patterns):
@@ -245,10 +248,6 @@ def _read_table(path: Path) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
     raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join((*DATA, *IMAGES))}")
-
-
-def _no_package(name: str) -> BadInput:
-    return BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[data]'")
 
 
 def _store(path: Path, arrays: Arrays) -> None:

@@ -6,7 +6,6 @@ loss and accuracy are means over its counted tokens, and those of several sample
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 from gossamer.config import Section
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
-from gossamer.tasks.data import Source
+from gossamer.tasks.data import Source, package
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
 IGNORED = -100  # the target of a token that is not counted
-
+LLM = "'gossamer[llm]'"  # what to install
 
 # The files that are read from a model's folder; weights are safetensors, so that nothing is unpickled.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -47,7 +46,7 @@ class Tokenizer(Source, Section):
 
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
     """Reads a folder with a class of transformers, without the network and without running code from the folder."""
-    folder, transformers = source.place(data_root, "model", FILES), _package("transformers")
+    folder, transformers = source.place(data_root, "model", FILES), package("transformers", LLM)
     transformers.logging.disable_progress_bar()
     options |= {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -55,13 +54,6 @@ def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **
     except Exception as error:  # transformers raises many kinds
         accepted = "what save_pretrained() writes, with safetensors"
         raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[llm]'") from None
 
 
 class LanguageModel(ModelSource):
@@ -73,7 +65,7 @@ class LanguageModel(ModelSource):
     def _adapted(self, create: Callable[[], nn.Module]) -> NextToken:
         model = create()
         if self.lora is not None:
-            peft, targets = _package("peft"), self.lora.targets and list(self.lora.targets)
+            peft, targets = package("peft", LLM), self.lora.targets and list(self.lora.targets)
             transposed = any(type(layer).__name__ == "Conv1D" for layer in model.modules())
             options = {"r": self.lora.r, "lora_alpha": self.lora.alpha, "fan_in_fan_out": transposed}
             peft.inject_adapter_in_model(peft.LoraConfig(target_modules=targets, **options), model)
@@ -95,7 +87,7 @@ class GPT2(LanguageModel):
         return self
 
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        transformers = _package("transformers")
+        transformers = package("transformers", LLM)
         config = transformers.GPT2Config(
             vocab_size=facts["classes"],
             n_positions=facts["shape"][0],

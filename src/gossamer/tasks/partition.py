@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput, cause
 from gossamer.randomness import generator
+from gossamer.tasks.data import package
 from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
@@ -37,21 +38,18 @@ class Partition(Component):
         refuses a split that is impossible with this task and this many nodes."""
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
-        parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
+        parts, said = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
+        parts = [np.sort(part.astype(np.int64)) for part in parts]
         if len(parts) != nodes or not all(map(len, parts)):
             found = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
-            raise BadInput(
-                f"partition {self.name_of()!r}: {found}; accepted: one a node, of at least one sample"
-            )
+            raise BadInput(f"{said}: {found}; accepted: one a node, of at least one sample")
         used = np.concatenate(parts)
         if used.min() < 0 or used.max() >= task.samples or np.bincount(used).max() > 1:
             found = "samples that do not exist, or that two nodes have"
-            raise BadInput(
-                f"partition {self.name_of()!r}: {found}; accepted: 0 to {task.samples - 1}, each once"
-            )
+            raise BadInput(f"{said}: {found}; accepted: 0 to {task.samples - 1}, each once")
         if left := task.samples - len(used):
-            said = "partition %s: %d of %d training samples are left out"
-            log.warning(said, self.name_of(), left, task.samples)
+            message = "partition %s: %d of %d training samples are left out"
+            log.warning(message, self.name_of(), left, task.samples)
         return parts
 
     def held_out(self, parts: Parts, seed: int) -> tuple[Parts, Parts]:
@@ -207,11 +205,8 @@ class Flower(Partition):
     partitioner: str  # the name of its class, such as DirichletPartitioner
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        try:
-            import datasets
-            from flwr_datasets import partitioner as package
-        except ImportError:
-            raise BadInput("no package 'flwr-datasets'; accepted: after pip install flwr-datasets") from None
+        partitioners = package("flwr_datasets.partitioner", "flwr-datasets", "flwr-datasets")
+        datasets = package("datasets", "flwr-datasets")
         datasets.disable_progress_bars()
         order = rng.permutation(task.samples)
         columns: dict[str, Any] = {"index": order}
@@ -220,7 +215,7 @@ class Flower(Partition):
                 columns[name] = values.numpy(force=True)[order]
         offered = {"num_partitions": nodes, "seed": int(rng.integers(2**31))}
         try:
-            cls = getattr(package, self.partitioner)
+            cls = getattr(partitioners, self.partitioner)
             taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
             partitioner = cls(**{**taken, **(self.model_extra or {})})
             partitioner.dataset = datasets.Dataset.from_dict(columns)

@@ -54,6 +54,9 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> N
         {"algorithm": {"name": "divshare", "fraction": 0.3}},
         {"aggregator": {"name": "deviation-mean"}},
         {"codec": {"name": "top-k", "fraction": 0.2}, "gather": {"missing": "renormalize"}},
+        {"codec": {"name": "wavelet"}},
+        {"algorithm": {"name": "all-reduce"}, "codec": {"name": "quantize"}},
+        {"algorithm": {"name": "influence-corrected"}, "topology": {"name": "star", "weights": "uniform"}},
     ],
 )
 def test_a_run_on_a_gpu_repeats_its_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
