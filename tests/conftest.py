@@ -26,7 +26,7 @@ install_import_hook(
     [
         *("gossamer.algorithms", "gossamer.codecs", "gossamer.faults", "gossamer.learning"),
         *("gossamer.network", "gossamer.node", "gossamer.results", "gossamer.tasks", "gossamer.topology"),
-        *("gossamer.runtime.outcome", "gossamer.runtime.setup", "gossamer.runtime.processes.shared_models"),
+        *("gossamer.runtime.outcome", "gossamer.runtime.setup"),
     ],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
@@ -45,7 +45,7 @@ def _files_are_not_flushed_to_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _processes_start_at_once() -> Iterator[None]:
-    """Coordinators of real runs are forked from a process that has imported everything."""
+    """Fork servers are forked from a process that has imported everything."""
     forked.use(forked.FORKER.popen)
     yield
     forked.FORKER.close()
@@ -53,7 +53,7 @@ def _processes_start_at_once() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_interpreters() -> Iterator[None]:
-    """Coordinators are started as programs, as they are outside the tests."""
+    """Fork servers are started as programs, as they are outside the tests."""
     forked.use(subprocess.Popen)
     yield
     forked.use(forked.FORKER.popen)

@@ -45,12 +45,13 @@ def serve(descriptor: int) -> None:
 
     import gossamer.algorithms
     import gossamer.cli
-    import gossamer.runtime.processes.coordinator.coordinator
+    import gossamer.runtime.processes.launcher
+    import gossamer.runtime.processes.worker.worker
     import gossamer.tasks  # noqa: F401
 
     gc.enable()
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # a run waits for the disk a dozen times
-    torch.set_num_threads(1)  # as coordinators and workers do first of all
+    torch.set_num_threads(1)  # as workers do first of all
     orders = socket.socket(fileno=descriptor)
     ended, wakeup = socket.socketpair()
     ended.setblocking(False)
@@ -106,24 +107,24 @@ def _become(order: dict[str, Any], descriptors: list[int]) -> None:
     for number, descriptor in enumerate((nothing, output, errors)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if order["coordinates"]:
-        _coordinate(inherited, order["environment"], order["folder"])
+    if order["serves"]:
+        _serve(inherited, order["environment"], order["folder"])
     else:
         _settle(order["environment"], order["folder"])
-        fork_coordinators()
+        fork_servers()
         sys.argv = ["gossamer", *order["arguments"]]
         from gossamer.cli import main
 
         _leave_after(main)
 
 
-def _coordinate(inherited: Sequence[int], environment: dict[str, str], folder: str) -> None:
-    from gossamer.runtime.processes.coordinator.coordinator import serve as coordinate
+def _serve(inherited: Sequence[int], environment: dict[str, str], folder: str) -> None:
+    from gossamer.runtime.processes.worker.worker import serve as work
 
     os.setsid()
     _settle(environment, folder)
-    channel, memory = inherited
-    _leave_after(lambda: coordinate(channel, memory))
+    [end] = inherited
+    _leave_after(lambda: work(end))
 
 
 def _settle(environment: dict[str, str], folder: str) -> None:
@@ -157,15 +158,15 @@ def _die_with_parent() -> None:
     )  # PR_SET_PDEATHSIG: nothing outlives the tests, however they end
 
 
-def fork_coordinators() -> None:
-    """Have runs of this process, which has imported everything and has one thread, fork their coordinators themselves."""
+def fork_servers() -> None:
+    """Have runs of this process, which has imported everything and has one thread, fork their fork servers themselves."""
 
-    def start(command: object, *, pass_fds: tuple[int, int], env: dict[str, str], **_: object) -> _OwnChild:
+    def start(command: object, *, pass_fds: tuple[int], env: dict[str, str], **_: object) -> _OwnChild:
         pid = os.fork()
         if pid == 0:
             _die_with_parent()
             close_all_but(set(pass_fds))
-            _coordinate(pass_fds, env, str(Path.cwd()))
+            _serve(pass_fds, env, str(Path.cwd()))
         return _OwnChild(pid)
 
     use(start)
@@ -265,7 +266,7 @@ class Forker:
     def popen(
         self, command: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], **more: Any
     ) -> Any:
-        """Start a coordinator in place of ``subprocess.Popen``, which does it where variables were changed."""
+        """Start a fork server in place of ``subprocess.Popen``, which does it where variables were changed."""
         self.start()
         if _compared(env) != self._environment:
             return subprocess.Popen(command, pass_fds=pass_fds, env=env, **more)
@@ -277,7 +278,7 @@ class Forker:
         self.start()
         ours, theirs = socket.socketpair()
         order |= {
-            "coordinates": environment is not None,
+            "serves": environment is not None,
             "environment": environment or {**os.environ, "PYTHONPATH": _path()},
             "folder": str(Path.cwd()),
         }

@@ -107,8 +107,6 @@ def resume(
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
             cut = _resumable(folder, experiment, watcher)
-            if cut.trainer is not None and experiment.engine.trainer == "auto":
-                experiment = _trained_by(experiment, cut.trainer)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:
                 return _carry_out(engine, experiment, folder, trackers, cut)
@@ -134,10 +132,6 @@ def _own_event_loop() -> Iterator[None]:
         asyncio._set_running_loop(outer)
         if task is not None:
             asyncio.tasks._enter_task(outer, task)
-
-
-def _trained_by(experiment: Experiment, trainer: str) -> Experiment:
-    return experiment.override(engine={**experiment.engine.model_dump(), "trainer": trainer})
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
@@ -267,7 +261,8 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
             # The record says what ran, whatever a later version would choose.
-            ran = _trained_by(experiment, outcome.trainer)
+            engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
+            ran = experiment.override(engine=engine)
             write_text(folder.path / "experiment.yaml", ran.to_yaml())
 
     unwritten = close_record(

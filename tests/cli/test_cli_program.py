@@ -35,7 +35,7 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_a_run_does_not_wait_for_scipy() -> None:
     code = (
         "import sys, gossamer.algorithms, gossamer.results.report, gossamer.runtime.simulate.simulation,"
-        " gossamer.runtime.processes.coordinator.coordinator; sys.exit('scipy' in sys.modules)"
+        " gossamer.runtime.processes.launcher, gossamer.runtime.processes.worker.worker; sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 

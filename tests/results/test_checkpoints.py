@@ -49,7 +49,7 @@ def make(path: Path, number: int, described: Experiment | None = None) -> None:
     for rank in range(NODES):
         folder.write(number, node(rank, number))
     rounds = dict.fromkeys(range(NODES), 10 * number)
-    folder.complete(number, rounds, dict.fromkeys(range(NODES), float(number)), 2.5, "sequential")
+    folder.complete(number, rounds, dict.fromkeys(range(NODES), float(number)), 2.5)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     found = newest(tmp_path)
     assert found is not None
     assert (found.number, found.rounds, found.times_s) == (4, {0: 40, 1: 40}, {0: 4.0, 1: 4.0})
-    assert (found.wall_s, found.trainer) == (2.5, "sequential")
+    assert found.wall_s == 2.5
     assert highest(tmp_path) == 5
 
 

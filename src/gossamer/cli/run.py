@@ -76,7 +76,7 @@ def run(
 
     where, file = _listen(listen, token, min_workers, workers), examples.located(file)
     raw = Experiment.read(file, overrides or (), engine)
-    with _server(raw) as server:
+    with _server(raw, where) as server:
         experiment = Experiment.of(raw, file.resolve().parent)
         from gossamer import api
 
@@ -109,7 +109,7 @@ def resume(
     where = _listen(listen, token, min_workers, workers)
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
-    with _server(raw) as server:
+    with _server(raw, where) as server:
         from gossamer import api
         from gossamer.results.folder import RunFolder
 
@@ -215,11 +215,11 @@ def _listen(address: str | None, token: str | None, least: int, workers: str | N
 
 
 @contextmanager
-def _server(raw: dict[str, Any]) -> Iterator[ForkServer | None]:
-    """The fork server, if the engine is processes: it imports torch while this process does."""
+def _server(raw: dict[str, Any], listen: Listen | None) -> Iterator[ForkServer | None]:
+    """The fork server, if nodes are processes of this machine: it imports torch while this process does."""
     from gossamer.config import engine_name
 
-    if engine_name(raw.get("engine", {})) != "processes":
+    if listen is not None or engine_name(raw.get("engine", {})) != "processes":
         yield None
         return
     from gossamer.runtime.processes.fork_server import ForkServer

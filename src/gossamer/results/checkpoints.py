@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import files
-from gossamer.config import Experiment, engine_name
+from gossamer.config import Checkpoints, Experiment, engine_name
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.node.checkpoint import Checkpoint, Place
@@ -30,8 +30,8 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 @dataclass(frozen=True)
 class Cut:
     """A complete checkpoint of a run; of each node that was not lost, the rounds that it had completed and its clock.
-    ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` is larger for later ones; ``trainer``
-    is the one that computed, None if none had to yet; ``run`` identifies the run (:func:`gossamer.results.folder.run_id`)."""
+    ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` is larger for later ones; ``run``
+    identifies the run (:func:`gossamer.results.folder.run_id`)."""
 
     folder: Path
     number: int
@@ -39,7 +39,6 @@ class Cut:
     times_s: Mapping[int, float]
     wall_s: float
     experiment: Mapping[str, Any]
-    trainer: str | None
     run: str = ""
     time_s: float | None = None
 
@@ -55,6 +54,10 @@ class Cut:
         identity = _identity(_digest(self.experiment), self.run, self.number)
         identity |= {"rank": str(rank), "round": str(self.rounds[rank])}
         return checkpoint.read(self.path(rank), identity, place)
+
+    def snapshots(self, asked: Checkpoints) -> int:
+        """How many snapshots a run that goes on from here need not take any more: some node has taken them."""
+        return max(asked.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
 
     def path(self, rank: int) -> Path:
         """The file of a node."""
@@ -99,16 +102,14 @@ class CheckpointFolder:
         rounds: Mapping[int, int],
         times_s: Mapping[int, float],
         wall_s: float,
-        trainer: str | None = None,
         time_s: float | None = None,
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
         own = {"run": self._run, "number": number, "experiment": self._experiment}
         found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
-        manifest = {**own, **found, "trainer": trainer}
         with self._whole(number):
-            write_json(_manifest(self._path, number), manifest)
+            write_json(_manifest(self._path, number), {**own, **found})
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
         kept = set(complete(self._path)[-self._keep :])
@@ -168,7 +169,7 @@ def read_cut(path: Path, number: int) -> Cut:
     times_s = {int(rank): float(time_s) for rank, time_s in said["times_s"].items()}
     if (said["number"], said["run"], [*times_s]) != (number, run, [*rounds]):
         raise BadInput(f"{manifest}: of another run or checkpoint; accepted: a manifest of this checkpoint")
-    own = {name: said[name] for name in ("wall_s", "experiment", "trainer", "run", "time_s")}
+    own = {name: said[name] for name in ("wall_s", "experiment", "run", "time_s")}
     return Cut(manifest.parent, number, rounds, times_s, **own)
 
 

@@ -88,7 +88,6 @@ class ManifestFile(TypedDict):
     time_s: float | None
     wall_s: float
     experiment: dict[str, Any]
-    trainer: str | None
 
 
 class SweepEntry(TypedDict):

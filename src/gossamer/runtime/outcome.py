@@ -100,10 +100,11 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
     return "; ".join(said[:_MOST_NAMED])
 
 
-def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
-    """One clear error that names the node, the round and the cause; the traceback goes with it."""
+def describe_failure(error: BaseException, rank: int, round: int | None) -> RunFailed:
+    """One clear error that names the node, the round (None: it starts) and the cause; the traceback goes with it."""
     if isinstance(error, RecordError) or (isinstance(error, RunFailed) and error.node is not None):
         return error
     text = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
-    said = f"node {rank} failed in round {round}: {cause(error)}"
+    where = "at start" if round is None else f"in round {round}"
+    said = f"node {rank} failed {where}: {cause(error)}"
     return RunFailed(said, node=rank, round=round, traceback=text)

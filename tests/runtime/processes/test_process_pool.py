@@ -21,7 +21,7 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Exited, Note, Said
-from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
+from gossamer.runtime.processes.system import CpuSlots, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
 
@@ -47,13 +47,13 @@ class Pool:
     """A worker's pool with one process, which the test adopts, and what it tells."""
 
     def __init__(self, folder: Path) -> None:
-        self.memory = shared_file()
         self.selector = selectors.DefaultSelector()
-        self.events: list[protocol.FromPool] = []
+        self.events: list[Said] = []
         setup = prepare(experiment())
         made = RunFolder.create(folder, "run", experiment="", environment={})
+        job = protocol.Job("", None, {}, None, 1, "", bytes(16), [], 1.0)
         self.pool = ProcessPool(
-            setup, made, self.memory, Stage(setup), None, self.selector, self.events.append
+            setup, made, Stage(setup), job, self.selector, self.events.append, "127.0.0.1"
         )
         self.theirs: Channel[Any]
 
@@ -64,7 +64,7 @@ class Pool:
         if pid == 0:
             try:
                 if inside:
-                    with CpuSlots(self.memory, 1, wakeup()).one():
+                    with CpuSlots(self.pool._slots, wakeup()).one():
                         os.kill(os.getpid(), signal.SIGSTOP)
                         signal.pause()
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -88,7 +88,6 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
     made.pool.close()
     made.theirs.close()
     made.selector.close()
-    os.close(made.memory)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -96,9 +95,9 @@ def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> N
     pool.adopt(inside=inside)
     for _ in range(2):
         pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
-    assert pool.theirs.receive() == protocol.Note("slots", 2)
+    assert os.fstat(pool.pool._slots).st_size == 2
     pool.pool.do(protocol.Signal(0, signal.SIGCONT))
-    assert pool.theirs.receive() == protocol.Note("slots", 1)
+    assert os.fstat(pool.pool._slots).st_size == 1
 
 
 def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
@@ -129,17 +128,7 @@ def test_a_node_that_can_not_be_started_is_reported(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(errno.EAGAIN, why)))
     open_before = psutil.Process().num_fds()
     made.pool.do(protocol.Fork(1, 3, []))
-    assert made.events[1:] == [Said(1, 3, Exited(f"it can't be started: {why}"))]
+    assert made.events == [Said(1, 3, Exited(f"it can't be started: {why}"))]
     assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may go in between)
+    made.pool.close()
     made.selector.close()
-    os.close(made.memory)
-
-
-def test_a_node_without_a_port_is_reported(tmp_path: Path) -> None:
-    made = Pool(tmp_path)
-    made.pool._host = "192.0.2.1"  # of no machine
-    made.pool.do(protocol.Listen([1, 2]))
-    how = f"it can't be started: {os.strerror(errno.EADDRNOTAVAIL)}"
-    assert made.events == [Said(1, 0, Exited(how))]
-    made.selector.close()
-    os.close(made.memory)

@@ -6,13 +6,13 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import psutil
 import pytest
 import torch
 
@@ -22,8 +22,8 @@ from gossamer.api import Silent
 from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
-from gossamer.runtime.processes.protocol import File
-from gossamer.runtime.processes.worker.worker import Worker
+from gossamer.runtime.processes.protocol import Fork
+from gossamer.runtime.processes.worker.worker import JoinedWorker
 from worker_fleet import TOKEN, Fleet, free_port
 
 SETTINGS: dict[str, Any] = {
@@ -90,16 +90,6 @@ def undisturbed(described: Experiment, folder: Path) -> Run:
     return gossamer.run(simulated, folder / "simulated")
 
 
-def coordinator() -> psutil.Process:
-    """The process that coordinates this process's run."""
-    [found] = [
-        child
-        for child in psutil.Process().children()
-        if "gossamer.runtime.processes.coordinator" in child.cmdline()
-    ]
-    return found
-
-
 def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
     described = experiment(
@@ -142,10 +132,11 @@ def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_sam
     folder = failed.value.folder
     assert folder is not None
     pids = [fleet.start(listen.address, slots=2) for _ in range(2)]
-    killer = At(20, lambda: coordinator().kill())
-    with pytest.raises(RunFailed, match="died: killed by SIGKILL"):
-        gossamer.resume(folder, listen=listen, observer=killer)
-    assert any("goes on from checkpoint" in text for text in killer.said)
+    coordinator = fleet.run(["resume", str(folder), "--listen", listen.address, "--token", TOKEN])
+    while not any("round 20" in text for text in fleet.said().splitlines()):
+        time.sleep(0.01)
+    fleet.kill(coordinator)
+    assert "goes on from checkpoint" in fleet.said()
     assert [fleet.wait(pid) for pid in pids] == [1, 1]
     assert "the coordinator was out of reach for 3 s: this worker's nodes have ended" in fleet.said()
     for _ in range(2):
@@ -293,13 +284,13 @@ def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
 
 def test_a_worker_gives_up_a_coordinator_that_sends_nonsense(tmp_path: Path) -> None:
     """And does not connect again and again to hear the same."""
-    worker = Worker("127.0.0.1:9", TOKEN, 1, tmp_path, None, None)
+    worker = JoinedWorker("127.0.0.1:9", TOKEN, 1, tmp_path)
     ours, theirs = socket.socketpair()
-    worker._session.attach(ours, 0)
+    worker.attach(ours)
     with theirs:
         theirs.sendall(b"\x01\0\0\0\xc1")
         with pytest.raises(RunFailed, match="127.0.0.1:9 sent a message that can't be read"):
-            worker.run(0.0)
+            worker.run()
     worker.close()
 
 
@@ -345,11 +336,11 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])
 def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: str) -> None:
-    worker = Worker("localhost:1", "token", 1, tmp_path / "worker", None, None)
+    worker = JoinedWorker("localhost:1", "token", 1, tmp_path / "worker")
     try:
-        worker._take(File("files/0-data", b"data"))
+        worker._take(Fork(0, 0, [], files={"files/0-data": b"data"}))
         with pytest.raises(ChannelError, match="elsewhere"):
-            worker._take(File(path, b"data"))
+            worker._take(Fork(0, 0, [], files={path: b"data"}))
     finally:
         worker.close()
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "worker/files/0-data"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import BadInput, cause
+from gossamer.runtime.processes.fork_server import Listen
 
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
@@ -78,11 +79,12 @@ class RayExecutor(Executor):
 
 @contextmanager
 def started_workers(
-    name: str, count: int, address: str, token: str, slots: int, ended: Callable[[str], object]
+    listen: Listen, address: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
-    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`.
-    ``ended`` is called, from any thread, with what happened to a worker that ends."""
-    executor = executor_of(name)
+    """Have an executor start the workers, of ``slots`` each, which join at an address and end with the run; raises as
+    :func:`executor_of`. ``ended`` is called, from any thread, with what happened to a worker that ends."""
+    assert listen.executor is not None
+    name, executor = listen.executor, executor_of(listen.executor)
     futures = []
 
     def tell(number: int, done: Future[int]) -> None:
@@ -92,8 +94,8 @@ def started_workers(
             ended(f"worker {number} of {name} ended before the run started: {how}")
 
     try:
-        for number in range(1, count + 1):
-            future = executor.submit(worker_main, address, token, slots)
+        for number in range(1, listen.min_workers + 1):
+            future = executor.submit(worker_main, address, listen.token, slots)
             future.add_done_callback(partial(tell, number))
             futures.append(future)
         yield

@@ -1,5 +1,6 @@
-"""The fork server, as its launcher sees it: the process of the coordinator. It imports torch and everything else that nodes
-need, which takes seconds. So that it can be started before its launcher does the same, this module imports almost nothing."""
+"""The fork server: the worker of a run on one machine, as the coordinator sees it. It imports torch and everything else that
+nodes need, which takes seconds. So that it can be started before its coordinator does the same, this module imports almost
+nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.protocol import Run, ToLauncher
-from gossamer.runtime.processes.system import describe_exit, shared_file
+from gossamer.runtime.processes.system import describe_exit
 
 KILL_S = 10.0
 """Seconds that it has to end in order."""
@@ -35,32 +34,30 @@ class Listen:
 
 
 class ForkServer:
-    """The process from which the nodes of one run are forked. It dies with this one.
-
-    Attributes:
-        channel: our end of the channel to it.
-        memory: descriptor of the file that all processes of the run share.
-    """
+    """The process from which the nodes of one run are forked, and our ``end`` of the socket to it. It dies with this one."""
 
     def __init__(self) -> None:
-        self.memory = shared_file()
-        ours, theirs = socket.socketpair()
-        self.channel: Channel[ToLauncher] = Channel(ours, ToLauncher)
+        self.end, theirs = socket.socketpair()
         self._runs = self._closed = False
-        arguments = (theirs.fileno(), self.memory, os.getpid())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gossamer.runtime.processes.coordinator", *map(str, arguments)],
-            pass_fds=(theirs.fileno(), self.memory),
+            [
+                sys.executable,
+                "-m",
+                "gossamer.runtime.processes.worker",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C at the terminal is this process's to handle
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         theirs.close()
 
-    def fork(self, folder: str, checkpoint: int | None = None) -> None:
-        """Have it run what it has prepared, recording into a folder, from the checkpoint of a number if it is given."""
+    def begin(self) -> socket.socket:
+        """Have it serve a run, at this end."""
         self._runs = True
-        self.channel.send(Run(folder, checkpoint))
+        return self.end
 
     def how_it_died(self) -> str:
         return describe_exit(self._process.wait(KILL_S))
@@ -70,7 +67,7 @@ class ForkServer:
         if self._closed:
             return
         self._closed = True
-        self.channel.close()
+        self.end.close()
         if not self._runs:
             self._process.kill()  # perhaps during its imports, or a step; it has no nodes
         try:
@@ -78,7 +75,6 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self.memory)
 
     def __enter__(self) -> ForkServer:
         return self

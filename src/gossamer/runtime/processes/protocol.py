@@ -2,8 +2,7 @@
 
 ::
 
-    launcher      the process of the user: ``gossamer run``
-    coordinator   decides and records; a process next to the launcher
+    coordinator   decides and records, in the process of the user: ``gossamer run``
     worker        forks the nodes of its slots, and relays between them and the coordinator
     node          one node of the experiment
 
@@ -13,18 +12,14 @@ that does not have exactly the fields and types below is refused (:mod:`gossamer
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from gossamer.errors import PeerFailure, RecordError, cause
-
-StartFrom = Literal["checkpoint", "initial", "neighbor"]
-"""As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
-Moment = int | tuple[str, int] | str
-"""As :data:`gossamer.runtime.recording.Moment`."""
+from gossamer.faults import StartFrom
+from gossamer.runtime.outcome import describe_failure
+from gossamer.runtime.recording import Moment
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -32,7 +27,10 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ready(Message):
-    """The node accepts connections and waits for :class:`Go`, or a worker has prepared its :class:`Job`."""
+    """The node accepts connections at this address, and waits for :class:`Go`."""
+
+    host: str
+    port: int
 
 
 class Progress(Message):
@@ -49,7 +47,7 @@ class Row(Message):
 
     moment: Moment
     row: dict[str, Any]
-    slot: int | None  # where its model is in the shared memory
+    model: bytearray | None  # its vectors, float32
     view: list[int] | None = None  # the ranks that it knew, where neighbours are sampled
 
 
@@ -60,9 +58,10 @@ class Done(Message):
 
 
 class Final(Message):
-    """The node has handed in its last model and ends."""
+    """The node ends, with this model (its vectors, float32)."""
 
     round: int
+    model: bytearray
     private: int | None  # bytes of memory that it shared with no other process
 
 
@@ -110,18 +109,16 @@ class Unreachable(Message):
 
 
 class Failed(Message):
-    """The node failed. A file that can't be written needs no traceback."""
+    """The node failed (the arguments of RunFailed)."""
 
     text: str
-    round: int
-    trace: str
+    round: int | None
+    traceback: str
 
     @classmethod
-    def of(cls, error: BaseException, round: int) -> Failed:
-        if isinstance(error, RecordError):
-            return cls(str(error), round, "")
-        trace = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
-        return cls(cause(error), round, trace)
+    def of(cls, error: BaseException, rank: int, round: int | None) -> Failed:
+        failure = describe_failure(error, rank, round)
+        return cls(str(failure), failure.round, failure.traceback)
 
 
 FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
@@ -183,16 +180,15 @@ class Expect(Message):
 
 
 class Note(Message):
-    """A short order. "leave" the run in order; "slots": this number of nodes of the machine may compute; "consumed": the
-    oldest snapshot of the node's model was read, and its place is free; "snapshot": others have taken theirs for this
-    checkpoint (to a node whose rounds are over); "settled": it, and all before it, are complete or given up."""
+    """A short order. "leave" the run in order; "snapshot": others have taken theirs for this checkpoint (to a node whose
+    rounds are over); "settled": it, and all before it, are complete or given up."""
 
-    what: Literal["leave", "slots", "consumed", "snapshot", "settled"]
+    what: Literal["leave", "snapshot", "settled"]
     number: int = 0
 
 
 class Addresses(Message):
-    """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
+    """Nodes listen at these addresses: (rank, host, port)."""
 
     nodes: list[tuple[int, str, int]]
 
@@ -201,19 +197,14 @@ ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
 """Messages from the coordinator to a node."""
 
 
-class Listen(Message):
-    """Open a port for each of these ranks; answered by :class:`Addresses`."""
-
-    ranks: list[int]
-    keys: list[bytes] = []  # their private keys and certificates (PEM), where nodes talk over TLS
-
-
 class Fork(Message):
     """Start the process of a node."""
 
     rank: int
     incarnation: int  # how often it was started before
     crashes: Sequence[int]  # the rounds after which it kills itself
+    key: bytes | None = None  # its private key and certificate (PEM), where nodes talk over TLS
+    files: dict[str, bytes] = {}  # that it goes on from, by their path in the run's folder
 
 
 class Tell(Message):
@@ -231,22 +222,17 @@ class Signal(Message):
 
 
 class Job(Message):
-    """The preparations of a worker that has joined, after the run's files."""
+    """The run that a worker is to prepare."""
 
     experiment: str  # YAML; names files relative to the worker's folder
-    run: str  # which identifies it in the record
+    folder: str | None  # the run's, if the worker is on the coordinator's machine
+    files: dict[str, bytes]  # for the folder of its own that another worker has
+    checkpoint: int | None  # the number of the one from which the run goes on
+    next_checkpoint: int
     digest: str  # of the experiment that the coordinator has, for checkpoints
-    first_checkpoint: int  # the number of the next one
     token: bytes  # by which the nodes of this run know each other
-    certificates: list[bytes]  # of every rank (DER)
+    certificates: list[bytes]  # of every rank (DER); none if nodes talk without TLS
     reconnect_s: float  # for how long the worker tries to reach a coordinator that it has lost
-
-
-class File(Message):
-    """A file for the worker's folder, which travels before the messages about it."""
-
-    path: str
-    data: bytes
 
 
 class Acknowledge(Message):
@@ -255,10 +241,10 @@ class Acknowledge(Message):
     count: int
 
 
-ToPool = Listen | Addresses | Fork | Tell | Signal
+ToPool = Fork | Tell | Signal
 """Orders about the processes of nodes."""
-ToWorker = ToPool | Job | File | Acknowledge | Finish
-"""Messages from the coordinator to a worker that has joined."""
+ToWorker = ToPool | Job | Acknowledge | Finish
+"""Messages from the coordinator to a worker."""
 
 
 class Exited(Message):
@@ -271,14 +257,16 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process. From another machine, the files and the model that it is about come with
-    it."""
+    """A message of a node, or about its process. From another machine, the files that it is about come with it."""
 
     rank: int
     incarnation: int
     message: FromProcess
     files: dict[str, bytes] = {}  # by their path in the run's folder
-    model: tuple[int, bytes] | None = None  # for a slot of the shared models
+
+
+class Prepared(Message):
+    """The worker has prepared its :class:`Job`."""
 
 
 class Refused(Message):
@@ -287,8 +275,7 @@ class Refused(Message):
     problems: list[str]
 
 
-FromPool = Addresses | Said
-FromWorker = FromPool | Ready | Refused | Acknowledge
+FromWorker = Said | Prepared | Refused | Acknowledge
 """Messages from a worker to the coordinator."""
 
 
@@ -313,59 +300,3 @@ class Welcome(Message):
 
 ToJoining = Welcome | Refused
 """Messages from the coordinator to a worker that joins."""
-
-
-class Prepare(Message):
-    """Load and check an experiment. With ``listen`` ("host:port"), nodes run on workers that join there with ``token``; the
-    run starts when there are at least ``min_workers``, and slots for all nodes."""
-
-    experiment: str  # YAML
-    listen: str | None = None
-    token: str = ""
-    min_workers: int = 1
-
-
-class Run(Message):
-    """Run what was prepared, recording into a folder, from the checkpoint of a number if there is one."""
-
-    folder: str
-    checkpoint: int | None
-
-
-class Stop(Message):
-    """The user asks the run to end in order. With ``why``, it can't start, and fails if it has not."""
-
-    why: str | None = None
-
-
-ToCoordinator = Prepare | Run | Stop
-"""Messages from the launcher to the coordinator."""
-
-
-class Prepared(Message):
-    """The experiment can be run."""
-
-    description: dict[str, Any]  # ``Setup.description``
-    parameters: int  # the lengths of its flat vectors
-    buffers: int
-    trainer: str
-    address: str | None  # at which workers join, if they do
-
-
-class Shown(Message):
-    """For the user: rounds that all nodes together have completed by this second of their clock, a row that was recorded, or
-    a line of text."""
-
-    what: tuple[int, float] | dict[str, Any] | str
-
-
-class Ended(Message):
-    """The run is over (see :class:`~gossamer.runtime.outcome.Outcome`)."""
-
-    reason: str
-    failure: dict[str, Any] | None  # the arguments of RunFailed
-    private: dict[str, float] | None  # bytes, mean and maximum over the nodes
-
-
-ToLauncher = Refused | Prepared | Shown | Ended
-"""Messages from the coordinator to the launcher."""

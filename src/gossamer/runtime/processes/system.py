@@ -1,4 +1,4 @@
-"""Processes and the system: ending together, shared files, limits on open files, and CPU slots.
+"""Processes and the system: ending together, limits on open files, and CPU slots.
 
 It imports nothing large: the process that starts the others has imported nothing else.
 """
@@ -13,7 +13,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -39,17 +38,6 @@ def die_with(parent: int) -> None:
 def describe_exit(code: int) -> str:
     """An exit code, or the negative number of a signal, in words: "killed by SIGKILL", "exit code 1"."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-def shared_file() -> int:
-    """The descriptor of a file without a name, in memory where the system can; children may inherit it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("gossamer", 0)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.set_inheritable(descriptor, True)
-    return descriptor
 
 
 def close_all_but(keep: set[int]) -> None:
@@ -84,13 +72,12 @@ def wakeup() -> tuple[int, int]:
 class CpuSlots:
     """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
 
-    A slot is a record lock on one byte of a file, which the system frees when its holder dies. A stopped process keeps its
-    slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies or is stopped just
-    then, the others look for themselves after :data:`WAIT_S`.
+    A slot is a record lock on one byte of a file, as many as it has, which the system frees when its holder dies. A stopped
+    process keeps its slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies
+    or is stopped just then, the others look for themselves after :data:`WAIT_S`.
     """
 
-    def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
-        self.count = count
+    def __init__(self, descriptor: int, ends: tuple[int, int]) -> None:
         self._descriptor, self._ends = descriptor, ends
 
     @contextmanager
@@ -106,7 +93,7 @@ class CpuSlots:
                 os.write(self._ends[1], b"!")
 
     def _lock_one(self) -> int | None:
-        for slot in range(self.count):
+        for slot in range(os.fstat(self._descriptor).st_size):
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except BlockingIOError:

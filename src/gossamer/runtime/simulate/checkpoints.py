@@ -16,7 +16,6 @@ from gossamer.runtime.simulate.clock import Order
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.recording import SimRecorder
 from gossamer.runtime.simulate.replay import Replay
-from gossamer.runtime.snapshots import snapshots_taken
 from gossamer.secure.protocol import TAG
 
 
@@ -58,7 +57,7 @@ class SimCheckpoints:
         self._flying: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
         self._newest: dict[int, _RoundEnd] = {}
         self._open: dict[int, dict[int, _RoundEnd]] = {}  # of checkpoints that lack nodes
-        before = 0 if replay is None else snapshots_taken(self._asked, replay.cut)
+        before = 0 if replay is None else replay.cut.snapshots(self._asked)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -162,17 +161,14 @@ class SimCheckpoints:
         self._context.mixing.settle()
         self._context.links.settle()
         self._finish_writing()
-        wall_s, trainer = self._recorder.wall(), self._context.executor.trainer.name
-        self._written = self._writer.submit(self._write_files, saved, time_s, wall_s, trainer)
+        self._written = self._writer.submit(self._write_files, saved, time_s, self._recorder.wall())
 
-    def _write_files(
-        self, saved: Sequence[Checkpoint], time_s: float, wall_s: float, trainer: str | None
-    ) -> None:
+    def _write_files(self, saved: Sequence[Checkpoint], time_s: float, wall_s: float) -> None:
         number = highest(self._numbers) + 1
         for part in saved:
             self._folder.write(number, part)
         rounds, times_s = {p.rank: p.round for p in saved}, {p.rank: p.time_s for p in saved}
-        self._folder.complete(number, rounds, times_s, wall_s, trainer, time_s)
+        self._folder.complete(number, rounds, times_s, wall_s, time_s)
 
     def _finish_writing(self) -> None:
         """Wait for the last checkpoint; if it can't be written (disk full, ...), say so and go on."""

@@ -15,7 +15,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.runtime.processes.channel import SelectorChannel, Session
 from gossamer.runtime.processes.coordinator import door as module
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.protocol import Addresses, FromWorker, Join, Ready, ToWorker, Welcome
+from gossamer.runtime.processes.protocol import Exited, FromWorker, Join, Prepared, Said, ToWorker, Welcome
 from gossamer.runtime.processes.worker import worker
 from gossamer.runtime.processes.worker.worker import join
 
@@ -88,10 +88,10 @@ def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
     assert (welcome.received, welcome.clock) == (5, 7.0)
     assert scene.joined == [("me", 3)]
     with end:
-        end.sendall(b"\x07\0\0\0\x91\xa5Ready")
+        end.sendall(b"\x0a\0\0\0\x91\xa8Prepared")
         while not scene.heard:
             scene.serve()
-    assert scene.heard == [Ready()]
+    assert scene.heard == [Prepared()]
     assert not scene.strangers()
 
 
@@ -163,7 +163,7 @@ def test_a_session_sends_again_what_has_not_arrived() -> None:
             for key, events in found:
                 key.data(events)
 
-    sent = [Addresses([(number, "x" * 50_000, 1)]) for number in range(20)]
+    sent = [Said(0, number, Exited("x" * 50_000)) for number in range(20)]
     for message in sent[:10]:
         theirs.send(message)
     for broken in range(3):

@@ -12,6 +12,7 @@ from gossamer import Experiment, RunFailed
 from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.protocol import (
+    Addresses,
     At,
     Done,
     Exited,
@@ -33,6 +34,7 @@ from gossamer.runtime.processes.protocol import (
 from gossamer.runtime.setup import prepare
 
 DETECTION_S = 4.0
+READY, LAST = Ready("127.0.0.1", 1), Final(1, bytearray(), None)
 
 
 class Record(NamedTuple):
@@ -81,10 +83,13 @@ class Scene:
         self.room = room
         self.now = 100.0
         self.commands: list[Any] = []
-        self.do = self.commands.append
         setup = prepare(Experiment.of(settings))
         self.lifecycle = Lifecycle(setup, self, lambda rank: self.room)
         self.lifecycle.start(self.now)
+
+    def do(self, command: Any) -> None:
+        if not (isinstance(command, Tell) and isinstance(command.message, Addresses)):
+            self.commands.append(command)
 
     def without(self, rank: int, *, keep: bool) -> None:
         self.do(Without(rank, keep))
@@ -111,7 +116,7 @@ class Scene:
 
     def begin(self) -> Scene:
         for rank in sorted(self.lifecycle.alive):
-            self.take(rank, Ready())
+            self.take(rank, READY)
         assert self.lifecycle.up
         self.lifecycle.begin(self.now)
         return self
@@ -158,7 +163,7 @@ def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
     assert scene.finish("rounds", 7) == [Tell(rank, Finish("rounds", 7)) for rank in range(3)]
     for rank in range(3):
         assert not scene.lifecycle.over(scene.now)
-        scene.take(rank, Final(1, None))
+        scene.take(rank, LAST)
         scene.take(rank, Exited("exit code 0"))
     assert scene.lifecycle.over(scene.now)
     assert scene.give_up() == []
@@ -167,7 +172,7 @@ def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
 def test_a_node_that_does_not_end_is_killed() -> None:
     scene = Scene().begin()
     scene.finish("stopped", None)
-    scene.take(0, Final(1, None))
+    scene.take(0, LAST)
     scene.now += lifecycle.END_S
     assert not scene.lifecycle.over(scene.now)
     scene.now += 0.1
@@ -178,7 +183,7 @@ def test_a_node_that_does_not_end_is_killed() -> None:
 
 def test_nodes_that_are_not_up_in_time_are_named() -> None:
     scene = Scene(engine={"name": "processes", "start_timeout_s": 10.0})
-    scene.take(0, Ready())
+    scene.take(0, READY)
     scene.pass_time(10.5)
     assert scene.failure() == "nodes [1] were not up within engine.start_timeout_s = 10.0"
 
@@ -238,7 +243,7 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     assert scene.pass_time(1.0) == []
     scene.room = True
     assert scene.pass_time(0.5) == [Fork(1, 1, [])]
-    commands = scene.take(1, Ready())
+    commands = scene.take(1, READY)
     assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
     assert scene.take(0, At(1, 9)) == scene.take(2, At(1, 9)) == []
     commands = scene.take(3, At(1, 12))
@@ -256,7 +261,7 @@ def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
-    scene.take(1, Ready())
+    scene.take(1, READY)
     scene.take(0, At(1, 3))
     commands = scene.take(2, Exited("killed by SIGKILL"))
     assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
@@ -271,7 +276,7 @@ def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
         assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
     assert scene.pass_time(0.5) == []
     for rank in (0, 1):
-        scene.take(rank, Final(2, None))
+        scene.take(rank, Final(2, bytearray(), None))
         scene.take(rank, Exited("exit code 0"))
     scene.pass_time(0.5)
     assert scene.of(End) == [
@@ -337,6 +342,6 @@ def test_a_peer_that_leaves_in_order_is_not_unreachable() -> None:
     scene.begin()
     scene.pass_time(1.0)
     assert scene.take(0, Unreachable(2, "closed its connections")) == []
-    scene.take(2, Final(1, 0))
+    scene.take(2, LAST)
     assert scene.take(1, Unreachable(2, "closed its connections")) == []
     assert scene.events() == [(2, "left")]

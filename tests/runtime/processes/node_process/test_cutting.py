@@ -47,7 +47,9 @@ class Member:
         self.sent: Counter[int] = Counter()
         self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
         node: Any = SimpleNamespace(deliver=lambda message: None)
-        context: Any = SimpleNamespace(folder=run.folder, cut=None, checkpoints=None)
+        context: Any = SimpleNamespace(
+            folder=run.folder, cut=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
+        )
         self.cutting = NodeCheckpoints(node, EXPERIMENT, context, partial(run.hear, rank))
         self.peer = Peer(
             rank,
@@ -81,9 +83,7 @@ class Run:
         self.said: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
-        self.checkpoints = CheckpointCoordinator(
-            EXPERIMENT, "sequential", self.folder, None, self._tell, self.said.append
-        )
+        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.said.append)
 
     def _later(self, call: Any) -> None:
         self._waiting.append(call)
@@ -190,9 +190,7 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
 
 def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
-    assembly = CheckpointCoordinator(
-        EXPERIMENT, "sequential", folder, None, lambda rank, *message: None, lambda text: None
-    )
+    assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
     assembly.hear(0, Marked(1, {}))
     (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part

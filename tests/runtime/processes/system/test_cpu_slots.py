@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gossamer.runtime.processes import system as cpu_slots
-from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
+from gossamer.runtime.processes.system import CpuSlots, wakeup
 
 Fork = Callable[[Callable[[], object]], int]
 
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    descriptor = shared_file()
-    yield descriptor
-    os.close(descriptor)
+    with tempfile.TemporaryFile() as made:
+        yield made.fileno()
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def until_stopped(child: int) -> None:
 def test_places_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
     """A child takes the only place and is killed in it: the place is free again, and not before."""
     inside, tell = os.pipe()
-    shared = Telling(file, 1, ends)
+    os.ftruncate(file, 1)
+    shared = Telling(file, ends)
     shared.tell = tell
 
     def stay() -> None:
@@ -106,7 +107,8 @@ def test_one_free_place_is_enough_where_another_holder_stands_still(
     """Both places are taken when one begins to wait; one of the holders never goes on, the other leaves."""
     monkeypatch.setattr(cpu_slots, "WAIT_S", 1000.0)  # so that it's the one that leaves who wakes it
     ends, (waits, tell), (go, leave) = wakeup(), os.pipe(), os.pipe()
-    shared = Telling(file, 2, ends)
+    os.ftruncate(file, 2)
+    shared = Telling(file, ends)
     shared.tell = tell
     until_stopped(fork(lambda: stop_inside(shared)))
 
@@ -131,14 +133,15 @@ def test_who_waits_for_one_that_stands_still_takes_a_place_that_is_added(
 ) -> None:
     monkeypatch.setattr(cpu_slots, "WAIT_S", 0.01)
     ends, (waits, tell) = wakeup(), os.pipe()
-    shared = Telling(file, 1, ends)
+    os.ftruncate(file, 1)
+    shared = Telling(file, ends)
     shared.tell = tell
     child = fork(lambda: stop_inside(shared))
     until_stopped(child)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(lambda: _enter(shared))
         assert os.read(waits, 1) == b"w"
-        shared.count = 2
+        os.ftruncate(file, 2)
         assert waiting.result()
     for descriptor in (*ends, waits, tell):
         os.close(descriptor)

@@ -33,13 +33,12 @@ class CheckpointCoordinator:
     def __init__(
         self,
         experiment: Experiment,
-        trainer: str,
         folder: RunFolder,
         cut: Cut | None,
         tell: Callable[[int, protocol.ToNode], None],
         say: Callable[[str], None],
     ) -> None:
-        self._on, self._trainer = experiment.checkpoint.on, trainer
+        self._on = experiment.checkpoint.on
         self._folder = CheckpointFolder(folder.checkpoints, experiment)
         self._tell, self._say = tell, say
         self._alive: set[int] = set()
@@ -128,7 +127,7 @@ class CheckpointCoordinator:
             times_s = {rank: each.time_s for rank, each in saved.items()}
             wall_s = self._wall_before_s + time.monotonic() - self._start
             try:
-                self._folder.complete(number, rounds, times_s, wall_s, self._trainer)
+                self._folder.complete(number, rounds, times_s, wall_s)
             except OSError as error:  # (disk full, ...) no reason to end a run
                 self._say(f"checkpoint {number} could not be written: {error}")
             self._complete = number

@@ -4,48 +4,39 @@ The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator
 nodes and workers say, and alone writes the record and puts checkpoints together. Workers
 (:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them when the run ends; the system ends the nodes
 of a worker that dies.
-
-It is a separate process, because it forks: it imports everything and loads the data once, with one torch thread and no event
-loop, and every node of a run on one machine is a fork of it.
 """
 
 from __future__ import annotations
 
 import math
 import selectors
-import signal
-import socket
 import time
-import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gossamer.config import Experiment
-from gossamer.errors import BadInput, RecordError, RunFailed, cause
+from gossamer.errors import RunFailed
 from gossamer.faults import StartFrom
-from gossamer.learning.malloc import keep_freed_memory
+from gossamer.learning.evaluate import Evaluator
 from gossamer.messages.tags import Model, Traffic
-from gossamer.results.checkpoints import Cut, read_cut
+from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.runtime.events import EventLog, HeardClock
+from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
-from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnPool
-from gossamer.runtime.processes.node_process.host import Stage
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnWorker, Workers
+from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
-from gossamer.runtime.processes.shared_models import FINAL, SharedModels
-from gossamer.runtime.processes.system import raise_descriptor_limit
-from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.recording import RunRecord
-from gossamer.runtime.setup import Setup, prepare
+from gossamer.runtime.recording import Observer, RunRecord
+from gossamer.runtime.setup import Setup
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
 """The counters in a row."""
@@ -53,62 +44,77 @@ PROGRESS_S = 0.1
 
 
 class Coordinator:
-    """One run, from a checkpoint (``cut``) on if there is one. Without a door, this process forks the nodes; else the run
-    starts when ``least_workers`` have joined there."""
+    """One run, from a checkpoint (``cut``) on if there is one. The fork server runs all nodes; or, with a door, the run
+    starts when ``least`` workers have joined there. Its files are closed with ``resources``."""
 
     def __init__(
         self,
         setup: Setup,
-        stage: Stage,
         folder: RunFolder,
-        launcher: Channel[protocol.ToCoordinator],
-        memory: int,
-        cut: Cut | None = None,
-        door: Door | None = None,
-        least_workers: int = 1,
+        observer: Observer,
+        cut: Cut | None,
+        place: ForkServer | Door,
+        least: int,
+        resources: ExitStack,
     ) -> None:
-        self._setup, self._folder, self._launcher, self._cut = setup, folder, launcher, cut
-        self._models = SharedModels(
-            memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
-        )
-        selector = self._selector = selectors.DefaultSelector()
-        selector.register(launcher, selectors.EVENT_READ, self._hear_launcher)
-        self._workers: OwnPool | JoinedWorkers
-        if door is None:
-            pool = ProcessPool(setup, folder, memory, stage, cut, selector, self._hear_pool)
-            self._workers = OwnPool(pool, setup.experiment.nodes)
+        self._setup, self._folder, self._observer, self._cut = setup, folder, observer, cut
+        opened = resources.enter_context
+        selector = self._selector = opened(selectors.DefaultSelector())
+        common = setup, folder, cut, selector, self._take, self.show
+        self._workers: Workers
+        if isinstance(place, Door):
+            self._workers = JoinedWorkers(place, least, partial(self.record, None, "refused"), *common)
         else:
-            refused, models = partial(self.record, None, "refused"), self._models
-            self._workers = JoinedWorkers(
-                setup, folder, models, cut, selector, door, least_workers, self._take, self.show, refused
-            )
+            self._workers = OwnWorker(place, *common)
         self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
-        metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
-        self._rows = RunRecord(setup, metrics, graphs, stage.evaluator.columns, self.show)
+        experiment = setup.experiment
+        evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
+        self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = HeardClock(time.monotonic)
-        self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
+        self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
-            setup.experiment, setup.trainer, folder, cut, self._tell, partial(self.record, None, "checkpoint")
+            experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._said = 0.0
         self._diverged = False
+        self._unstartable: str | None = None
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
+        self._final: dict[int, Model] = {}
         self._private: list[int] = []
+        # By the nodes' clock, as in the rows.
+        self._time_s, self._wall_s = 0.0, 0.0 if cut is None else cut.wall_s
 
-    def run(self) -> protocol.Ended:
-        reason, failure = "failed", None
+    def run(self) -> Outcome:
+        """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
+        reason, failure, parameters, buffers = "failed", None, None, None
         try:
             reason = self._run()
+            parameters, buffers = self._models()
         except RunFailed as error:
-            failure = {"node": error.node, "round": error.round, "traceback": error.traceback}
-            failure["message"] = str(error)
+            failure = error
         finally:
-            self._selector.unregister(self._launcher)
             self._workers.close(reason)
         own = self._private
-        private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
-        return protocol.Ended(reason, failure, private)
+        return Outcome(
+            reason,
+            self._time_s,
+            self._wall_s,
+            parameters,
+            buffers,
+            failure,
+            self._setup.trainer,
+            private_bytes={"mean": sum(own) / len(own), "max": float(max(own))} if own else None,
+        )
+
+    def stop(self) -> None:
+        """End the run in order, for the user."""
+        self._lifecycle.end("stopped")
+
+    def fail_to_start(self, why: str) -> None:
+        """The run fails, unless it has started."""
+        self._unstartable = why
 
     def _run(self) -> str:
         try:
@@ -122,13 +128,16 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._lifecycle.give_up()
-        reason = "diverged" if self._diverged else reason
+        return "diverged" if self._diverged else reason
+
+    def _models(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The last model of every node; not a number where it is unknown."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
-        for rank in range(self._setup.experiment.nodes):
-            if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
-                self._models.write(FINAL, rank, unknown)
-        return reason
+        final = {rank: self._final[rank] for rank, node in self._lifecycle.nodes.items() if node.final}
+        models = [final.get(rank, unknown) for rank in range(self._setup.experiment.nodes)]
+        parameters, buffers = (torch.stack(vectors) for vectors in zip(*models, strict=True))
+        return parameters, buffers if buffers.shape[1] else None
 
     def _begin(self) -> None:
         self._workers.assemble(self._wait)
@@ -146,31 +155,31 @@ class Coordinator:
     def _wait(self) -> None:
         self._poll(0.2)
         self._lifecycle.look(time.monotonic())
+        if self._unstartable is not None:
+            raise RunFailed(self._unstartable)
 
     # --- what is heard
 
     def _poll(self, timeout: float) -> None:
-        for key, events in self._selector.select(timeout):
-            key.data(events)
+        """Wait for something to be heard, and hear what there is."""
+        until = time.monotonic() + timeout
+        while found := self._selector.select(timeout):
+            for key, events in found:
+                key.data(events)
+            timeout = 0.0
+            if time.monotonic() > until:
+                break
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
             self._workers.look()
-            rounds = sum(node.round for node in self._lifecycle.nodes.values())
-            self.show((rounds, self._clock.now()))
+            if nodes := self._lifecycle.nodes.values():
+                self._time_s = max(self._time_s, self._clock.now())
+                self._observer.progress(sum(node.round for node in nodes), self._time_s)
 
-    def _hear_launcher(self, events: int) -> None:
-        match self._launcher.receive():
-            case None:
-                raise RunFailed("the launcher died")
-            case protocol.Stop(why=None):
-                self._lifecycle.end("stopped")
-            case protocol.Stop(why=str(why)) if self._start is None:
-                raise RunFailed(why)
-
-    def _hear_pool(self, event: protocol.FromPool) -> None:
-        if isinstance(event, protocol.Said):
-            self._take(event)
+    def _show_row(self, row: Mapping[str, Any]) -> None:
+        self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])
+        self._observer.row(row)
 
     def _take(self, said: protocol.Said) -> None:
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
@@ -187,14 +196,12 @@ class Coordinator:
         match message:
             case protocol.Progress(time_s=time_s):
                 self._clock.hear(time_s)
-            case protocol.Row(moment=moment, row=row, slot=slot, view=view):
+            case protocol.Row(moment=moment, row=row, model=model, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
                 if view is not None:
                     self._rows.view(rank, moment, row["round"], view)
                 self._rows.graph(row["round"])
-                self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
-                if slot is not None:
-                    self._tell(rank, protocol.Note("consumed"))
+                self._rows.row(moment, row, None if model is None else self._model(model))
             case protocol.Event(kind=kind, text=text):
                 self.record(rank, kind, text, show=False)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
@@ -202,9 +209,15 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
-            case protocol.Final(private=private):
+            case protocol.Final(model=model, private=private):
+                self._final[rank] = self._model(model)
                 if private is not None:
                     self._private.append(private)
+
+    def _model(self, data: bytearray) -> Model:
+        whole = torch.frombuffer(data, dtype=torch.float32).clone()  # so that it is aligned
+        size = self._setup.layout.size
+        return Model(whole[:size], whole[size:])
 
     def _wall(self) -> float:
         """Real seconds of the run so far."""
@@ -241,48 +254,8 @@ class Coordinator:
         if show:
             self.show(text or event)
 
-    def show(self, what: tuple[int, float] | dict[str, Any] | str) -> None:
-        self._launcher.send(protocol.Shown(what))
+    def show(self, text: str) -> None:
+        self._observer.say(text)
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._workers.do(Tell(rank, message))
-
-
-def serve(channel: int, memory: int) -> None:
-    """Prepare the experiment that the launcher names, and run it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
-    keep_freed_memory()
-    launcher: Channel[protocol.ToCoordinator]
-    launcher = Channel(socket.socket(fileno=channel), protocol.ToCoordinator)
-    asked = launcher.receive()
-    if not isinstance(asked, protocol.Prepare):
-        return
-    try:
-        door = None if asked.listen is None else Door(asked.listen, asked.token)
-        setup = prepare(Experiment.parse(asked.experiment))
-        raise_descriptor_limit(setup.experiment.nodes)
-    except BadInput as error:
-        launcher.send(protocol.Refused(list(error.problems)))
-        return
-    layout, where = setup.layout, None if door is None else door.address
-    launcher.send(
-        protocol.Prepared(setup.description(), layout.size, layout.buffer_size, setup.trainer, where)
-    )
-    stage = Stage(setup)
-    if door is None:
-        stage.warm_up()  # while the launcher makes the folder
-    answer = launcher.receive()
-    if not isinstance(answer, protocol.Run):
-        return
-    folder = RunFolder.open(Path(answer.folder))
-    cut = None if answer.checkpoint is None else read_cut(folder.checkpoints, answer.checkpoint)
-    try:
-        end = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers).run()
-    except RecordError as error:  # a full disk, ...: a run without a record is useless
-        end = protocol.Ended("failed", {"message": str(error)}, None)
-    except OSError as error:  # no descriptor or process is left, ...
-        trace = "".join(traceback.format_exception(error))
-        failure = {"message": f"the coordinator failed: {cause(error)}", "traceback": trace}
-        end = protocol.Ended("failed", failure, None)
-    launcher.send(end)

@@ -96,7 +96,13 @@ class Door:
             self._refuse(stranger)
 
     def close(self) -> None:
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        """Close it; a second time does nothing."""
+        self._listener.close()  # nobody is accepted any more, and the selector forgets it
         for stranger in list(self._strangers):
             self._refuse(stranger)
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -90,6 +90,7 @@ class Lifecycle:
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
+        self._addresses: dict[int, tuple[str, int]] = {}  # of the newest process of each node
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = self._heard_at = self._moved_at = 0.0
@@ -133,6 +134,7 @@ class Lifecycle:
             self._coordinator.record(rank, "absent", why)
         for node in self.nodes.values():
             node.met = True
+        self._tell_all(sorted(self.alive), self._known())
         self._tell_all(sorted(self.alive), protocol.Go(now))
         for fault in self._early:
             self._happens(fault)
@@ -186,9 +188,12 @@ class Lifecycle:
 
     def _said(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
-            case protocol.Ready():
+            case protocol.Ready(host=host, port=port):
                 node.ready = True
+                self._addresses[node.rank] = host, port
                 if self._began is not None:
+                    self._tell(node.rank, self._known())
+                    self._tell_all(self.alive - {node.rank}, protocol.Addresses([(node.rank, host, port)]))
                     self._arrives(node)
             case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
                 self._completed(node, round)
@@ -224,10 +229,11 @@ class Lifecycle:
                 )
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
                 self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
-            case protocol.Failed(text=text, round=round, trace=trace):
-                where = f"in round {round}" if self._began is not None else "at start"
-                said = f"node {node.rank} failed {where}: {text}"
-                raise RunFailed(said, node=node.rank, round=round, traceback=trace)
+            case protocol.Failed(text=text, round=failed_in, traceback=trace):
+                raise RunFailed(text, node=node.rank, round=failed_in, traceback=trace)
+
+    def _known(self) -> protocol.Addresses:
+        return protocol.Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])
 
     def _completed(self, node: NodeState, round: int) -> None:
         if round > node.round:

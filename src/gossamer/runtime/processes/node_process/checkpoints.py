@@ -1,7 +1,11 @@
 """A node's part of checkpoints, in its own process: of the whole run, from which it is resumed, and of the node alone, from
 which the node is restarted while the others go on.
 
-::
+Checkpoints of the run are consistent and stop no node. A node takes a snapshot at the end of one of its rounds; snapshots of
+one number, one a node, are a checkpoint. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
+sender's snapshot and not taken before its receiver's is saved with the receiver. Messages of a pair are numbered and arrive
+in order, so two numbers a pair say this: how many had arrived at the receiver's snapshot, and how many were sent before the
+sender's::
 
     node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
     coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
@@ -12,15 +16,19 @@ which the node is restarted while the others go on.
                                                     reach, or can't write its file
 
 The next one is made when it is due.
+
+A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
+algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other
+algorithm, and under secure aggregation, whose keys are new, what is sent again differs, and counts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gossamer.config import Checkpoints, Experiment
 from gossamer.errors import BadInput
@@ -28,16 +36,25 @@ from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message, Traffic
 from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.results.checkpoints import CheckpointFolder, highest
+from gossamer.results.checkpoints import CheckpointFolder
 from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.snapshots import NodeSnapshots, repeats_messages, sent_here, snapshots_taken
+from gossamer.secure.protocol import TAG
+
+
+@dataclass(eq=False)
+class _Boundary:
+    """The node at the end of a round, how many messages of each source had come in, and what has come in since."""
+
+    saved: Checkpoint
+    received: Mapping[int, int]
+    since: list[Message] = field(default_factory=list)
 
 
 class NodeCheckpoints:
-    """One node's part of the run's checkpoints, and how it goes on from one."""
+    """One node's part of the run's checkpoints, and how it goes on from one. Messages go through it to the node."""
 
     def __init__(
         self,
@@ -46,21 +63,25 @@ class NodeCheckpoints:
         context: NodeContext,
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
-        path, cut = context.folder.checkpoints, context.cut
-        digest, first = context.checkpoints or (None, highest(path) + 1)
-        self._asked, self._tell = experiment.checkpoint, tell
-        self._folder = CheckpointFolder(path, experiment, digest)
-        repeats = repeats_messages(experiment)
-        self._cuts = NodeSnapshots(node.deliver, repeats, lambda again: self._count(again, -1))
+        self._node, self._tell, self._asked = node, tell, experiment.checkpoint
+        self._folder = CheckpointFolder(context.folder.checkpoints, experiment, context.job.digest)
+        # Whether the node sends the same again when its rounds are run again.
+        self._repeats = experiment.algorithm.gathers and experiment.secure_aggregation is None
         # Snapshots that need not be taken any more.
-        self._made = 0 if cut is None else snapshots_taken(self._asked, cut)
-        self._offset = first - self._made - 1
+        self._made = 0 if context.cut is None else context.cut.snapshots(self._asked)
+        self._offset = context.job.next_checkpoint - self._made - 1
         self._transport: Transport
-        self._before: dict[int, int] = {}  # messages by each source when the run was resumed
-        self._arrived: dict[int, int] = {}  # messages by each source
-        self._numbers: set[int] = set()  # of this node's snapshots whose checkpoints are not settled
-        # By checkpoint: messages by each source until its snapshot.
-        self._expected: dict[int, dict[int, int]] = {}
+        # Messages by source: of this run and those before it, of those before it, and of these the ones in the node's state.
+        self._received: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._newest: _Boundary | None = None
+        self._over = False  # the node's rounds are
+        self._newest_number = 0  # of its snapshots
+        # By checkpoint: where a snapshot was taken whose messages have not all come, and these by source, once it is known.
+        self._open: dict[int, _Boundary] = {}
+        self._expected: dict[int, Mapping[int, int]] = {}
+        self._watching: list[_Boundary] = []  # those that the messages belong to that come now
         self._settled = 0  # all checkpoints up to this one are
         self._news = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -68,25 +89,31 @@ class NodeCheckpoints:
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
         """The node is at its start, or where it was saved: messages and a transport's counters go on from there."""
         self._transport = transport
-        if not resumed:
-            self.round_ended(start)
-            return
-        self._cuts.restore(start)
-        self._before = sent_here(start)
-        self._arrived = dict(self._before)
-        transport.traffic = Traffic(**start.engine["traffic"])
+        if resumed:
+            self._before, self._received = _counts(start, "sent"), _counts(start, "received")
+            self._known = dict(self._received) if self._repeats else {}
+            transport.traffic = Traffic(**start.engine["traffic"])
         self.round_ended(start)
         for message in start.arriving:  # each had the time since to arrive
             self._count(message, 1)
-            self._cuts.deliver(message)
+            self._take(message)
 
     def deliver(self, message: Message) -> None:
         """A message has come in: its number goes on where those of its sender were when the run was resumed."""
         before = self._before.get(message.source, 0)
-        self._arrived[message.source] = message.number + before + 1
-        self._cuts.deliver(replace(message, number=message.number + before) if before else message)
+        self._take(replace(message, number=message.number + before) if before else message)
         for number in list(self._expected):
             self._look(number)
+
+    def _take(self, message: Message) -> None:
+        source, number = message.source, message.number
+        if number < self._known.get(source, 0):  # it had been received before
+            self._count(message, -1)
+            return
+        self._received[source] = max(number + 1, self._received.get(source, 0))
+        for boundary in self._watching:
+            boundary.since.append(message)
+        self._node.deliver(message)
 
     def _count(self, message: Message, times: int) -> None:
         self._transport.traffic.messages_received += times
@@ -94,7 +121,8 @@ class NodeCheckpoints:
 
     def round_ended(self, saved: Checkpoint) -> None:
         """The node is at the end of a round (or at its start): take the snapshots that are due."""
-        self._cuts.round_ended(saved)
+        self._newest = _Boundary(saved, dict(self._received))
+        self._watch()
         self._transport.rounds += 1
         due = self._asked.due(saved.round, saved.time_s)
         before, self._made = self._made, max(self._made, due)
@@ -102,38 +130,65 @@ class NodeCheckpoints:
             self.snapshot(number + self._offset)
 
     def over(self) -> None:
-        self._cuts.over()
+        """The node's rounds are over: it reads no message that still comes (perhaps without end), nor after a resume."""
+        self._over = True
+        self._watch()
+
+    def _watch(self) -> None:
+        newest = None if self._over and not self._repeats else self._newest
+        boundaries = dict.fromkeys((newest, *self._open.values()))
+        self._watching = [each for each in boundaries if each is not None]
 
     def hear(self, message: protocol.Note | protocol.Expect) -> None:
         match message:
             case protocol.Note("snapshot", number):
                 self.snapshot(number)
-            case protocol.Expect(number=number, sent=sent) if number in self._numbers:
+            case protocol.Expect(number=number, sent=sent) if number in self._open:
                 self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
                 self._look(number)
             case protocol.Note("settled", number):
                 self._settled = number
-                for each in [each for each in self._numbers if each <= number]:
-                    self._numbers.discard(each)
-                    self._expected.pop(each, None)
-                    self._cuts.drop(each)
+                self._open = {other: each for other, each in self._open.items() if other > number}
+                self._expected = {other: sent for other, sent in self._expected.items() if other > number}
+                self._watch()
                 self._news.set()
 
     def snapshot(self, number: int) -> None:
-        if number not in self._numbers and number > self._settled:
-            self._numbers.add(number)
-            self._cuts.cut(number)
+        """Take a snapshot where the last round ended, unless it was taken or is of no use any more."""
+        if number > max(self._newest_number, self._settled):
+            assert self._newest is not None, "a node's start is the end of a round"
+            self._newest_number, self._open[number] = number, self._newest
             self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
     def _look(self, number: int) -> None:
+        """Write the node's part of a checkpoint, if all messages that belong to it are here."""
         sent = self._expected[number]
-        if all(self._arrived.get(rank, 0) >= n for rank, n in sent.items()):
+        if all(self._received.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
-            saved = self._cuts.finish(number, sent)
+            saved = self._complete(self._open.pop(number), sent)
+            self._watch()
             writing = asyncio.get_running_loop().run_in_executor(
                 self._writer, self._folder.write, number, saved
             )
             writing.add_done_callback(lambda done: self._written(number, saved, done))
+
+    def _complete(self, boundary: _Boundary, sent: Mapping[int, int]) -> Checkpoint:
+        """The node at a boundary, with the messages that belong to it: ``sent`` of each source were sent before."""
+        unread, received = boundary.saved.unread, boundary.received
+
+        def belongs(message: Message) -> bool:
+            # Secrets are not saved. Nodes that go on from the ends of the same round agree on new ones.
+            return message.number < sent.get(message.source, 0) and message.tag[:1] != (TAG,)
+
+        if not self._repeats:
+            unread = list(filter(belongs, unread))
+            received = {source: min(count, sent.get(source, 0)) for source, count in received.items()}
+        return replace(
+            boundary.saved,
+            unread=unread,
+            arriving=list(filter(belongs, boundary.since)),
+            engine={**boundary.saved.engine, "received": dict(received), "sent": dict(sent)},
+        )
 
     def _written(self, number: int, saved: Checkpoint, done: asyncio.Future[None]) -> None:
         if done.cancelled():
@@ -149,6 +204,10 @@ class NodeCheckpoints:
                 while self._settled < number:
                     self._news.clear()
                     await self._news.wait()
+
+
+def _counts(saved: Checkpoint, name: str) -> dict[int, int]:
+    return {int(source): int(count) for source, count in saved.engine.get(name, {}).items()}
 
 
 class RestartFile:

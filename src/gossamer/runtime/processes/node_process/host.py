@@ -37,6 +37,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
 from gossamer.runtime.memory import available_bytes, private_bytes
+from gossamer.runtime.processes.protocol import Fork, Job
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.processes.transport.transport import Transport
@@ -52,22 +53,16 @@ SHORTEST_S = 0.001
 class NodeContext:
     """The inheritance of a node's process from the worker that forks it."""
 
+    job: Job
+    fork: Fork
     listener: socket.socket
     channel: socket.socket  # to the worker
-    addresses: Sequence[tuple[str, int]]  # (host, port) of every rank
-    token: bytes  # by which the nodes of this run know each other
-    memory: int  # descriptor of the shared file: models, and the CPU slots
-    at_once: int  # how many nodes of this machine may compute at the same time
+    slots: int  # descriptor of the file of the CPU slots
     wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
     trims: bool  # hand memory back after computing
     folder: RunFolder
     security: Security | None  # None is for loopback
     cut: Cut | None  # the checkpoint from which it goes on; None is the start
-    checkpoints: (
-        tuple[str, int] | None
-    )  # their digest, and the number of the next one; None: as the folder says
-    incarnation: int  # how often the node was started before
-    crashes: Sequence[int]  # rounds after which it kills itself
 
 
 class Clock:
@@ -191,7 +186,7 @@ class NodeHost:
         self.lost: set[int] = set()
         self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
-        self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
+        self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         self.computing_s = 0.0  # by the compute profile if it keeps its pace, else in its thread
@@ -204,7 +199,7 @@ class NodeHost:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
 
     def _evaluate(self, model: Model) -> dict[str, float]:
-        with self.cpu_slots.one():
+        with self._cpu_slots.one():
             values = self._evaluator.columns(model, self._setup.personal[self._rank])
         trim()  # it takes more memory than a step, and seldom
         return values
@@ -244,7 +239,7 @@ class NodeHost:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        with self.cpu_slots.one():
+        with self._cpu_slots.one():
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
             seconds = monotonic() - began
@@ -271,10 +266,11 @@ class NodeHost:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Any:
+    async def mix(self, step: Step, *, read: bool) -> Any:
         # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
         await asyncio.sleep(0)
-        return commit(prepare().run(self.fresh))
+        step.prepare()
+        return step.commit(step.run(self.fresh))
 
     def settle(self, vector: Tensor) -> None:
         """Nothing is put off here."""

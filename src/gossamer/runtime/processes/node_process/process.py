@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.messages.tags import Traffic
+from gossamer.messages import raw
+from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import newcomer
 from gossamer.node.runtime import unawaited_calls_fail
@@ -27,7 +28,6 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
 from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost, Stage
-from gossamer.runtime.processes.shared_models import FINAL, SNAPSHOTS, SharedModels
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
@@ -58,21 +58,17 @@ class NodeProcess:
 
     def __init__(self, rank: int, setup: Setup, context: NodeContext, stage: Stage) -> None:
         self._rank, self._setup, self._rows = rank, setup, stage.rows
+        self._address = context.listener.getsockname()[:2]
         loop = asyncio.get_running_loop()
         experiment, folder, cut = setup.experiment, context.folder, context.cut
         self._go: asyncio.Future[None] = loop.create_future()
         self._finish: asyncio.Future[protocol.Finish] = loop.create_future()
         self._arrival: protocol.Arrival | None = None
-        self._crashes = context.crashes
+        self._crashes = context.fork.crashes
         self._reported = 0.0
         self._channel: Channel[protocol.ToNode] = Channel(context.channel, protocol.ToNode)
         context.channel.setblocking(True)
         loop.add_reader(context.channel, self._readable)
-        self._models = SharedModels(
-            context.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
-        )
-        self._given = self._consumed = 0  # snapshots of the model in shared memory
-        self._freed = asyncio.Event()
         self._timeline = timeline_log(experiment, folder, rank)
 
         saved = self._saved = None if cut is None else cut.read(rank, self._place)
@@ -105,8 +101,8 @@ class NodeProcess:
         self._transport = self._host.transport = Transport(
             context.listener,
             rank,
-            list(context.addresses),
-            context.token,
+            [("127.0.0.1", 0)] * experiment.nodes,  # they are told before anything is sent
+            context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
             contact=self._miss,
@@ -118,7 +114,7 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            incarnation=context.incarnation,
+            incarnation=context.fork.incarnation,
         )
 
     def _miss(self, rank: int, why: str | None) -> None:
@@ -126,7 +122,7 @@ class NodeProcess:
             self._tell(protocol.Unreachable(rank, why))
 
     def _tell(self, message: protocol.FromNode) -> None:
-        """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
+        """Write a message. The other end always reads, so this hardly ever blocks."""
         if not self._channel.send(message):
             os._exit(1)
 
@@ -143,7 +139,7 @@ class NodeProcess:
             self._checkpoints.begin(self._transport, start, resumed=self._saved is not None)
         try:
             await self._transport.start()
-            self._tell(protocol.Ready())
+            self._tell(protocol.Ready(*self._address))
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
@@ -152,10 +148,10 @@ class NodeProcess:
                 of = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
-            self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(protocol.Final(self._node.round, private_bytes()))
+            self._tell(protocol.Final(self._node.round, _raw(self._node.model), private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
-            self._tell(protocol.Failed.of(error, self._node.failure_round))
+            round = self._node.failure_round if self._go.done() else None
+            self._tell(protocol.Failed.of(error, self._rank, round))
             await self._finish
             return 1
         await self._node.end()
@@ -255,19 +251,9 @@ class NodeProcess:
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 row |= await self._host.evaluate(model)
-            slot = await self._slot() if node.rank in setup.outcome_ranks else None
-        if slot is not None:
-            self._models.write(slot, node.rank, model)
-        view = node.node.view
-        self._tell(protocol.Row(moment, row, slot, None if view is None else list(view)))
-
-    async def _slot(self) -> int:
-        """A slot for a snapshot, which is free again when the coordinator has read its last one."""
-        while self._given - self._consumed >= SNAPSHOTS:
-            self._freed.clear()
-            await self._freed.wait()
-        self._given += 1
-        return (self._given - 1) % SNAPSHOTS
+            snapshot = _raw(model) if node.rank in setup.outcome_ranks else None
+            view = None if node.node.view is None else list(node.node.view)
+            self._tell(protocol.Row(moment, row, snapshot, view))
 
     async def _flush(self) -> None:
         """Wait for what was sent, which is counted when it has left, as long as something leaves."""
@@ -321,8 +307,8 @@ class NodeProcess:
                 if checkpoints is not None:
                     checkpoints.hear(message)
             case protocol.Addresses(nodes=nodes):
-                for rank, host, port in nodes:
-                    self._transport.addresses[rank] = host, port
+                for address in nodes:
+                    self._transport.locate(*address)
             case protocol.Note("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
@@ -335,11 +321,6 @@ class NodeProcess:
                 self._meet(together)
                 if first is not None:
                     self._node.peer_found(self._rank, first, restarted=False)
-            case protocol.Note("slots", count):
-                self._host.cpu_slots.count = count
-            case protocol.Note("consumed"):
-                self._consumed += 1
-                self._freed.set()
 
     def _found(self, rank: int, since: int, *, restarted: bool) -> None:
         """A node that was away is back, perhaps restarted, and takes part from a round on."""
@@ -377,3 +358,7 @@ class NodeProcess:
             "drawn": {},
             "secrets": 0,
         }
+
+
+def _raw(model: Model) -> bytearray:
+    return bytearray().join(raw(vector.contiguous()) for vector in model)

@@ -120,10 +120,9 @@ class Transport:
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.addresses = list(self.addresses)  # later processes may move
+        self.addresses = list(self.addresses)
         for host, port in (*self.addresses, self.listener.getsockname()[:2]):
-            if self.security is None and not _is_loopback(host):
-                raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
+            self._check(host, port)
         # Incoming bytes are read to the end within one callback of the loop, so all connections share the memory. What is
         # shaped is read chunk by chunk.
         size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
@@ -133,6 +132,15 @@ class Transport:
         self._changed = asyncio.Event()
         if self.shaper is not None:
             self.shaper.changed = self.wake
+
+    def _check(self, host: str, port: int) -> None:
+        if self.security is None and not _is_loopback(host):
+            raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
+
+    def locate(self, rank: int, host: str, port: int) -> None:
+        """A peer listens at this address."""
+        self._check(host, port)
+        self.addresses[rank] = host, port
 
     async def start(self) -> None:
         self._server = await self.loop.create_server(

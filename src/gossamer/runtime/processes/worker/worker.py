@@ -1,14 +1,14 @@
-"""``gossamer worker``: joins a coordinator on another machine, and runs nodes for it until the run is over.
+"""A worker runs nodes for a coordinator until the run is over: the fork server, or ``gossamer worker`` on another machine.
 
-A worker that loses its coordinator keeps its nodes going. Their messages wait, and go to the coordinator when it can be
-reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and itself.
+One that has joined from another machine and loses its coordinator keeps its nodes going. Their messages wait, and go to the
+coordinator when it can be reached again. After the time that the coordinator has named (``failures.detection_s``) the worker
+ends its nodes and itself.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import os
 import secrets
 import selectors
 import signal
@@ -16,7 +16,9 @@ import socket
 import ssl
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import structs
@@ -26,8 +28,7 @@ from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.malloc import keep_freed_memory
-from gossamer.results.checkpoints import newest
-from gossamer.results.folder import RunFolder, write_json
+from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import (
     LARGEST_STRANGER,
@@ -38,10 +39,9 @@ from gossamer.runtime.processes.channel import (
     parse_address,
 )
 from gossamer.runtime.processes.node_process.host import Stage
-from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
+from gossamer.runtime.processes.protocol import Finish, Fork, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
-from gossamer.runtime.processes.shared_models import FINAL, SharedModels
-from gossamer.runtime.processes.system import raise_descriptor_limit, shared_file
+from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
 
@@ -82,6 +82,86 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         raise
 
 
+class Worker:
+    """Prepares the job of a coordinator, has a pool carry out what it says about nodes, and passes on what these say."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+        keep_freed_memory()
+        self._selector = selectors.DefaultSelector()
+        self._session: Session[protocol.ToWorker]
+        self._session = Session(protocol.ToWorker, self._selector, self._take, self._lose)
+        self._pool: ProcessPool | None = None
+        self._host = "127.0.0.1"
+        self._over: str | None = None
+
+    def attach(self, end: socket.socket, received: int = 0) -> None:
+        """Go on with this connection to the coordinator, which has received some messages already."""
+        self._session.attach(end, received)
+
+    def serve(self) -> None:
+        for key, events in self._selector.select(0.1):
+            key.data(events)
+
+    def run(self) -> None:
+        while self._over is None:
+            self.serve()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._session.close()
+        self._selector.close()
+
+    def _lose(self, error: str | None) -> None:
+        self._over = "the coordinator is gone"
+
+    def _take(self, message: protocol.ToWorker) -> None:
+        match message:
+            case Job():
+                self._prepare(message)
+            case Finish(reason=reason):
+                self._over = reason
+            case protocol.Fork() | protocol.Tell() | protocol.Signal() if self._pool is not None:
+                self._pool.do(message)
+
+    def _prepare(self, job: Job) -> None:
+        folder = self._folder(job)
+        try:
+            setup = prepare(Experiment.of(self._experiment(job), folder))
+            raise_descriptor_limit(setup.experiment.nodes)
+        except BadInput as error:
+            self._session.send(Refused(list(error.problems)))
+            return
+        stage = Stage(setup)
+        stage.warm_up()
+        run = RunFolder.open(folder)
+        self._pool = ProcessPool(setup, run, stage, job, self._selector, self._relay, self._host)
+        self._session.send(protocol.Prepared())
+
+    def _folder(self, job: Job) -> Path:
+        assert job.folder is not None, "the coordinator is on this machine"
+        return Path(job.folder)
+
+    def _experiment(self, job: Job) -> dict[str, Any]:
+        return parse_mapping(job.experiment, "experiment")
+
+    def _relay(self, said: Said) -> None:
+        self._session.send(said)
+
+
+def serve(end: int) -> None:
+    """Be the worker of the coordinator at the other end of a socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = Worker()
+    worker.attach(socket.socket(fileno=end))
+    worker.run()
+    worker.close()
+
+
+# --- on another machine
+
+
 def run_worker(
     coordinator: str,
     token: str,
@@ -99,20 +179,18 @@ def run_worker(
     Raises:
         RunFailed: if the coordinator does not take this worker, can't be reached, or is lost.
     """
-    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
-    keep_freed_memory()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
-        worker = Worker(coordinator, token, slots, Path(folder), address, data_root)
+        worker = JoinedWorker(coordinator, token, slots, Path(folder), address, data_root, wait_s)
         try:
-            worker.run(wait_s)
+            worker.run()
         finally:
             worker.close()
             signal.signal(signal.SIGTERM, before)
 
 
-class Worker:
-    """One worker; arguments as for :func:`run_worker`, and a folder for its files."""
+class JoinedWorker(Worker):
+    """One that joins; arguments as for :func:`run_worker`, and a folder for its files."""
 
     def __init__(
         self,
@@ -120,40 +198,25 @@ class Worker:
         token: str,
         slots: int,
         folder: Path,
-        address: str | None,
-        data_root: str | None,
+        address: str | None = None,
+        data_root: str | None = None,
+        wait_s: float = 0.0,
     ) -> None:
+        super().__init__()
         self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
-        self._selector = selectors.DefaultSelector()
-        self._session: Session[protocol.ToWorker]
-        self._session = Session(protocol.ToWorker, self._selector, self._take, self._lose)
-        self._memory = shared_file()
-        self._pool: ProcessPool | None = None
-        self._models: SharedModels
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        self._retry_at = self._deadline = (
-            0.0  # while there is no connection: when to try again, and until when
-        )
-        self._over: str | None = None
+        # While there is no connection: when to try again, and until when.
+        self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
 
-    def run(self, wait_s: float) -> None:
-        self._deadline = time.monotonic() + wait_s
+    def run(self) -> None:
         while self._over is None:
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
-            for key, events in self._selector.select(0.1):
-                key.data(events)
+            self.serve()
         log.info("the run is over (%s)", self._over)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._session.close()
-        self._selector.close()
-        os.close(self._memory)
 
     def _join(self) -> None:
         """Try to reach the coordinator."""
@@ -172,9 +235,9 @@ class Worker:
             return
         log.info("has joined %s", self._coordinator)
         keep_alive(end, SILENT_S)
-        self._address = self._address or str(end.getsockname()[0])
+        self._host = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
-        self._session.attach(end, welcome.received)
+        self.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
         if error is not None:  # it would come again on the next connection
@@ -183,64 +246,41 @@ class Worker:
         log.info("the coordinator is out of reach; nodes go on")
 
     def _take(self, message: protocol.ToWorker) -> None:
-        match message:
-            case File(path=path, data=data):
-                target = (self._path / path).resolve()
-                if not target.is_relative_to(self._path.resolve()):
-                    raise ChannelError(f"the file {path!r}")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
-            case Job():
-                self._prepare(message)
-            case Finish(reason=reason):
-                self._over = reason
-            case protocol.Acknowledge():
-                pass
-            case _ if self._pool is not None:
-                if isinstance(message, Tell) and isinstance(message.message, protocol.Go):
-                    start = message.message.start + self._offset
-                    message = Tell(message.rank, structs.replace(message.message, start=start))
-                self._pool.do(message)
+        if isinstance(message, Fork):
+            self._keep(message.files)
+        elif isinstance(message, Tell) and isinstance(message.message, protocol.Go):
+            start = message.message.start + self._offset
+            message = Tell(message.rank, structs.replace(message.message, start=start))
+        super()._take(message)
 
-    def _prepare(self, job: Job) -> None:
+    def _keep(self, files: Mapping[str, bytes]) -> None:
+        for path, data in files.items():
+            target = (self._path / path).resolve()
+            if not target.is_relative_to(self._path.resolve()):
+                raise ChannelError(f"the file {path!r}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    def _folder(self, job: Job) -> Path:
         self._reconnect_s = job.reconnect_s
-        (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
-        write_json(self._path / "environment.json", {"run": job.run})
-        raw = parse_mapping(job.experiment, "experiment")
+        self._keep(job.files)
+        return self._path
+
+    def _experiment(self, job: Job) -> dict[str, Any]:
+        raw = super()._experiment(job)
         if self._data_root is not None:
             raw["data_root"] = str(Path(self._data_root).resolve())
         elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
             raw["data_root"] = None
-        try:
-            setup = prepare(Experiment.of(raw, self._path))
-            raise_descriptor_limit(setup.experiment.nodes)
-        except BadInput as error:
-            self._session.send(Refused(list(error.problems)))
-            return
-        stage, folder, layout = Stage(setup), RunFolder.open(self._path), setup.layout
-        stage.warm_up()
-        self._models = SharedModels(self._memory, setup.experiment.nodes, layout.size, layout.buffer_size)
-        assert self._address is not None
-        cut, selector = newest(folder.checkpoints), self._selector
-        self._pool = ProcessPool(
-            setup, folder, self._memory, stage, cut, selector, self._relay, job, self._address
-        )
-        self._session.send(protocol.Ready())
+        return raw
 
-    def _relay(self, event: protocol.FromPool) -> None:
-        """Pass on what happens, with the files and the model that belong to it."""
-        self._session.send(self._complete(event) if isinstance(event, Said) else event)
-
-    def _complete(self, said: Said) -> Said:
-        rank, file, model = said.rank, f"node-{said.rank}.safetensors", None
+    def _relay(self, said: Said) -> None:
+        """Pass on what happens, with the files that belong to it."""
+        rank, file = said.rank, f"node-{said.rank}.safetensors"
         timeline = {f"segments/timeline-{rank}-{said.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
         paths: dict[str, str] = {}  # there, and here
         match said.message:
-            case protocol.Row(slot=int(slot)):
-                model = slot, self._models.read_bytes(slot, rank)
-            case protocol.Final():
-                model, paths = (FINAL, self._models.read_bytes(FINAL, rank)), timeline
-            case protocol.Exited():
+            case protocol.Final() | protocol.Exited():
                 paths = timeline
             case protocol.Saved(number=None):
                 paths = {f"restart/{file}": f"restart/{file}"}
@@ -251,4 +291,4 @@ class Worker:
             if (path := self._path / here).exists():
                 files[there] = path.read_bytes()
                 path.unlink()
-        return structs.replace(said, files=files, model=model)
+        super()._relay(structs.replace(said, files=files))

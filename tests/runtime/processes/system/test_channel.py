@@ -1,22 +1,16 @@
-"""Channels between the processes of a run, and the memory they share."""
+"""Channels between the processes of a run."""
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
-from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
 from gossamer.runtime.processes.protocol import At, Event, FromNode, Message, Progress, Ready, Row
-from gossamer.runtime.processes.shared_models import FINAL, SharedModels
-from gossamer.runtime.processes.system import shared_file
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
@@ -27,7 +21,7 @@ values = st.recursive(
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 messages = st.one_of(
-    st.builds(Ready),
+    st.builds(Ready, st.text(), numbers),
     st.builds(At, numbers, numbers),
     st.builds(Event, st.text(), st.text()),
     st.builds(Progress, numbers, numbers.map(float), numbers, st.lists(st.text(), max_size=3)),
@@ -35,7 +29,7 @@ messages = st.one_of(
         Row,
         numbers | st.text() | st.tuples(st.text(), numbers),
         st.dictionaries(st.text(), values, max_size=3),
-        st.none() | numbers,
+        st.none() | st.binary().map(bytearray),
     ),
 )
 
@@ -83,7 +77,7 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
     assert [ours.receive(), ours.receive()] == [At(1, 2), At(3, 4)]
     theirs.close()
     assert ours.receive() is None
-    assert not ours.send(Ready())
+    assert not ours.send(Ready("127.0.0.1", 1))
     ours.close()
 
 
@@ -125,7 +119,7 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     theirs.close()
     watched.serve()
     assert watched.gone == [None]
-    watched.channel.send(Ready())
+    watched.channel.send(Ready("127.0.0.1", 1))
     assert not watched.channel.waiting
 
 
@@ -145,25 +139,3 @@ def test_a_channel_ends_with_what_should_not_be_said(data: bytes, why: str) -> N
     assert why in said
     assert not watched.selector.get_map()
     watched.theirs.close()
-
-
-@pytest.fixture
-def file() -> Iterator[int]:
-    descriptor = shared_file()
-    yield descriptor
-    os.close(descriptor)
-
-
-def test_models_written_in_a_child_are_read_by_its_parent(file: int) -> None:
-    shared = SharedModels(file, nodes=3, parameters=4, buffers=2)
-    child = os.fork()
-    if child == 0:
-        shared.write(FINAL, 1, Model(torch.arange(4.0), torch.tensor([7.0, 8.0])))
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    # Another mapping of the same file, as the launcher makes one.
-    parameters, buffers = SharedModels(file, 3, 4, 2).all(FINAL)
-    assert parameters.tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 0, 0]]
-    assert buffers is not None
-    assert buffers[1].tolist() == [7, 8]
-    assert SharedModels(file, 3, 4, 2).read(0, 1).parameters.tolist() == [0, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""The process of a coordinator: ``python -m gossamer.runtime.processes.coordinator CHANNEL MEMORY PARENT``."""
+"""The process of a fork server: ``python -m gossamer.runtime.processes.worker SOCKET PARENT``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from gossamer.runtime.processes.system import die_with
 
 if __name__ == "__main__":
-    channel, memory, parent = (int(argument) for argument in sys.argv[1:4])
+    end, parent = (int(argument) for argument in sys.argv[1:3])
     die_with(parent)  # before the imports, which take seconds
     gc.disable()  # nothing that is imported is garbage, and to look for it takes a fifth of the time
-    from gossamer.runtime.processes.coordinator.coordinator import serve
+    from gossamer.runtime.processes.worker.worker import serve
 
     gc.enable()
-    serve(channel, memory)
+    serve(end)
