@@ -49,9 +49,11 @@ _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
 class Step(Protocol):
     """A node's work on its inbox at the end of an instant: :class:`Mix`, or the decoding of models."""
 
-    @property
-    def own(self) -> Any:
-        """The node's own vector or model, if it is read."""
+    own: Any
+    """The node's own vector or model, if it is read."""
+
+    def prepare(self) -> None:
+        """Take what the step reads; called when all else of the instant is done."""
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """See :meth:`Mix.terms`."""
@@ -59,8 +61,11 @@ class Step(Protocol):
     def run(self, fresh: Fresh) -> Any:
         """The result; called in any thread."""
 
+    def commit(self, found: Any) -> Any:
+        """Put the result to use; gives what the node's call returns."""
 
-@dataclass(eq=False, slots=True)
+
+@dataclass(eq=False)
 class Mix:
     """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
 
@@ -72,6 +77,13 @@ class Mix:
     aggregator: Aggregator | None = None
     absent: Missing = "own"
 
+    def prepare(self) -> None:
+        """Everything is here."""
+
+    def commit(self, found: Any) -> Any:
+        """The result is what the node asked for."""
+        return found
+
     def run(self, fresh: Fresh) -> Any:
         """The result, in a vector that ``fresh`` creates."""
         if self.aggregator is not None:
@@ -81,13 +93,13 @@ class Mix:
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors."""
-        rule = self.missing or ("own" if len(self.inbox) == len(self.weights) else self.absent)
-        ranks = sorted(self.inbox)
-        vectors = [self.own, *[self.inbox[rank] for rank in ranks]]
+        inbox, weights = self.inbox, self.weights
+        rule = self.missing or ("own" if len(inbox) == len(weights) else self.absent)
+        ranks = sorted(inbox)
+        vectors = [self.own, *[inbox[rank] for rank in ranks]]
         if self.aggregator is not None or rule != "own" or set(map(type, vectors)) != {Tensor}:
             return None
-        own = own_weight(self.inbox, self.weights, self.self_weight)
-        return vectors, [own, *[self.weights[rank] for rank in ranks]]
+        return vectors, [own_weight(inbox, weights, self.self_weight), *[weights[rank] for rank in ranks]]
 
 
 def combine(

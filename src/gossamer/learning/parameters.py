@@ -7,6 +7,7 @@ parameters (``requires_grad=False``) and constants (non-persistent buffers) are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -237,3 +238,23 @@ def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
 def channels_last(inputs: Tensor) -> Tensor:
     """Images in the memory layout in which small convolutions run fastest on a CPU."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
+_SEEN = "_gossamer_finite"  # an attribute of tensors whose values are finite: their version then
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether all values of a tensor are finite; integers are. One pass, once for each version of a tensor."""
+    if getattr(vector, _SEEN, None) == vector._version:
+        return True
+    if not vector.dtype.is_floating_point or vector.layout is not torch.strided or vector.is_meta:
+        return True  # the last two can't be sent
+    # A sum is finite only if its terms are; finite terms may have an infinite sum.
+    if not (math.isfinite(vector.sum(dtype=_wide(vector)).item()) or vector.isfinite().all().item()):
+        return False
+    setattr(vector, _SEEN, vector._version)
+    return True
+
+
+def _wide(vector: Tensor) -> torch.dtype:
+    return torch.float64 if vector.dtype is torch.float64 else torch.float32

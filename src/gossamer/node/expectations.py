@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.learning.parameters import is_finite
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as_tag
 
 Form = tuple[Any, ...]
@@ -27,7 +28,6 @@ Prefix = tuple[str | int, ...]
 MOST_SHAPES, MOST_FORMS = 1024, 16
 """The shapes of tags (with any number for all numbers) that are remembered; and the forms under one of them, above which a
 node takes all."""
-_SEEN = "_gossamer_finite"  # an attribute of tensors whose values are finite: their version then
 
 
 @dataclass(frozen=True)
@@ -148,27 +148,10 @@ _SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
 """Forms of what a node may send in place of anything else."""
 
 
-def finite(vector: Tensor) -> bool:
-    """Whether all values of a tensor are finite; integers are. One pass, once for each version of a tensor."""
-    if getattr(vector, _SEEN, None) == vector._version:
-        return True
-    if not vector.dtype.is_floating_point or vector.layout is not torch.strided or vector.is_meta:
-        return True  # the last two can't be sent
-    # A sum is finite only if its terms are; finite terms may have an infinite sum.
-    if not (math.isfinite(vector.sum(dtype=_wide(vector)).item()) or vector.isfinite().all().item()):
-        return False
-    setattr(vector, _SEEN, vector._version)
-    return True
-
-
-def _wide(vector: Tensor) -> torch.dtype:
-    return torch.float64 if vector.dtype is torch.float64 else torch.float32
-
-
 def _checked(vector: Any) -> Tensor:
     if not isinstance(vector, Tensor):
         raise ValueError(f"a {type(vector).__name__} in place of a vector")
-    if not finite(vector):
+    if not is_finite(vector):
         raise ValueError("values that are not finite")
     return vector
 

@@ -9,15 +9,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
+
+if TYPE_CHECKING:
+    from gossamer.node.node import Node
 
 MOST_REPORTED = 8
 """Malformed messages of one sender that are events; the counter has all of them."""
@@ -107,16 +108,23 @@ class _Waiter:
 class _Decoding:
     """Messages that are to be decoded: a :class:`~gossamer.learning.mixing.Step`."""
 
-    def __init__(
-        self, opened: Callable[[Message], Message], messages: Sequence[Message], own: Tensor
-    ) -> None:
-        self._opened, self._messages, self.own = opened, messages, own
+    def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
+        self._opened, self._messages, self._node = opened, messages, node
+        self.own: Any = None
+
+    def prepare(self) -> None:
+        """Codecs of differences read the node's own parameters."""
+        self.own = self._node.parameters
 
     def terms(self) -> None:
         """It is no sum."""
 
     def run(self, fresh: Any) -> list[Message]:
         return [self._opened(message) for message in self._messages]
+
+    def commit(self, found: Any) -> Any:
+        """The messages are what the mailbox asked for."""
+        return found
 
 
 class Mailbox:
@@ -308,7 +316,11 @@ class Mailbox:
                     await waiter.woken()
                     continue
                 self.messages = left
-                opened = await self._decoded(list(taken.values()))
+                opened = list(taken.values())
+                if self.coder is None:
+                    _check_unchanged(opened)
+                else:
+                    opened = await self._decoded(opened)
                 admitted = self._admitted(opened)
                 if len(admitted) == len(opened):
                     break
@@ -339,13 +351,10 @@ class Mailbox:
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Messages that were taken out, decoded: by the engine, which can do it for many nodes at once. They are put back
         if the task is cancelled meanwhile."""
-        if self.coder is None:
-            return [self._opened(message) for message in messages]
-        node = self.coder.node
+        assert self.coder is not None
+        step = _Decoding(self._opened, messages, self.coder.node)
         try:
-            decoded: list[Message] = await self.host.mix(
-                lambda: _Decoding(self._opened, messages, node.parameters), lambda opened: opened, read=False
-            )
+            decoded: list[Message] = await self.host.mix(step, read=False)
         except asyncio.CancelledError:
             self.messages = [*messages, *self.messages]
             raise
@@ -353,12 +362,7 @@ class Mailbox:
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
-        for tensor, version in message.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"message {message.tag} from node {message.source} was modified in place by another of its"
-                    " receivers or its sender; what is in a message is immutable: compute a new vector"
-                )
+        _check_unchanged((message,))
         if self.coder is None:
             return message
         try:
@@ -415,3 +419,14 @@ class Mailbox:
             self.presence.remember(self.rank, {source for source, _ in self._late})
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest
+
+
+def _check_unchanged(messages: Iterable[Message]) -> None:
+    """RuntimeError if a vector in one of the messages was modified in place."""
+    for message in messages:
+        for tensor, version in message.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"message {message.tag} from node {message.source} was modified in place by another of its"
+                    " receivers or its sender; what is in a message is immutable: compute a new vector"
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,17 +22,17 @@ from gossamer.randomness import torch_seed
 class Snapshot:
     """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, but
     for those through ``.data`` and ``.numpy()``, so they are noticed: RuntimeError where the vector is next read or
-    replaced. ``vector`` is for comparisons; :meth:`read` gives it for use."""
+    replaced. ``vector`` and ``version`` are for comparisons; :meth:`read` gives the vector for use."""
 
-    __slots__ = ("_name", "_rank", "_version", "vector", "writes")
+    __slots__ = ("_name", "_rank", "vector", "version", "writes")
 
     def __init__(self, rank: int, name: str, vector: Tensor) -> None:
         self._rank, self._name = rank, name
-        self.vector, self._version, self.writes = vector, vector._version, 0
+        self.vector, self.version, self.writes = vector, vector._version, 0
 
     def read(self) -> Tensor:
         """The newest vector, whose values may not be written yet."""
-        if self.vector._version != self._version:
+        if self.vector._version != self.version:
             raise RuntimeError(
                 f"node {self._rank}: its {self._name} were modified in place, by this node or by a receiver of them;"
                 f" snapshots are immutable: compute a new vector and assign it (node.{self._name} = v)"
@@ -42,7 +42,7 @@ class Snapshot:
     def write(self, vector: Tensor) -> None:
         """Replace the vector."""
         self.read()
-        self.vector, self._version = vector, vector._version
+        self.vector, self.version = vector, vector._version
         self.writes += 1
 
 
@@ -78,19 +78,21 @@ class OwnModel:
     def check(self) -> None:
         """RuntimeError if the author has modified the model in place. The node's calls that wait begin with it: whatever
         shares these vectors runs while it waits."""
-        self.parameters.read()
-        self.buffers.read()
+        parameters, buffers = self.parameters, self.buffers
+        if parameters.vector._version != parameters.version or buffers.vector._version != buffers.version:
+            parameters.read()
+            buffers.read()
 
-    async def train(self, first: int, steps: int, lr: float) -> float:
+    def train(self, first: int, steps: int, lr: float) -> Awaitable[float]:
         """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
         start, seed = self.snapshot(), self._seed(first)
         batches, kind = [self._batches.batch(first + k) for k in range(steps)], ComputationKind.TRAIN
-        return await self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
+        return self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
 
-    async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
+    def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> Awaitable[float]:
         """Take one step from the current model with a gradient [P]."""
         kind = ComputationKind.APPLY
-        await self._step(kind, start, lambda s: ApplyJob(start, gradient, lr, s), step, 0)
+        return self._step(kind, start, lambda s: ApplyJob(start, gradient, lr, s), step, 0)
 
     async def _step(
         self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float
@@ -178,5 +180,6 @@ class OwnModel:
         work: float,
         commit: Callable[[Any], Any] = lambda found: found,
     ) -> Any:
-        await self.encoded()
+        if self.encoding is not None:
+            await self.encoded()
         return await self._host.compute(Computation(kind, self._rank, first, work, prepare, commit))

@@ -175,8 +175,8 @@ class Node:
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
-        mix = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
-        mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
+        step = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
+        mixed = await self._host.mix(step, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
     async def mix(
@@ -198,19 +198,12 @@ class Node:
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
-        aggregator, default = self._setup.aggregator, self._setup.experiment.gather.missing
-
-        def prepare() -> Mix:
-            own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, missing, aggregator, default)
-
-        def commit(mixed: Any) -> None:
-            if whole:
-                self._own.buffers.write(mixed.buffers)
-                mixed = mixed.parameters
-            self._own.parameters.write(mixed)
-
-        await self._host.mix(prepare, commit, read=False)
+        setup = self._setup
+        step = _MixOwn(
+            None, inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+        )
+        step.node, step.whole = self, whole
+        await self._host.mix(step, read=False)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
@@ -560,6 +553,23 @@ class Node:
         task next waits. It ends with the node at the latest: when ``run`` of every node has returned, tasks that are still
         there are cancelled. An exception in it, awaited or not, fails the node."""
         return self._runtime.spawn(coroutine)
+
+
+class _MixOwn(Mix):
+    """A mixing step that reads the node's own model, buffers included if ``whole``, and replaces it."""
+
+    node: Node
+    whole: bool
+
+    def prepare(self) -> None:
+        self.own = self.node.model if self.whole else self.node._own.parameters.read()
+
+    def commit(self, found: Any) -> None:
+        own = self.node._own
+        if self.whole:
+            own.buffers.write(found.buffers)
+            found = found.parameters
+        own.parameters.write(found)
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:

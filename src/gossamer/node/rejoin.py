@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gossamer.learning.parameters import is_finite
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
-from gossamer.node.expectations import finite
 from gossamer.node.mailbox import PeerLost
 
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ async def newcomer(
 def _fits(given: Any, own: Model) -> bool:
     """Whether this may replace a node's own model: it has the same shapes, and is finite."""
     return isinstance(given, Model) and all(
-        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype) and finite(one)
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype) and is_finite(one)
         for one, other in zip(given, own, strict=True)
     )

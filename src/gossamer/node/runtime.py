@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import BadInput, GossamerError
+from gossamer.learning.parameters import is_finite
 from gossamer.messages import freeze, overwrite
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.expectations import Expectations, finite
+from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
@@ -114,7 +115,7 @@ class NodeRuntime:
 
     def look_for_divergence(self) -> bool:
         """Whether the node's model has values that are not finite; the first time, that is an event."""
-        if all(map(finite, self.model)):
+        if all(map(is_finite, self.model)):
             return False
         if not self._diverged:
             self._diverged = True

@@ -169,9 +169,9 @@ class Host(Protocol):
         """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
         computation."""
 
-    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
         """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
-        ``commit`` returned. Unless ``read``, the result may be written as late as :meth:`settle`."""
+        its ``commit`` returned. Unless ``read``, the result may be written as late as :meth:`settle`."""
 
     def settle(self, vector: Tensor) -> None:
         """Write a vector that is about to be read, if it is not written yet."""

@@ -267,6 +267,7 @@ class TopologySchedule:
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
+        self._last: tuple[int, _DrawnGraph] | None = None  # the round that was asked for last, and its graph
         parts = found.parts if isinstance(found, CompositeTopology) else {}
         self._parts = [
             TopologySchedule(part, nodes, seed, samples, purpose=f"{purpose}.{name}")
@@ -344,13 +345,16 @@ class TopologySchedule:
         self._weights(self._at(0))
 
     def _at(self, round: int) -> _DrawnGraph:
+        if self._last is not None and self._last[0] == round:  # as for almost all nodes of a synchronous run
+            return self._last[1]
         key = self._key(round)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        drawn = self._cache[key] = _DrawnGraph(self._draw(round))
-        if len(self._cache) > max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs)):
-            self._cache.popitem(last=False)
+        drawn = self._cache.get(key)
+        if drawn is None:
+            drawn = self._cache[key] = _DrawnGraph(self._draw(round))
+            if len(self._cache) > max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs)):
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        self._last = round, drawn
         return drawn
 
     def _key(self, round: int) -> Hashable:

@@ -37,13 +37,7 @@ class Scene:
         """Mix at one instant, to its end."""
 
         async def step() -> None:
-            def commit(mixed: torch.Tensor) -> None:
-                self.held[node] = mixed
-
-            weights = dict.fromkeys(inbox, 0.2)
-            await self.mixing.submit(
-                node, lambda: Mix(self.held[node], inbox, weights, None, "own"), commit, read=read
-            )
+            await self.mixing.submit(node, Held(self, node, inbox, dict.fromkeys(inbox, 0.2)), read=read)
 
         self.loop.run_until_complete(step())
 
@@ -51,6 +45,20 @@ class Scene:
         """A node's parameters, read."""
         self.mixing.settle_for(self.held[node])
         return self.held[node]
+
+
+class Held(Mix):
+    """A mixing step that reads and replaces what a node of a scene holds."""
+
+    def __init__(self, scene: Scene, node: int, inbox: dict[int, Any], weights: dict[int, float]) -> None:
+        super().__init__(None, inbox, weights, None, "own")
+        self.scene, self.node = scene, node
+
+    def prepare(self) -> None:
+        self.own = self.scene.held[self.node]
+
+    def commit(self, found: torch.Tensor) -> None:
+        self.scene.held[self.node] = found
 
 
 @settings(max_examples=60)
@@ -118,11 +126,7 @@ def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None
     expected = 0.5 * scene.held[0] + 0.5 * scene.held[1]
 
     async def step() -> None:
-        def commit(mixed: torch.Tensor) -> None:
-            scene.held[0] = mixed
-
-        mix = Mix(scene.held[0], inbox, weights, None, "own")
-        await scene.mixing.submit(0, lambda: mix, commit, read=False)
+        await scene.mixing.submit(0, Held(scene, 0, inbox, weights), read=False)
         inbox.clear()
         weights.clear()
 
@@ -136,7 +140,7 @@ def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
 
     async def step() -> torch.Tensor:
         mix = Mix(scene.held[0], {1: scene.held[1]}, {1: 0.5}, None, "own")
-        mixed: torch.Tensor = await scene.mixing.submit(0, lambda: mix, lambda mixed: mixed, read=True)
+        mixed: torch.Tensor = await scene.mixing.submit(0, mix, read=True)
         return mixed.clone()
 
     mixed = scene.loop.run_until_complete(step())
@@ -149,12 +153,8 @@ def test_mixing_steps_that_were_cancelled_are_not_carried_out() -> None:
 
     async def step() -> None:
         before = scene.held[0]
-        mix = Mix(before, {1: scene.held[1]}, {1: 0.5}, None, "own")
-
-        def commit(mixed: torch.Tensor) -> None:
-            scene.held[0] = mixed
-
-        waiting = asyncio.ensure_future(scene.mixing.submit(0, lambda: mix, commit, read=False))
+        step = Held(scene, 0, {1: scene.held[1]}, {1: 0.5})
+        waiting = asyncio.ensure_future(scene.mixing.submit(0, step, read=False))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

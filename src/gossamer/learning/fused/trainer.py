@@ -13,13 +13,14 @@ from torch import Tensor
 from gossamer.learning.fused import kernels
 from gossamer.learning.fused.plan import plan_of
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
+from gossamer.learning.parameters import is_finite
 from gossamer.learning.rows import ALIGNMENT, Rows
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
-AT_ONCE = 8
+AT_ONCE = 32
 """The most jobs in one call, which costs as much as a step of logistic regression."""
 
 
@@ -64,7 +65,7 @@ class FusedTrainer(Trainer):
         vectors, results, taken = [], [], []
         for job in jobs:
             result, state = self.rows.fresh(), dict(job.state)
-            pairs = [self.rows.store(job.start.parameters), result]
+            pairs = [job.start.parameters, result]  # (a node's own parameters are in the store)
             for name in names:
                 state[name] = self.rows.fresh()
                 pairs += [self.rows.store(job.state[name]), state[name]]
@@ -75,6 +76,8 @@ class FusedTrainer(Trainer):
             results.append((Model(result, job.start.buffers), state))
         rates, batches = [job.lr for job in jobs], [job.batches for job in jobs]
         losses = self._run(rule, vectors, batches, rates, taken)
+        for model, _ in results:  # noted on the vector now, while it is in this thread's cache
+            is_finite(model.parameters)
         return [TrainResult(*result, loss) for result, loss in zip(results, losses, strict=True)]
 
     def _gradient(self, at: Tensor, batch: Tensor) -> tuple[Tensor, float]:

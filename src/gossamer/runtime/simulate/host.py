@@ -79,8 +79,8 @@ class SimHost:
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         return self._links.send(self._rank, to, payload, tag)
 
-    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
-        return self._mixing.submit(self._rank, prepare, commit, read=read)
+    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+        return self._mixing.submit(self._rank, step, read=read)
 
     def event(self, kind: str, text: str) -> None:
         self._event(self._rank, kind, text)
@@ -163,9 +163,9 @@ class FaultyHost(SimHost):
         self._check_alive()
         return self._submit(computation)
 
-    def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
         self._check_alive()
-        return super().mix(prepare, commit, read=read)
+        return super().mix(step, read=read)
 
     def finished(self, rounds: int) -> bool:
         self.done = self.done or self.leaving

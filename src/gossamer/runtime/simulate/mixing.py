@@ -7,8 +7,7 @@ because what is mixed is immutable."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import groupby, zip_longest
+from collections.abc import Awaitable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -23,7 +22,7 @@ from gossamer.runtime.simulate.clock import Clock
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
 LEAST_LENGTH = 1 << 14  # threads take longer to hand over to each other than to sum shorter vectors
-_Request = tuple[int, Callable[[], Step], Callable[[Any], Any], bool, asyncio.Future[Any]]
+_Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
 
 class Mixing:
@@ -32,22 +31,20 @@ class Mixing:
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
-        # rank, what prepares, what commits, whether the result is read at once, and the future of the result
+        # rank, step, whether the result is read at once, and the future of what commit gives
         self._requests: list[_Request] = []
         self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
         self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
         allow_compiled_loops()
 
-    def submit(
-        self, rank: int, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool
-    ) -> Awaitable[Any]:
-        """Queue a node's step; the awaitable gives what ``commit`` returns. Unless the result is ``read`` at once,
+    def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
+        """Queue a node's step; the awaitable gives what its ``commit`` returns. Unless the result is ``read`` at once,
         :meth:`settle` is called before it is read."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._requests:
             self._clock.when_quiet(-1, self._flush)
-        self._requests.append((rank, prepare, commit, read, future))
+        self._requests.append((rank, step, read, future))
         return future
 
     def settle_for(self, vector: Any) -> None:
@@ -67,42 +64,45 @@ class Mixing:
 
     def _flush(self) -> None:
         requests, self._requests = sorted(self._requests, key=itemgetter(0)), []
+        reads = any(read for _, _, read, _ in requests)
         with self._profile.part("mix"):
-            if len(requests) == 1:  # as in asynchronous algorithms
-                self._run(requests)
-            else:
-                by_node = [list(steps) for _, steps in groupby(requests, key=itemgetter(0))]
-                # One step of each node at a time, since its next one reads what this one commits.
-                for steps in zip_longest(*by_node):
-                    self._run([step for step in steps if step is not None])
-        if len(self._owed) > MOST_OWED or any(read for _, _, _, read, _ in requests):
+            while requests:  # one step of each node at a time, since its next one reads what this one commits
+                steps: list[_Request] = []
+                later: list[_Request] = []
+                last = -1
+                for request in requests:
+                    (later if request[0] == last else steps).append(request)
+                    last = request[0]
+                self._run(steps)
+                requests = later
+        if len(self._owed) > MOST_OWED or reads:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
         """Run steps of different nodes: sums of whole vectors are owed, the others are shared by the workers."""
-        steps: list[tuple[Step, Callable[[Any], Any], asyncio.Future[Any]]] = []
-        for _, prepare, commit, _, future in requests:
+        others: list[tuple[Step, asyncio.Future[Any]]] = []
+        for _, step, _, future in requests:
             if future.done():  # cancelled
                 continue
             try:
-                step = prepare()
+                step.prepare()
                 self.settle_for(step.own)
                 row = self._owe(step)
                 if row is None:
-                    steps.append((step, commit, future))
+                    others.append((step, future))
                 else:
-                    future.set_result(commit(row))
+                    future.set_result(step.commit(row))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
                 future.set_exception(error)
-        if not steps:
+        if not others:
             return
         shared = self._rows.length >= LEAST_LENGTH
-        attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _, _ in steps])
-        for (_, commit, future), (found, failure) in zip(steps, attempts, strict=True):
+        attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
+        for (step, future), (found, failure) in zip(others, attempts, strict=True):
             try:
                 if failure is not None:
                     raise failure
-                future.set_result(commit(found))
+                future.set_result(step.commit(found))
             except Exception as error:  # noqa: BLE001 - likewise
                 future.set_exception(error)
 
@@ -113,14 +113,16 @@ class Mixing:
             return None, error
 
     def _owe(self, step: Step) -> Tensor | None:
+        """The row of a sum of whole vectors, which is written later; None for any other step."""
         terms = step.terms()
         if terms is None:
             return None
-        whole = self._whole
-        if not all(id(vector) in whole or self._rows.is_row(vector) for vector in terms[0]):
-            return None
+        vectors, weights = terms
+        for vector in vectors:
+            if id(vector) not in self._whole and not self._rows.is_row(vector):
+                return None
         row = self._rows.fresh()
-        self._owed.append((Sum(*terms), row))
-        whole.update(map(id, terms[0]))  # the sum holds the vectors, so their ids stay valid
+        self._owed.append((Sum(vectors, weights), row))
+        self._whole.update(map(id, vectors))  # the sum holds the vectors, so their ids stay valid
         self._unwritten.add(id(row))
         return row

@@ -265,10 +265,11 @@ class NodeHost:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Any:
+    async def mix(self, step: Step, *, read: bool) -> Any:
         # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
         await asyncio.sleep(0)
-        return commit(prepare().run(self.fresh))
+        step.prepare()
+        return step.commit(step.run(self.fresh))
 
     def settle(self, vector: Tensor) -> None:
         """Nothing is put off here."""
