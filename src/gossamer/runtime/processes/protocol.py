@@ -222,7 +222,7 @@ class Signal(Message):
 
 
 class Check(Message):
-    """The first message to a fork server, which answers whether this experiment (YAML) has what other processes can import."""
+    """The first message to a fork server: can it read this experiment (YAML), and import what that names?"""
 
     experiment: str
 
