@@ -218,7 +218,7 @@ class _Numbered(Codec):
 
 @register("codec", "random-k")
 class RandomK(_Numbered):
-    """Sends k = round(fraction P) coordinates, at least one, drawn anew in every round. The seed of the draw
+    """Sends k = round(fraction P) coordinates, at least one, redrawn in every round. The seed of the draw
     is sent instead of indices.
 
     Args:

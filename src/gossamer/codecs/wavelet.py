@@ -88,7 +88,7 @@ class Wavelet(_Wavelets, TopK):
 @register("codec", "jwins")
 class JWINS(_Wavelets):
     """JWINS (Dhasade et al., "Get More for Less in Decentralized Learning Systems", ICDCS 2023): ``wavelet``
-    with a share of the coefficients that each node draws anew in every round, keyed by rank and round
+    with a share of the coefficients that each node redraws in every round, keyed by rank and round
     (randomized cut-off, section III).
 
     Args:
