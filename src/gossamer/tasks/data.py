@@ -77,7 +77,9 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
     or refused."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
-        Image = package("PIL.Image", "'gossamer[data]'", "pillow")
+        package("PIL", "'gossamer[data]'", "pillow")
+        from PIL import Image
+
         if not is_image(column):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
         pixels = np.empty((len(column), height, width, channels), np.uint8)

@@ -205,7 +205,7 @@ class Flower(Partition):
     partitioner: str  # the name of its class, such as DirichletPartitioner
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        partitioners = package("flwr_datasets.partitioner", "flwr-datasets", "flwr-datasets")
+        partitioners = package("flwr_datasets", "flwr-datasets", "flwr-datasets").partitioner
         datasets = package("datasets", "flwr-datasets")
         datasets.disable_progress_bars()
         order = rng.permutation(task.samples)
