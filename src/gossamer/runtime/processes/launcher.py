@@ -8,14 +8,17 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from gossamer.config import Experiment, Processes
+from gossamer.errors import BadInput, RunFailed
 from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome, ending_signals
+from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
+from gossamer.runtime.processes.protocol import Check, Prepared, Refused
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.recording import Observer
 from gossamer.runtime.setup import prepare
@@ -48,6 +51,8 @@ class ProcessesEngine:
                     " with engine.pace=true, no less than the compute profile says"
                 )
             self._setup = prepare(experiment)
+            if isinstance(self._place, ForkServer):
+                _check(self._place, experiment)
             self._resources = stack.pop_all()
         self.description = self._setup.description()
 
@@ -72,6 +77,17 @@ class ProcessesEngine:
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
+
+
+def _check(server: ForkServer, experiment: Experiment) -> None:
+    """Refuse an experiment that the fork server can't read, such as one with a class of a notebook."""
+    channel: Channel[Prepared | Refused] = Channel(server.end, Prepared | Refused)
+    channel.send(Check(experiment.to_yaml()))
+    match channel.receive():
+        case None:
+            raise RunFailed(f"the fork server died: {server.how_it_died()}")
+        case Refused(problems=problems):
+            raise BadInput(*problems)
 
 
 @contextmanager

@@ -221,6 +221,12 @@ class Signal(Message):
     number: int
 
 
+class Check(Message):
+    """The first message to a fork server: can it read this experiment (YAML), and import what that names?"""
+
+    experiment: str
+
+
 class Job(Message):
     """The run that a worker is to prepare."""
 
@@ -266,7 +272,7 @@ class Said(Message):
 
 
 class Prepared(Message):
-    """The worker has prepared its :class:`Job`."""
+    """The worker has prepared its :class:`Job`, or has found nothing wrong (:class:`Check`)."""
 
 
 class Refused(Message):

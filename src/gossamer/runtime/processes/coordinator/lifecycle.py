@@ -46,12 +46,13 @@ class NodeState:
     """The newest process of a node."""
 
     rank: int
-    incarnation: int = 0
-    start_from: StartFrom = "initial"
-    restarts: int = 0  # that the experiment does not ask for
-    round: int = 0  # rounds that it has completed, as far as is known
+    incarnation: int
+    start_from: StartFrom
+    restarts: int  # that the experiment does not ask for
+    round: int  # rounds that it has completed, as far as is known
+    sent: int = 0  # bytes, as far as is known
+    address: tuple[str, int] | None = None  # once it is ready
     waits: list[str] | None = None  # what it waits for, as far as is known
-    ready: bool = False
     met: bool = False  # it has taken part
     done: bool = False  # its protocol has returned
     final: bool = False  # it has handed in its last model
@@ -81,7 +82,6 @@ class Lifecycle:
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
         self._coordinator = coordinator
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
-        self._sent: dict[int, int] = {}
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
@@ -90,7 +90,6 @@ class Lifecycle:
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
-        self._addresses: dict[int, tuple[str, int]] = {}  # of the newest process of each node
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = self._heard_at = self._moved_at = 0.0
@@ -120,12 +119,11 @@ class Lifecycle:
             if rank in self.away:
                 self._coordinator.without(rank, keep=False)
             else:
-                self._start_node(rank)
-                self.nodes[rank].round = self._rounds[rank]
+                self._start_node(rank, "initial")
 
     @property
     def up(self) -> bool:
-        return all(node.ready for node in self.nodes.values())
+        return all(node.address for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
         self._now = self._began = self._moved_at = now
@@ -153,7 +151,7 @@ class Lifecycle:
         if self._began is not None:
             self._look_at_nodes(now - self._began)
         elif now > self._start_deadline:
-            late = [node.rank for node in self.nodes.values() if not node.ready]
+            late = [node.rank for node in self.nodes.values() if node.address is None]
             raise RunFailed(
                 f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}"
             )
@@ -189,8 +187,7 @@ class Lifecycle:
     def _said(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
             case protocol.Ready(host=host, port=port):
-                node.ready = True
-                self._addresses[node.rank] = host, port
+                node.address = host, port
                 if self._began is not None:
                     self._tell(node.rank, self._known())
                     self._tell_all(self.alive - {node.rank}, protocol.Addresses([(node.rank, host, port)]))
@@ -198,8 +195,8 @@ class Lifecycle:
             case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
                 self._completed(node, round)
                 node.waits = waits
-                self._sent[node.rank] = sent
-                if sum(self._sent.values()) >= self._most_bytes:
+                node.sent = sent
+                if sum(each.sent for each in self.nodes.values()) >= self._most_bytes:
                     self.end("bytes")
                 if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
@@ -233,7 +230,8 @@ class Lifecycle:
                 raise RunFailed(text, node=node.rank, round=failed_in, traceback=trace)
 
     def _known(self) -> protocol.Addresses:
-        return protocol.Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])
+        found = [(node.rank, *node.address) for node in self.nodes.values() if node.address is not None]
+        return protocol.Addresses(found)
 
     def _completed(self, node: NodeState, round: int) -> None:
         if round > node.round:
@@ -340,12 +338,12 @@ class Lifecycle:
         if rank not in self.alive or node is None or node.planned or node.leaving:
             self._restarting[rank] = start_from
 
-    def _start_node(self, rank: int, start_from: StartFrom = "initial") -> None:
-        before = self.nodes.get(rank)
-        node = self.nodes[rank] = NodeState(rank, start_from=start_from)
-        if before is not None:
-            node.incarnation = before.incarnation + 1
-            node.round, node.restarts = before.round, before.restarts
+    def _start_node(self, rank: int, start_from: StartFrom) -> None:
+        node = NodeState(rank, 0, start_from, 0, self._rounds.get(rank, 0))
+        if (before := self.nodes.get(rank)) is not None:
+            again = before.incarnation + 1
+            node = NodeState(rank, again, start_from, before.restarts, before.round, before.sent)
+        self.nodes[rank] = node
         self.alive.add(rank)
         self._coordinator.do(
             Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])

@@ -59,7 +59,6 @@ class NodeContext:
     channel: socket.socket  # to the worker
     slots: int  # descriptor of the file of the CPU slots
     wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
-    trims: bool  # hand memory back after computing
     folder: RunFolder
     security: Security | None  # None is for loopback
     cut: Cut | None  # the checkpoint from which it goes on; None is the start
@@ -177,7 +176,7 @@ class NodeHost:
         event: Callable[[str, str], None],
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
-        self._rank, self._setup, self._trims = rank, setup, context.trims
+        self._rank, self._setup, self._trims = rank, setup, stage.trims()
         self._trainer, self._evaluator = stage.trainer, stage.evaluator
         self._clock, self._timeline, self._security = clock, timeline, context.security
         self.now, self.end_round, self.event = clock.now, end_round, event

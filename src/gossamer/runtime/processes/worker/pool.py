@@ -115,7 +115,6 @@ class ProcessPool:
                 channel=channel,
                 slots=self._slots,
                 wakeup=self._wakeup,
-                trims=self._stage.trims(),
                 folder=self._folder,
                 security=None if fork.key is None else Security(fork.key, self._job.certificates),
                 cut=self._cut,

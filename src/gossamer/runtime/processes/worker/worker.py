@@ -151,10 +151,19 @@ class Worker:
 
 
 def serve(end: int) -> None:
-    """Be the worker of the coordinator at the other end of a socket."""
+    """Be the worker of the coordinator at the other end of a socket, unless it has an experiment that can't be read here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = Worker()
-    worker.attach(socket.socket(fileno=end))
+    worker, connection = Worker(), socket.socket(fileno=end)
+    channel: Channel[protocol.Check] = Channel(connection, protocol.Check)
+    if (asked := channel.receive()) is None:
+        return
+    try:
+        Experiment.parse(asked.experiment)
+    except BadInput as error:
+        channel.send(Refused(list(error.problems)))
+        return
+    channel.send(protocol.Prepared())
+    worker.attach(connection)
     worker.run()
     worker.close()
 
