@@ -1,4 +1,4 @@
-"""Faults: what goes wrong in a run, described once for both engines."""
+"""Faults: failures in a run, with one description for both engines."""
 
 from gossamer.faults.fault import Fault as Fault
 from gossamer.faults.fault import FaultEvent as FaultEvent

@@ -1,5 +1,5 @@
-"""The base of faults, what they do, and their schedule in a run, the same under both engines. docs/faults.md describes
-all."""
+"""The base class of faults, their effects, and their schedule in a run, which is the same under both engines.
+docs/faults.md describes all faults."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gossamer.network.network import states_of
 from gossamer.randomness import generator
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
-"""The model with which a node starts when it joins or returns: its newest checkpoint (without one, its initial model), its
-initial model, or the model of a neighbour."""
+"""The model with which a node starts when it joins or returns: its newest checkpoint (or its initial model,
+if it has none), its initial model, or the model of a neighbour."""
 
 Nodes = Annotated[
     tuple[NonNegativeInt, ...]
@@ -35,14 +35,16 @@ Nodes = Annotated[
     | Literal["all"],
     accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"),
 ]
-"""Which nodes a fault affects: a list of ranks, a number or a fraction of them (drawn by the experiment's seed), or all."""
+"""The nodes that a fault affects: a list of ranks, a number or a fraction of nodes (drawn with the
+experiment's seed), or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultInterval:
-    """An interval of the engine's clock in which something is wrong; an end of ``math.inf`` is never. ``kind`` is "crash",
-    "leave" or "join" (a node is away), "freeze", or another name for the record; ``node`` is None if it is not about one
-    node; ``start_from`` is the model with which a node that was away starts; ``detail`` is for the record."""
+    """An interval of the engine's clock in which a fault is active. It never ends if its end is ``math.inf``.
+    ``kind`` is "crash", "leave" or "join" (a node is away), "freeze", or another name for the record.
+    ``node`` is None if the fault does not concern a single node. ``start_from`` is the model with which a
+    returning node starts. ``detail`` is for the record."""
 
     from_s: float
     to_s: float
@@ -54,7 +56,8 @@ class FaultInterval:
 
 @dataclass(frozen=True, slots=True)
 class RoundCrash:
-    """A crash of a node as soon as it has completed a number of rounds; it restarts ``after_s`` seconds later."""
+    """A crash of a node as soon as it has completed a number of rounds. It restarts ``after_s`` seconds
+    later."""
 
     node: int
     round: int
@@ -64,9 +67,9 @@ class RoundCrash:
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """An interval in which links behave differently: ``path`` gives the path from one node to another in place of the usual
-    one (None without one), ``stopped`` are numbers of links that carry nothing, and ``loses`` says whether messages
-    may be lost."""
+    """An interval in which links behave differently. ``path`` returns the modified path from one node to
+    another (None if there is none), ``stopped`` has the numbers of links that carry nothing, and ``loses``
+    tells whether messages may be lost."""
 
     from_s: float
     to_s: float
@@ -77,8 +80,8 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The plan of a fault: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may be away, crashes
-    that are given by a round instead of a time, and when computations are slower and links behave differently."""
+    """The plan of a fault: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may
+    be away, crashes given by a round instead of a time, slowdowns of computations, and link faults."""
 
     intervals: Iterable[FaultInterval]
     affected: tuple[int, ...] = ()
@@ -89,16 +92,17 @@ class FaultPlan:
 
 
 class Fault(Component):
-    """Something that goes wrong in a run, the same under both engines."""
+    """Base class of faults, which are the same under both engines."""
 
     @abstractmethod
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        """The fault's plan for ``nodes`` nodes. The fault's ``field`` in the experiment is named in errors, and keys the
-        draws with the seed; a description that does not fit the number of nodes is bad input."""
+        """The fault's plan for ``nodes`` nodes. ``field`` is the fault's field in the experiment; it appears
+        in errors and, with the seed, is the key of the draws. BadInput if the fault does not fit the number
+        of nodes."""
 
 
 class TemporaryFault(Fault):
-    """A fault with a start and an end (null is never), seconds of the engine's clock."""
+    """A fault with a start and an end (null is never), in seconds of the engine's clock."""
 
     from_s: NonNegativeFloat = 0.0
     to_s: PositiveFloat | None = None
@@ -111,12 +115,13 @@ class TemporaryFault(Fault):
 
     @property
     def end_s(self) -> float:
-        """When it ends; ``math.inf`` is never."""
+        """The end of the fault; ``math.inf`` is never."""
         return math.inf if self.to_s is None else self.to_s
 
 
 def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-    """The ranks of the nodes that a fault affects, ascending; arguments and errors as for :meth:`Fault.plan`."""
+    """The ranks of the nodes that a fault affects, ascending. Arguments and errors are as in
+    :meth:`Fault.plan`."""
     if which == "all":
         return tuple(range(nodes))
     if isinstance(which, tuple):
@@ -133,13 +138,14 @@ def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, 
 AWAY = ("crash", "leave", "join")
 """The kinds of intervals in which a node is away."""
 END_EVENTS = {"freeze": "thaw", "partition": "healed", "loss": "loss-over", "slowed": "full-speed"}
-"""The event at the end of an interval, by its kind; for those in which a node is away it is "return"."""
+"""The event at the end of an interval, by its kind. For intervals in which a node is away, it is "return"."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """The start or the end of a :class:`~gossamer.faults.fault.FaultInterval`. ``what`` is "crash", "leave", "join" (a node
-    is away from now on), "return", "freeze" or "thaw", which engines carry out; other events are only recorded."""
+    """The start or the end of a :class:`~gossamer.faults.fault.FaultInterval`. Engines carry out the events
+    whose ``what`` is "crash", "leave", "join" (a node is away from now on), "return", "freeze" or "thaw";
+    other events are only recorded."""
 
     time_s: float
     what: str
@@ -149,14 +155,14 @@ class FaultEvent:
 
 
 class FaultSchedule:
-    """The faults of an experiment, for a number of nodes. A BadInput refuses faults that do not fit this number.
+    """The faults of an experiment, for a number of nodes. BadInput for faults that do not fit this number.
 
     Attributes:
-        affected: the nodes that may be away at some time.
-        at_rounds: by node, its crashes after a number of completed rounds.
+        affected: the nodes that may be away at some point.
+        at_rounds: node -> its crashes after a number of completed rounds.
         freezes: whether any node ever freezes.
         asks_neighbors: whether a node may start with the model of a neighbour.
-        settled_s: the end of all faults but the endless ones; ``math.inf`` if no fault is endless."""
+        settled_s: the end of all faults except the endless ones; ``math.inf`` if no fault is endless."""
 
     def __init__(self, faults: Sequence[Fault], nodes: int, seed: int) -> None:
         self._faults, self._nodes, self._seed = faults, nodes, seed
@@ -188,17 +194,17 @@ class FaultSchedule:
         return FaultEventQueue(merge(*(plan.intervals for plan in self._plans()), key=attrgetter("from_s")))
 
     def network(self, base: Network, *, frozen: bool) -> Network:
-        """A network under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is the network that
-        keeps messages from frozen nodes."""
+        """A network under the faults; ``base`` itself if they do not change it. ``frozen`` tells whether the
+        network holds back messages of frozen nodes."""
         link_faults = tuple(fault for fault in self._link_faults if frozen or not fault.stopped)
         if not link_faults:
             return base
         return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
 
     def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
-        """A settled compute profile under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is
-        the profile that stops computations of frozen nodes. A profile other than ``slowdowns`` that depends on the time is
-        bad input."""
+        """A settled compute profile under the faults; ``base`` itself if they do not change it. ``frozen``
+        tells whether the profile stops computations of frozen nodes. BadInput for a profile other than
+        ``slowdowns`` that depends on the time."""
         windows = tuple(each for each in self._slowdowns if frozen or math.isfinite(each.factor))
         if not windows:
             return base
@@ -210,20 +216,21 @@ class FaultSchedule:
         return Slowdowns.model_construct(base=base, windows=windows, random=None)
 
     def factor(self, rank: int, time_s: float) -> float:
-        """The factor by which the computations of a node that is not frozen take longer at some time."""
+        """The slowdown factor of a node that is not frozen at a given time."""
         slow = [each for each in self._slowdowns if rank in (each.ranks or ()) and math.isfinite(each.factor)]
         return math.prod(each.factor for each in slow if each.from_s <= time_s < each.to_s)
 
 
 class FaultEventQueue:
-    """The fault events of a run in order of time, and which nodes are away.
+    """The fault events of a run in the order of time, and the nodes that are away.
 
-    A node is away as long as any of its intervals says so; the last of them says with which model it starts when it
-    returns. The intervals, by ``from_s``, may be infinite; unforeseen ones are added during the run (:meth:`add`)."""
+    A node is away during any of its intervals; the last of them determines the model with which it starts
+    when it returns. There may be infinitely many intervals, sorted by ``from_s``; unforeseen ones are added
+    during the run (:meth:`add`)."""
 
     def __init__(self, intervals: Iterator[FaultInterval]) -> None:
         self._intervals = intervals
-        # time_s, whether the interval ends then, node, number
+        # time_s, whether it is the end of the interval, node, number
         self._heap: list[tuple[float, bool, int, int, FaultInterval]] = []
         self._latest: FaultInterval | None = None  # the last one taken from ``intervals``
         self._numbers = count()
@@ -251,7 +258,7 @@ class FaultEventQueue:
                 state = node, "away" if away else interval.kind
                 self._active[state] += -1 if ends else 1
                 if self._active[state] != (not ends):
-                    continue  # another interval says the same
+                    continue  # another interval has the same effect
             what, detail = interval.kind, interval.detail
             if ends:
                 what, detail = "return" if away else END_EVENTS.get(what, f"{what}-over"), ""
@@ -277,7 +284,7 @@ class FaultEventQueue:
 
 
 class FaultyNetwork(Network):
-    """A network under link faults; transfers share links as ``base`` says. No experiment names it."""
+    """A network under link faults. Transfers share links as in ``base``. Experiments can't name it."""
 
     base: Network
     link_faults: tuple[LinkFault, ...]

@@ -36,13 +36,13 @@ from gossamer.randomness import generator
 def _absence(
     kind: str, ranks: tuple[int, ...], from_s: float, to_s: float, start_from: StartFrom = "checkpoint"
 ) -> FaultPlan:
-    """Nodes are away for one interval."""
+    """A plan in which nodes are away for one interval."""
     return FaultPlan([FaultInterval(from_s, to_s, kind, rank, start_from) for rank in ranks], ranks)
 
 
 @register("fault", "crash")
 class Crash(Fault):
-    """Nodes stop without notice; what they have not sent is lost."""
+    """Nodes stop without notice. Unsent messages are lost."""
 
     nodes: Nodes
     at_s: NonNegativeFloat | None = None
@@ -68,7 +68,8 @@ class Crash(Fault):
 
 @register("fault", "leave")
 class Leave(Fault):
-    """Nodes complete their round, say goodbye, and are gone for good; their rows and models are complete."""
+    """Nodes complete their round, announce their departure, and leave for good. Their rows and models are
+    complete."""
 
     nodes: Nodes
     at_s: NonNegativeFloat
@@ -94,8 +95,9 @@ class Join(Fault):
 class Churn(TemporaryFault):
     """Nodes come and go.
 
-    At random, each node is alternately present and away, for exponential times. Or by a schedule: a CSV file with the
-    columns ``time_s,node,event``, where an event is crash, leave or join; a node whose first event is join is away before."""
+    At random, each node is alternately present and away, for exponentially distributed times. Alternatively,
+    a schedule is read from a CSV file with the columns ``time_s,node,event``, where an event is crash, leave
+    or join; a node whose first event is join is away until then."""
 
     nodes: Nodes = "all"
     mean_up_s: PositiveFloat | None = None
@@ -142,7 +144,7 @@ class Churn(TemporaryFault):
             table, pl.col("time_s") >= pl.col("time_s").cum_max().over("node"), where, "ascending times"
         )
         intervals: list[FaultInterval] = []
-        away: dict[int, tuple[float, str]] = {}  # node -> since when, and by which event
+        away: dict[int, tuple[float, str]] = {}  # node -> since when it is away, and by which event
         present: set[int] = set()  # nodes that have had an event
         for time_s, node, event in table.rows():
             possible = ["join"] if node in away else ["crash", "leave"] if node in present else _EVENTS
@@ -181,9 +183,10 @@ class Slow(TemporaryFault):
 
 @register("fault", "freeze")
 class Freeze(Fault):
-    """Nodes stop, like a suspended process or a sleeping computer, and later continue where they were.
+    """Nodes stop, like a suspended process or a sleeping computer, and later continue where they stopped.
 
-    Its peers consider a node dead that is frozen for longer than ``failures.detection_s``, until it continues."""
+    If a node is frozen for longer than ``failures.detection_s``, its peers consider it dead until it
+    continues."""
 
     nodes: Nodes
     at_s: NonNegativeFloat
@@ -191,7 +194,10 @@ class Freeze(Fault):
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         ranks, end_s = select_ranks(self.nodes, nodes, seed, field), self.at_s + self.for_s
-        links = (*ranks, *(nodes + rank for rank in ranks))  # nothing passes on them, and nothing is lost
+        links = (
+            *ranks,
+            *(nodes + rank for rank in ranks),
+        )  # these links carry nothing, but no message is lost
         return FaultPlan(
             [FaultInterval(self.at_s, end_s, "freeze", rank) for rank in ranks],
             slowdowns=[SlowdownWindow.unchecked(self.at_s, end_s, math.inf, ranks)],
@@ -201,7 +207,7 @@ class Freeze(Fault):
 
 @register("fault", "loss")
 class Loss(TemporaryFault):
-    """Messages are lost at random, in addition to those that the network loses."""
+    """Messages are lost at random, in addition to the network's own loss."""
 
     probability: float = Field(gt=0, le=1)
     nodes: Nodes = "all"
@@ -234,7 +240,8 @@ class Loss(TemporaryFault):
 
 @register("fault", "partition")
 class Partition(TemporaryFault):
-    """Messages between groups of nodes are lost, including those that leave when it starts. No node is considered dead."""
+    """Messages between groups of nodes are lost, including those in flight when the partition starts. No node
+    is considered dead."""
 
     groups: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"],

@@ -1,8 +1,9 @@
-"""Aggregators: how a node computes one model from its own and those that it received.
+"""Aggregators: rules by which a node combines its own model with the received ones.
 
-``Node.mix`` uses the experiment's ``aggregator``: the weighted mean unless another one is named. The robust ones count every
-model once, whatever its weight, except that a model of weight 0 takes no part (a server's own in ``fedavg``). With up to f
-models sent by Byzantine nodes, which may send anything, they stay near the honest ones.
+``Node.mix`` uses the experiment's ``aggregator``, which is the weighted mean by default. Robust aggregators
+count every model once, regardless of its weight, but ignore models of weight 0 (such as the server's own in
+``fedavg``). Their result stays close to the honest models even if up to f models come from Byzantine nodes,
+which may send anything.
 """
 
 from __future__ import annotations
@@ -23,39 +24,41 @@ from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_wei
 from gossamer.messages.tags import Model
 
 Vector = Float[Tensor, " params"]
-_ROUNDING = 1e-12  # a smaller rest of 1 after all other weights is taken for 0
+_ROUNDING = 1e-12  # a smaller remainder of 1 after all other weights counts as 0
 
 
 class Aggregator(Component):
-    """Base of aggregators. A subclass implements :meth:`aggregate`, :attr:`least` if it needs several models, and
-    :meth:`aggregate_models` if parameters and buffers count differently.
+    """Base class of aggregators. A subclass implements :meth:`aggregate`, :attr:`least` if it needs several
+    models, and :meth:`aggregate_models` if it treats parameters and buffers differently.
 
     Attributes:
-        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default."""
+        takes_parts: whether it accepts parts of models, as sent by sparsifying codecs. Not the default."""
 
     takes_parts: ClassVar[bool] = False
 
     @property
     def least(self) -> int:
-        """The smallest number of models that can be aggregated, the node's own included."""
+        """The smallest number of models that can be aggregated, including the node's own."""
         return 1
 
     @abstractmethod
     def aggregate(
         self, own: Vector, vectors: Sequence[Vector], weights: Sequence[float], self_weight: float
     ) -> Vector:
-        """One vector of a node's own and those that it received, in rank order, with their weights. Reads only."""
+        """Combine a node's own vector and the received ones, in rank order, with their weights. The vectors
+        must not be modified."""
 
     def aggregate_models(
         self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
     ) -> Model:
-        """:meth:`aggregate` of models with buffers: of parameters and buffers in one vector [P + B]."""
+        """Aggregate models with buffers. By default, :meth:`aggregate` combines parameters and buffers as one
+        vector [P + B]."""
         joined = [model.flatten() for model in models]
         return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
 
     def mix(self, step: Mix, fresh: Fresh) -> Any:
-        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates. A ValueError for a part of a model, or
-        lengths that differ."""
+        """Aggregate a node's inbox, in vectors that ``fresh`` creates. ValueError for a part of a model, or
+        for different lengths."""
         own, inbox = step.own, step.inbox
         ranks, share = sorted(inbox), own_share(step)
         given = [step.weights[rank] for rank in ranks]
@@ -73,7 +76,7 @@ class Aggregator(Component):
 
 
 def own_share(step: Mix) -> float:
-    """The weight of a node's own model, where 0 means that it takes no part."""
+    """The weight of a node's own model. At 0, the model is ignored."""
     share = own_weight(step.inbox, step.weights, step.self_weight)
     return 0.0 if step.self_weight is None and abs(share) < _ROUNDING else share
 
@@ -92,15 +95,17 @@ class Mean(Aggregator):
 
 @register("aggregator", "deviation-mean")
 class DeviationMean(Aggregator):
-    """Per coordinate, a mean in which a value counts more the farther it is from the weighted mean m, so that what few nodes
-    know does not drown in the others' noise. With d_j = x_j - m over the closed neighbourhood and a power q:
+    """Per coordinate, a mean in which values farther from the weighted mean m count more, so that knowledge
+    of few nodes is not lost in the noise of the others. With d_j = x_j - m over the closed neighbourhood and
+    a power q:
 
         x_i <- m + sum_j w_j |d_j|^q d_j / sum_j w_j |d_j|^q
 
-    A power of 0 is the mean; the higher it is, the more the farthest value decides, as in the merging of models by largest
-    magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the largest value. Of two values,
-    the one of smaller weight is farther from the mean and counts more, so unequal weights gain nothing. It is the opposite of
-    robust: a single attacker has more influence than by the mean. Buffers are averaged. Gossamer's own; see
+    A power of 0 gives the mean. With higher powers, the farthest value dominates, as when models are merged
+    by largest magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the
+    largest value. Of two values, the one with the smaller weight is farther from the mean and counts more, so
+    unequal weights bring no benefit. The rule is the opposite of robust: a single attacker has more influence
+    than under the mean. Buffers are averaged. The rule is gossamer's own; see
     docs/reproductions/topology-aware.md."""
 
     power: float = Field(default=2.0, ge=0)
@@ -114,7 +119,7 @@ class DeviationMean(Aggregator):
         away = models - mean
         pulls = shares * away.abs().pow(self.power)
         total = pulls.sum(0)
-        # Equal values have no deviation to weigh them by.
+        # Equal values have no deviation that could weight them.
         return torch.where(total > 0, mean + (pulls * away).sum(0) / total, mean)
 
     def aggregate_models(
@@ -129,11 +134,11 @@ class DeviationMean(Aggregator):
 
 
 class _Unweighted(Aggregator):
-    """Base of the aggregators that count every model once. A subclass implements :meth:`_aggregate`."""
+    """Base class of aggregators that count every model once. A subclass implements :meth:`_aggregate`."""
 
     @abstractmethod
     def _aggregate(self, models: Float[Tensor, "models values"], P: int) -> Float[Tensor, " values"]:
-        """One vector of all models, the own one first; the first P values are parameters, the others buffers."""
+        """Combine all models, the node's own first. The first P values are parameters, the others buffers."""
 
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
@@ -147,7 +152,7 @@ class _Unweighted(Aggregator):
         return own.unflatten(self._aggregate(joined, len(own.parameters)))
 
     def _counted(self, vectors: Sequence[Tensor], weights: Sequence[float]) -> Float[Tensor, "models values"]:
-        """The vectors of other weights than 0; a ValueError if they are fewer than :attr:`least`."""
+        """The vectors with non-zero weights. ValueError if there are fewer than :attr:`least`."""
         if not all(map(math.isfinite, weights)):
             raise ValueError(f"aggregator: weights {weights}; accepted: finite numbers")
         taken = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
@@ -159,8 +164,8 @@ class _Unweighted(Aggregator):
 
 @register("aggregator", "coordinate-mean")
 class CoordinateMean(_Unweighted):
-    """Per coordinate, the plain mean of the values that are there: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j that
-    sent p). Also for parts of models."""
+    """Per coordinate, the plain mean of the available values: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number
+    of j that sent p). It also accepts parts of models."""
 
     takes_parts: ClassVar[bool] = True
 
@@ -179,7 +184,7 @@ class TrimmedMean(_Unweighted):
     Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b."""
 
     count: int | None = Field(default=None, ge=0)  # b
-    # beta, with b = floor(beta n) of the n models that are there, and at least one value left.
+    # beta: b = floor(beta n) of the n available models, with at least one value left.
     share: float | None = Field(default=None, ge=0, lt=0.5)
 
     @model_validator(mode="after")
@@ -195,33 +200,33 @@ class TrimmedMean(_Unweighted):
 
     def _aggregate(self, models: Tensor, P: int) -> Tensor:
         n = len(models)
-        # (A product such as 10 * 0.3 may round to just below a whole number, or one just below to it.)
+        # A product such as 10 * 0.3 may round to just below a whole number, or up to one.
         by_share = min(int((self.share or 0) * n + 1e-9), (n - 1) // 2)
         return _middle(models, by_share if self.count is None else self.count)
 
 
 @register("aggregator", "median")
 class Median(_Unweighted):
-    """Per coordinate, the median (Yin et al., ICML 2018, Definition 1); of an even number of values, the mean of the two
-    middle ones."""
+    """Per coordinate, the median (Yin et al., ICML 2018, Definition 1). For an even number of values, it is
+    the mean of the two middle ones."""
 
     def _aggregate(self, models: Tensor, P: int) -> Tensor:
         return _middle(models, (len(models) - 1) // 2)
 
 
 def _middle(models: Float[Tensor, "models params"], trimmed: int) -> Float[Tensor, " params"]:
-    """Per coordinate, the mean without some smallest and as many largest values. NaN counts as largest."""
+    """Per coordinate, the mean without the ``trimmed`` smallest and largest values. NaN counts as largest."""
     return sort_columns(models)[trimmed : len(models) - trimmed].mean(0)
 
 
 @register("aggregator", "krum")
 class Krum(_Unweighted):
-    """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models, the mean of
-    the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j that are nearest to i. Of
-    equal scores, the own model's counts as lowest, then that of the lower rank. Distances are those of the parameters;
-    buffers are the mean of the selected models' buffers."""
+    """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models,
+    the mean of the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j
+    that are nearest to i. Ties go to the node's own model first, then to the lower rank. Distances are
+    computed on parameters; the buffers are the mean of the selected models' buffers."""
 
-    # f, how many Byzantine models there are at most; n has to be above 2 f + 2.
+    # f, the maximum number of Byzantine models; n has to be above 2 f + 2.
     byzantine: int = Field(ge=0)
     # m; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
     selected: int = Field(default=1, ge=1)
@@ -233,7 +238,7 @@ class Krum(_Unweighted):
     def _aggregate(self, models: Tensor, P: int) -> Tensor:
         x = models[:, :P]
         distances = torch.stack([(x - each).square().sum(1, dtype=torch.float64) for each in x])
-        # Values that are not finite are far from everything, themselves included.
+        # Non-finite values are far from everything, including themselves.
         nearest = distances.nan_to_num(torch.inf).fill_diagonal_(-1.0).sort(dim=1).values
         scores = nearest[:, 1 : len(models) - self.byzantine - 1].sum(1)
         return models[scores.sort(stable=True).indices[: self.selected].sort().values].mean(0)

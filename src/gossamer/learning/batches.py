@@ -14,11 +14,11 @@ from gossamer.randomness import generator
 
 
 class BatchStream:
-    """The mini-batches of one node; batch k is a function of (seed, rank, k) only.
+    """The mini-batches of one node. Batch k is a function of only (seed, rank, k).
 
-    The node's samples [n], indices in the training set, are shuffled in each epoch, and the sequence of epochs is split into
-    batches of equal size: every sample is seen once an epoch, and a batch may straddle two epochs. A ``batch_size`` above n
-    means n; ``"full"`` is all n samples, unshuffled."""
+    The node's samples [n], indices in the training set, are shuffled in each epoch, and the sequence of
+    epochs is split into batches of equal size. Every sample is seen once per epoch, and a batch may straddle
+    two epochs. A ``batch_size`` above n counts as n; ``"full"`` is all n samples, unshuffled."""
 
     def __init__(
         self, seed: int, rank: int, samples: Int[np.ndarray, " n"], batch_size: int | Literal["full"]
@@ -30,7 +30,8 @@ class BatchStream:
         self._epoch: tuple[int, Int[np.ndarray, " n"]] | None = None
 
     def batch(self, number: int) -> Int[Tensor, " batch"]:
-        """Indices of batch ``number`` (from 0) in the training set, int64 [batch size]; a BadInput if there are none."""
+        """Indices of batch ``number`` (from 0) in the training set, int64 [batch size]. BadInput if the node
+        has no samples."""
         if len(self._samples) == 0:
             raise BadInput(f"partition: node {self._rank} has no samples to train on")
         if self._full:

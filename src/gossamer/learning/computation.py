@@ -1,4 +1,4 @@
-"""Computations of a node, as engines see them: an engine decides when a computation runs and when its result is due."""
+"""Computations of a node. The engine decides when a computation runs and when its result is due."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ class ComputationKind(Enum):
     GRADIENT = "gradient"
     APPLY = "apply"
     EVALUATE = "evaluate"
-    ENCODE = "encode"  # takes time only: the codec has done the work
+    ENCODE = "encode"  # only takes time: the codec has already done the work
 
 
 @dataclass(eq=False, slots=True)
 class Computation:
-    """One await of a node that computes, ``work`` local steps long from the node's step ``first_step`` on."""
+    """One awaited computation of a node, which takes ``work`` local steps from the node's step ``first_step``
+    on."""
 
     kind: ComputationKind
     rank: int
     first_step: int
     work: float
     prepare: Callable[[], Any]
-    """Returns the job; called when the node's earlier computations are done, since they hand on optimizer state."""
+    """Returns the job. Called when the node's earlier computations are done, since they pass on optimizer
+    state."""
     commit: Callable[[Any], Any]
-    """Takes the result at its due instant and returns the value of the await."""
+    """Takes the result when it is due, and returns the value of the await."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluateJob:
-    """Evaluation of a model on an evaluation set, or for ``train`` on a node's training samples (indices [n])."""
+    """Evaluation of a model on an evaluation set or, for ``train``, on a node's training samples (indices
+    [n])."""
 
     model: Model
     on: str
@@ -49,7 +52,7 @@ class EvaluateJob:
 
 
 def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator) -> list[Any]:
-    """Run jobs of one kind; results in the jobs' order."""
+    """Run jobs of one kind. Results are in the order of the jobs."""
     if kind is ComputationKind.TRAIN:
         return list(trainer.train(jobs))
     if kind is ComputationKind.GRADIENT:

@@ -1,7 +1,8 @@
 """Evaluation: loss and metrics of models on a keyed sample of each evaluation set, or on a node's training samples.
 
-One model at a time, or models of linear layers many at once by ``vmap`` over stacked parameters, in chunks that fit into a
-core's cache. Either way one worker evaluates a model or a chunk, so that results do not depend on the number of workers.
+Models are evaluated one at a time. Models of linear layers are evaluated many at once, by ``vmap`` over
+stacked parameters, in chunks that fit into a core's cache. In both cases, one worker evaluates a model or a
+chunk, so that results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
-BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
+BATCH = 100  # samples in a forward pass, few enough for activations to stay in the cache
 LEAST = 4
-"""Models in a chunk, at least. If fewer fit, models are evaluated one at a time."""
+"""Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
 
 Found = dict[str, float]  # name -> value of the loss and of each metric
 
 
 class Evaluator:
-    """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
+    """Evaluates models. The samples of the evaluation sets are drawn and laid out once.
 
-    ``samples`` of each set are used; None is all of them. The workers may call it at the same time. With ``rows``, the store
-    of parameters, many models of linear layers are evaluated at once; ``say`` is called with a message if that fails.
+    It uses ``samples`` samples of each set; None is all. Several workers may call it concurrently. With
+    ``rows``, the store of parameters, many models of linear layers are evaluated at once; if that fails,
+    ``say`` is called with a message.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample."""
@@ -72,7 +74,8 @@ class Evaluator:
         return self._evaluate(model, self.sets[on])
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
-        """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
+        """The result of :meth:`test` for each model, or the exception that the user's code raised. The
+        workers share the models."""
         problem = None
         if self._chunk >= LEAST:
             try:
@@ -97,7 +100,7 @@ class Evaluator:
     def columns_each(
         self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
     ) -> list[Found | Exception]:
-        """:meth:`columns` of each model, or the exception that the user's code raised for it."""
+        """The result of :meth:`columns` for each model, or the exception that the user's code raised."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
             parts["personal"] = self.workers.map(
@@ -107,7 +110,7 @@ class Evaluator:
         return [_joined(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)]
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
-        """Loss and metrics over some training samples, given by their indices [n]."""
+        """Loss and metrics over training samples with indices [n]."""
         return self._evaluate(model, self._placed(_chosen(self.task.train, torch.from_numpy(samples))))
 
     def _placed(self, pair: Pair) -> Pair:
@@ -138,7 +141,8 @@ class Evaluator:
         return self._results(partial(of_each, named), self.sets[on], len(models))
 
     def _results(self, means: Callable[[Any, Tensor], Tensor], pair: Pair, models: int = 1) -> list[Found]:
-        """The results of some models on some samples; ``means`` gives the measures' means over a batch, [..., measures]."""
+        """The results of some models on some samples. ``means`` returns the means of all measures over a
+        batch, [..., measures]."""
         totals = torch.zeros(models, len(self._measures), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for start in range(0, len(pair[1]), BATCH):
@@ -185,15 +189,17 @@ def _attempt(run: Callable[..., Found], *given: Any) -> Found | Exception:
 
 
 def try_out(task: Task, module: nn.Module, seed: int) -> None:
-    """Have a fresh module of a task compute the outputs of two training samples, as they are augmented, and every measure of
-    two samples of each evaluation set; a BadInput names the part of the task that raised an error."""
+    """Let a fresh module of a task compute the outputs of two augmented training samples, and all measures of
+    two samples of each evaluation set. BadInput with the part of the task that raised an error."""
     module.eval()
     part, measures = "task", {"loss": task.loss, **task.metrics}
     try:
         with torch.no_grad():
             for inputs, targets in (task.train, *task.tests.values()):
                 highest = int(targets.flatten(1).amax(1).argmax() if targets.dim() > 1 else targets.argmax())
-                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
+                x, y = _chosen(
+                    (inputs, targets), torch.tensor([0, highest])
+                )  # including the highest target, since a class number may be too high
                 training = inputs is task.train[0]
                 if training and task.augment is not None:
                     part = "task.augment"
@@ -203,7 +209,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                 with _naming(part, x):
                     outputs = scores(module, x)
                 if training:
-                    continue  # the loss may refuse a single bad sample, and then the node that has it fails
+                    continue  # the loss may refuse a single bad sample; the node that has it fails later
                 for name, measure in measures.items():
                     part = _part(name)
                     _measured(name, measure, outputs, y)
@@ -226,7 +232,7 @@ def _chosen(pair: Pair, which: Tensor | slice) -> Pair:
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure returns; a user's metric may also return a plain number."""
+    """The mean returned by a measure. A user's metric may also return a plain number."""
     if isinstance(measure, FunctionOfMean):
         measure = measure.mean
     field = _part(name)
@@ -243,7 +249,7 @@ def _part(measure: str) -> str:
 
 @contextmanager
 def _naming(field: str, inputs: Any = None, **given: Any) -> Iterator[None]:
-    """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
+    """Add the part of the task and its tensor arguments to an error raised by torch."""
     given |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
     try:
         yield

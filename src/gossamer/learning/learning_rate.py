@@ -1,6 +1,6 @@
 """Learning-rate schedules: factors of the learning rate, round by round.
 
-They give the factors of torch.optim.lr_scheduler, with rounds in place of its epochs.
+The factors are those of torch.optim.lr_scheduler, with rounds instead of epochs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gossamer.errors import BadInput
 
 
 class LearningRateSchedule(Component):
-    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`."""
+    """Base class of schedules, which are pure functions of the round. A subclass implements
+    :meth:`factor_after_warmup`."""
 
     # Rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own rounds
     # count from there (gradual warm-up: Goyal et al., 2017).
@@ -28,7 +29,8 @@ class LearningRateSchedule(Component):
     def factor_at(self, round: int) -> float:
         """The factor of a round, from 0."""
         if round < self.warmup_rounds:
-            # The first factor is 1 / (w + 1) and not 0, since a round with a learning rate of zero would be lost.
+            # The first factor is 1 / (w + 1), not 0, since a round with a learning rate of zero would be
+            # wasted.
             return self.factor_after_warmup(0) * (round + 1) / (self.warmup_rounds + 1)
         return self.factor_after_warmup(round - self.warmup_rounds)
 
@@ -39,7 +41,7 @@ class LearningRateSchedule(Component):
 
 @register("schedule", "constant")
 class ConstantLearningRate(LearningRateSchedule):
-    """A factor of 1; with ``warmup_rounds``, after a warm-up."""
+    """A factor of 1, after an optional warm-up of ``warmup_rounds``."""
 
     def factor_after_warmup(self, round: int) -> float:
         return 1.0
@@ -88,7 +90,7 @@ class ExponentialLearningRate(LearningRateSchedule):
 @register("schedule", "cosine")
 class CosineLearningRate(LearningRateSchedule):
     """Falls to ``minimum`` along half a cosine of ``rounds`` rounds (Loshchilov and Hutter, 2017), as torch's
-    CosineAnnealingLR, and then stays there, where torch's would rise again."""
+    CosineAnnealingLR, and then stays there, whereas torch's schedule would rise again."""
 
     rounds: int = Field(ge=1)
     minimum: float = Field(default=0.0, ge=0, le=1)
@@ -100,7 +102,8 @@ class CosineLearningRate(LearningRateSchedule):
 
 @register("schedule", "linear")
 class LinearLearningRate(LearningRateSchedule):
-    """Goes from ``start`` to ``end`` along a line over ``rounds`` rounds and then stays constant, as torch's LinearLR."""
+    """Changes linearly from ``start`` to ``end`` over ``rounds`` rounds, then stays constant, as torch's
+    LinearLR."""
 
     start: float = Field(default=1.0, ge=0)
     end: float = Field(default=0.0, ge=0)

@@ -20,7 +20,8 @@ _DENSE = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
 
 
 def is_dense(module: nn.Module) -> bool:
-    """Whether all layers with parameters are linear or normalize: these are faster for many models at once on a CPU."""
+    """Whether all layers with parameters are linear or normalisation layers, which are faster for many models
+    at once on a CPU."""
     layers = [layer for layer in module.modules() if [*layer.parameters(recurse=False)]]
     return all(isinstance(layer, _DENSE) for layer in layers)
 
@@ -30,15 +31,16 @@ def hindrance(module: nn.Module) -> str | None:
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             return "keep dropout's draws apart by node"
-        if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
+        if isinstance(layer, nn.RNNBase):  # its kernels accept the weights of only one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
     return None
 
 
 def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[..., tuple[Tensor, ...]]:
-    """``(parameters [nodes, P], buffers [nodes, B], batch [nodes, samples])`` to losses [nodes], buffers after it, gradients.
+    """A function from ``(parameters [nodes, P], buffers [nodes, B], batch [nodes, samples])`` to losses
+    [nodes], new buffers and gradients.
 
-    After the batch may follow its inputs, which then take the place of the data's."""
+    Further arguments are the inputs of the batch, which then replace those of the data."""
     inputs, targets = data
     layout = Layout.of(module)
 
@@ -70,14 +72,14 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
 
 
 def called(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    """A module's outputs, with other tensors in place of its own."""
+    """A module's outputs with other tensors in place of its own."""
     return functional_call(module, tensors, args, kwargs)
 
 
 def named_buffers(
     v: Float[Tensor, "nodes buffers"], layout: Layout, module: nn.Module
 ) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
-    """Buffers by name, each in its dtype, as new tensors that a forward pass may write."""
+    """Buffers by name, each in its dtype, as new tensors that a forward pass may modify."""
     named, own = {}, dict(module.named_buffers())
     for field in layout.buffers:
         buffer = own[field.name]
@@ -89,7 +91,7 @@ def named_buffers(
 def flatten_buffers(
     named: dict[str, Tensor], before: Float[Tensor, "nodes buffers"], layout: Layout
 ) -> Float[Tensor, "nodes buffers"]:
-    """The flat form of buffers that a forward pass has written; ``before`` itself where there are none."""
+    """The flat form of buffers after a forward pass; ``before`` itself if there are none."""
     if not layout.buffers:
         return before
     return torch.cat(
@@ -99,7 +101,7 @@ def flatten_buffers(
 
 
 class ForMany(TorchFunctionMode):
-    """Replaces some functions by forms that are fast under ``vmap``."""
+    """Replaces some functions by implementations that are fast under ``vmap``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -113,8 +115,9 @@ class ForMany(TorchFunctionMode):
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The gradient of the first factor of a batched product has the factor's memory layout, that of the second is
-    transposed. So the weight comes first, and a step reads both in one sweep."""
+    """In a batched product, the gradient of the first factor has the factor's memory layout; that of the
+    second is transposed. The weight is therefore first, so that a step reads weight and gradient in one
+    sweep."""
     outputs = (weight @ inputs.mT).mT if inputs.dim() > 1 else weight @ inputs
     return outputs if bias is None else outputs + bias
 
@@ -126,10 +129,11 @@ def _is_plain_cross_entropy(outputs: Tensor, targets: Tensor, **options: Any) ->
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """With class numbers as targets, where -100 is ignored. Under ``vmap``, torch's own form first imports a library for
-    symbolic algebra, which takes half a second."""
+    """Cross-entropy with class numbers as targets; -100 is ignored. Under ``vmap``, torch's implementation
+    imports a library for symbolic algebra, which takes half a second."""
     counted = targets != -100
     classes = torch.where(counted, targets, 0).unsqueeze(0)
-    # Samples are contiguous, as linear layers leave them: with few contiguous classes it takes five times as long.
+    # Samples are contiguous, as in the output of linear layers. With few contiguous classes it takes five
+    # times as long.
     chosen = F.log_softmax(outputs.mT, 0).gather(0, classes).squeeze(0)
     return -torch.where(counted, chosen, 0.0).sum() / counted.sum()

@@ -1,9 +1,10 @@
-"""Mixing: weighted sums of vectors, some of which may be missing or known only in part.
+"""Mixing: weighted sums of vectors, some of which may be missing or incomplete.
 
-Sums run in rank order, whatever the order of arrival, so that engines agree to the bit: the own value first, then a fused
-multiply-add for each rank. :func:`combine` computes one sum by torch's operations. A simulation computes those of many nodes
-together in compiled loops, which have the same bits, and parts of models and sorting as well. Loading the loops takes some
-tenths of a second: a simulation does so once it has spent about as long without them, and real nodes never do.
+Sums run in rank order, regardless of the order of arrival, so that engines agree bit by bit: the node's own
+value first, then a fused multiply-add for each rank. :func:`combine` computes one sum with torch's
+operations. A simulation computes the sums of many nodes together in compiled loops, with the same bits; the
+loops also handle parts of models and sorting. Loading them takes some tenths of a second. A simulation loads
+them after it has spent about as long without them; real nodes never do.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ if TYPE_CHECKING:
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
-LOADING_NS = 2e8  # of work without the compiled loops, before they are loaded
-SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
-CACHE_BYTES = (
-    8 << 20
-)  # more bytes of results are written past the cache, which they would have left before they are read
-MOST_SORTED = 256  # models per column; the loop's time grows with their square
+"""Torch adds no unsigned integers except bytes, so signed ones are used; the bits of a sum are the same."""
+LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
+SHARE_BYTES = 4 << 20  # minimum share of the work for a thread
+CACHE_BYTES = 8 << 20  # larger results bypass the cache, since they would be evicted before they are read
+MOST_SORTED = 256  # models per column; the loop's time is quadratic in their number
 _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
     1e3,
     0.25,
@@ -47,27 +46,28 @@ _NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
 
 @runtime_checkable
 class Step(Protocol):
-    """A node's work on its inbox at the end of an instant: :class:`Mix`, or the decoding of models."""
+    """A node's work on its inbox at the end of an instant: a :class:`Mix`, or the decoding of models."""
 
     own: Any
     """The node's own vector or model, if it is read."""
 
     def prepare(self) -> None:
-        """Take what the step reads; called when all else of the instant is done."""
+        """Take the values that the step reads. Called when everything else of the instant is done."""
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """See :meth:`Mix.terms`."""
 
     def run(self, fresh: Fresh) -> Any:
-        """The result; called in any thread."""
+        """Compute the result. Called in any thread."""
 
     def commit(self, found: Any) -> Any:
-        """Put the result to use; gives what the node's call returns."""
+        """Apply the result, and return the value of the node's call."""
 
 
 @dataclass(eq=False)
 class Mix:
-    """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
+    """A mixing step requested by a node: the arguments of :func:`combine`, and the aggregator that replaces
+    it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
@@ -78,10 +78,10 @@ class Mix:
     absent: Missing = "own"
 
     def prepare(self) -> None:
-        """Everything is here."""
+        """Nothing to do: all values are present."""
 
     def commit(self, found: Any) -> Any:
-        """The result is what the node asked for."""
+        """Return the result unchanged."""
         return found
 
     def run(self, fresh: Fresh) -> Any:
@@ -114,17 +114,20 @@ def combine(
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
 
-    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. Where own
-    values replace missing coordinates, a part's weight is added to that of the own vector first, and then
-    ``weight * (values - own)`` at the part's coordinates, so that only these are touched.
+    The order of the operations determines every bit: the own vector times its weight, then a fused
+    multiply-add for each rank. If own values replace missing coordinates, a part's weight is first added to
+    that of the own vector; then ``weight * (values - own)`` is added at the part's coordinates, so that no
+    others are touched.
 
     Args:
-        own: a vector float32 [n], or a :class:`Model`; integers [n] are summed modulo 2^bits, with whole weights.
+        own: a vector float32 [n], or a :class:`Model`. Integers [n] are summed modulo 2^bits, with integer
+            weights.
         inbox: rank -> a vector [n], a :class:`Part` of one, or a :class:`Model` if ``own`` is one.
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
-        missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
-            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent``.
+        missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` uses the own value (its
+            weight goes to self), and ``"renormalize"`` leaves it out and divides by the present weight. None
+            is ``absent``.
         absent: see ``missing``.
         fresh: creates the result's vector.
 
@@ -132,7 +135,7 @@ def combine(
         A new vector [n], or a new Model.
 
     Raises:
-        ValueError: for a rank without a weight, or lengths that differ."""
+        ValueError: for a rank without a weight, or different lengths."""
     if isinstance(own, Model):
         halves = [{rank: half(payload, which) for rank, payload in inbox.items()} for which in range(2)]
         rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}
@@ -176,11 +179,12 @@ def combine(
 def _ring_sum(
     own: Integer[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float
 ) -> Integer[Tensor, " n"]:
-    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing."""
+    """The sum of integer vectors modulo 2^bits of their dtype, which is exact in any order. An absent rank
+    adds nothing."""
     wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
     if wrong:
         raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
-    # The ring of 64 bits, of which those of fewer bits are quotients.
+    # Computed in the 64-bit ring, of which the smaller rings are quotients.
     signed = _SIGNED.get(own.dtype, own.dtype)
     total = own.view(signed).long() * int(self_weight)
     for rank, payload in inbox.items():
@@ -199,7 +203,7 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
 
 
 def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
-    """The weight of the own value, which includes that of the ranks which did not send."""
+    """The weight of the own value, including the weights of the ranks that did not send."""
     self_weight = _self_weight(inbox, weights, given)
     if len(inbox) == len(weights):
         return self_weight
@@ -207,7 +211,7 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
 
 
 def half(payload: Any, which: int) -> Any:
-    """The parameters (0) or the buffers (1) of a model; a ValueError for anything else."""
+    """The parameters (0) or the buffers (1) of a model. ValueError for anything else."""
     if not isinstance(payload, Model):
         raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model")
     return payload[which]
@@ -220,8 +224,8 @@ def _add_at(
     own: Float[Tensor, " n"] | None,
     weight: float,
 ) -> None:
-    """``vector[where] += weight * (values - own[where])``, or ``weight * values`` without ``own``; a repeated index counts
-    once."""
+    """``vector[where] += weight * (values - own[where])``, or ``weight * values`` without ``own``. A repeated
+    index counts once."""
     loops = _loops(5 * _NS_PER_CALL + len(where) * _NS_PER_INDEX)
     vectors = [vector, where, values, vector if own is None else own]
     if loops is not None and all(each.is_contiguous() and each.device.type == "cpu" for each in vectors):
@@ -230,7 +234,7 @@ def _add_at(
             return
     if own is not None:
         values = values - own.index_select(0, where)
-    # (This takes a third of the time of indexing by brackets.)
+    # This takes a third of the time of indexing with brackets.
     vector.scatter_(0, where, vector.index_select(0, where).add_(values, alpha=weight))
 
 
@@ -243,7 +247,7 @@ def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
 
 
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
-    """The vector itself; a ValueError if it is no tensor, or its length is not that of ``own``."""
+    """The vector itself. ValueError if it is not a tensor, or has another length than ``own``."""
     if not isinstance(vector, Tensor):
         found = type(vector).__name__
         raise ValueError(f"combine: rank {rank} sent {found}; accepted: a vector, a Part or a Model")
@@ -260,15 +264,15 @@ class Sum:
     weights: Sequence[float]
 
     def write(self, out: Float[Tensor, " params"]) -> None:
-        """Compute this sum alone, as :func:`combine` does."""
+        """Compute only this sum, as :func:`combine` does."""
         torch.mul(self.vectors[0], self.weights[0], out=out)
         for vector, weight in zip(self.vectors[1:], self.weights[1:], strict=True):
             out.add_(vector, alpha=weight)
 
 
 def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: Workers) -> str:
-    """Write sums of rows into other rows, whose version counters stay as they are. All rows are float32, contiguous, of one
-    length and on one device. Gives how it was done, for the record."""
+    """Write sums of rows into other rows, without changing their version counters. All rows are float32,
+    contiguous, of one length and on one device. Returns a description of the method, for the record."""
     if results[0].device.type != "cpu":
         torch._foreach_copy_([row.data for row in results], list(_stacked(sums).unbind()))
         return "together"
@@ -297,7 +301,7 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
 
 
 def _stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"]:
-    """The sums by few launches of a GPU's kernels."""
+    """The sums, with few launches of GPU kernels."""
     distinct = {id(vector): vector for each in sums for vector in each.vectors}
     numbers = {key: number for number, key in enumerate(distinct)}
     table = torch.stack(list(distinct.values()))
@@ -308,7 +312,8 @@ def _stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"]:
 
 
 def _starts(sums: Sequence[Sum]) -> Int[Tensor, " starts"]:
-    """Sum i has the terms from ``starts[i]`` to ``starts[i + 1]``, of those of all sums."""
+    """The terms of sum i are those from ``starts[i]`` to ``starts[i + 1]`` in the concatenation over all
+    sums."""
     return torch.from_numpy(np.cumsum([0, *(len(each.vectors) for each in sums)]))
 
 
@@ -317,7 +322,7 @@ def _weights(sums: Sequence[Sum]) -> Float[Tensor, " terms"]:
 
 
 def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
-    """The values of each column in ascending order, NaN last; ``models`` may be overwritten."""
+    """The values of each column in ascending order, NaN last. ``models`` may be overwritten."""
     few = len(models) <= MOST_SORTED and models.device.type == "cpu" and models.dtype is torch.float32
     loops = _loops(models.numel() * _NS_PER_SORTED) if few else None
     if loops is None:
@@ -329,17 +334,18 @@ def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "model
 # --- the compiled loops
 
 _allowed = False
-_worked = 0.0  # estimated nanoseconds of work that the loops would have done
+_worked = 0.0  # estimated nanoseconds of work that the loops would have taken
 
 
 def allow_compiled_loops() -> None:
-    """From now on this process may load them."""
+    """Allow this process to load the loops from now on."""
     global _allowed
     _allowed = True
 
 
 def _loops(nanoseconds: float) -> ModuleType | None:
-    """The compiled loops, if this process has had enough work for them; else None, and work of about so long is counted."""
+    """The compiled loops, if this process has had enough work for them. Otherwise None, and the estimated
+    work is counted."""
     global _worked
     if not _allowed:
         return None
@@ -351,14 +357,14 @@ def _loops(nanoseconds: float) -> ModuleType | None:
 
 @cache
 def _loaded() -> ModuleType | None:
-    """None if their sums have other bits than torch's on this machine."""
+    """The loops; None if their sums differ from torch's on this machine."""
     from gossamer.learning import mixing_kernels
 
     return mixing_kernels if _in_order(mixing_kernels) else None
 
 
 def _in_order(loops: ModuleType) -> bool:
-    """Whether sums have the bits of :func:`combine`: on a small case."""
+    """Whether sums have the same bits as :func:`combine`, checked on a small case."""
     rng = np.random.default_rng(0)
     length = 2 * loops.WIDTH + loops.LANES + 3  # each form of the inner loop
     table = torch.from_numpy(rng.normal(size=(20, length))).float()

@@ -1,8 +1,10 @@
-"""Mixing in compiled loops, with the bits of torch's operations. Importing this module loads numba, which takes some tenths
-of a second, so :mod:`~gossamer.learning.mixing` imports it only for enough work.
+"""Mixing in compiled loops, with the same bits as torch's operations. Importing this module loads numba,
+which takes some tenths of a second, so :mod:`~gossamer.learning.mixing` imports it only if there is enough
+work.
 
-Loops are compiled at the first call with new types, and kept on disk: next to this file, or in the user's cache folder where
-the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release Python's lock.
+Loops are compiled at the first call with new types, and cached on disk: next to this file, or in the user's
+cache folder if the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release
+the GIL.
 
 A flag is True or None, so that it has a type, and each combination is compiled separately. ``fused``: a product and a
 sum are rounded once.

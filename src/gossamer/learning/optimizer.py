@@ -1,10 +1,11 @@
-"""Optimizers of flat vectors: torch.optim's own functions, applied to one node's vector [P] or to a stack [nodes, P].
+"""Optimizers on flat vectors: torch.optim's functions, applied to one node's vector [P] or to a stack [nodes,
+P].
 
-The state is a dict of tensors, so that it is stored like the parameters, stacked over nodes and checkpointed. Included are
-all optimizers of torch that work elementwise, with their defaults and the names of their settings. (``betas`` are
-``beta1`` and ``beta2``; Rprop's ``etas`` and ``step_sizes`` are ``eta_minus``, ``eta_plus``, ``min_step`` and ``max_step``.)
-LBFGS and Muon see a parameter as a whole, Adafactor sees its rows and columns, and SparseAdam needs sparse gradients, which a
-flat vector does not have.
+The state is a dict of tensors, so that it can be stored like the parameters, stacked over nodes and
+checkpointed. All elementwise optimizers of torch are included, with their defaults and the names of their
+settings. (``betas`` are ``beta1`` and ``beta2``; Rprop's ``etas`` and ``step_sizes`` are ``eta_minus``,
+``eta_plus``, ``min_step`` and ``max_step``.) LBFGS and Muon use a parameter as a whole, Adafactor uses its
+rows and columns, and SparseAdam needs sparse gradients, so a flat vector does not suit them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ State = dict[str, Tensor]
 
 
 class Optimizer(Component):
-    """Base of optimizers: holds settings, while the caller holds the state. A subclass implements :meth:`init` and
-    :meth:`update`."""
+    """Base class of optimizers. It holds the settings; the caller holds the state. A subclass implements
+    :meth:`init` and :meth:`update`."""
 
     lr: float = Field(gt=0)
     # Multiplies the learning rate, round by round; None keeps it.
@@ -66,8 +67,8 @@ class Optimizer(Component):
 
     @final
     def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Clip the gradient and take one step. Parameters [..., P] and state are written in place, and the gradient may be
-        overwritten."""
+        """Clip the gradient and take one step. Parameters [..., P] and state are modified in place, and the
+        gradient may be overwritten."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
@@ -77,11 +78,11 @@ class Optimizer(Component):
 
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Take one step with a clipped gradient; arguments as for :meth:`step`."""
+        """Take one step with a clipped gradient. Arguments are as in :meth:`step`."""
 
 
 def counter(parameters: Tensor) -> Tensor:
-    """No steps so far, [..., 1]; on the CPU, since it is read before each step."""
+    """A step counter of zero, [..., 1], on the CPU, since it is read before each step."""
     return torch.zeros((*parameters.shape[:-1], 1))
 
 
@@ -115,7 +116,8 @@ class SGD(Optimizer):
             return
         velocity = state["velocity"]
         if self.dampening:
-            # The first velocity is the whole first gradient: its dampened part comes from the velocity before.
+            # The first velocity is the undampened first gradient: the missing part comes from the initial
+            # velocity.
             first = (state["steps"] == 0).to(velocity.device)
             torch.where(first, gradient * (self.dampening / self.momentum), velocity, out=velocity)
             state["steps"].add_(1)
@@ -125,17 +127,18 @@ class SGD(Optimizer):
 
 
 class TorchOptimizer(Optimizer):
-    """Base of the other optimizers. Each calls one function of torch.optim, with lists of tensors: a stack of nodes is one
-    tensor if all of them have taken equally many steps, else one tensor for each node."""
+    """Base class of the other optimizers. Each calls one function of torch.optim with lists of tensors: a
+    stack of nodes is one tensor if all nodes have taken the same number of steps, and otherwise one tensor
+    per node."""
 
     function: ClassVar[Callable[..., Any]]
-    """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's, or an adapter of it."""
+    """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's function, or an adapter."""
     vectors: ClassVar[tuple[str, ...]]
-    """Names of the state, except the steps, in the order of the function's arguments."""
+    """Names of the state's vectors, without the steps, in the order of the function's arguments."""
     counts: ClassVar[bool] = True
-    """Whether a step depends on the number of steps before."""
+    """Whether a step depends on the number of previous steps."""
     fused: ClassVar[bool] = False
-    """Whether to use torch's fused kernel on a CPU, which needs one sweep over memory."""
+    """Whether to use torch's fused kernel on a CPU, which takes one sweep over memory."""
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class TorchOptimizer(Optimizer):
         fused = self.fused and parameters.device.type == "cpu"
         by_node = len(steps) > 1 and bool(steps.min() < steps.max())
         if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):
-            by_node = True  # a fused kernel takes contiguous tensors, which padded rows are only one by one
+            by_node = True  # a fused kernel requires contiguous tensors, and padded rows are contiguous only one by one
 
         def tensors(stack: Tensor) -> List:
             return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
@@ -169,8 +172,8 @@ class TorchOptimizer(Optimizer):
 
 @register("optimizer", "rprop")
 class Rprop(TorchOptimizer):
-    """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches: it uses only the
-    signs of gradients. The learning rate is the first step size and has no effect later."""
+    """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches. It uses
+    only the signs of gradients. The learning rate is the initial step size and has no effect later."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(
         lambda *given, lr, **options: rprop(*given, **options)
@@ -200,7 +203,7 @@ class Rprop(TorchOptimizer):
 
 
 class DecayingOptimizer(TorchOptimizer):
-    """Base of the optimizers with weight decay."""
+    """Base class of optimizers with weight decay."""
 
     weight_decay: float = Field(default=0.0, ge=0)
 
@@ -214,8 +217,9 @@ def _asgd(p: List, g: List, averages: List, steps: List, *, lr: float, **options
 
 @register("optimizer", "asgd")
 class ASGD(DecayingOptimizer):
-    """Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as torch.optim.ASGD: the average is part of the
-    state, the parameters are the last iterate. A step uses its own learning rate; torch's uses that of the step before."""
+    """Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as torch.optim.ASGD: the average is
+    part of the state, the parameters are the last iterate. A step uses its own learning rate, whereas torch
+    uses that of the previous step."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
@@ -225,7 +229,7 @@ class ASGD(DecayingOptimizer):
 
 
 class MomentOptimizer(DecayingOptimizer):
-    """Base of Adam and its variants, which keep moving averages of the gradient and of its square."""
+    """Base class of Adam and its variants, which keep moving averages of the gradient and its square."""
 
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -266,7 +270,7 @@ class Adamax(MomentOptimizer):
 
 @wraps(nadam)
 def _nadam(p: List, g: List, first: List, second: List, products: List, steps: List, **options: Any) -> None:
-    # torch wants one value; nodes that have taken equally many steps have the same one.
+    # torch expects one value; nodes with the same number of steps share it.
     own = [product.flatten()[0].clone() for product in products]
     nadam(p, g, first, second, own, steps, **options)
     for product, new in zip(products, own, strict=True):
@@ -288,8 +292,8 @@ class NAdam(MomentOptimizer):
 
 @register("optimizer", "radam")
 class RAdam(MomentOptimizer):
-    """Rectified Adam (Liu et al., 2020), as torch.optim.RAdam: the first moment alone until the second one is known well
-    enough."""
+    """Rectified Adam (Liu et al., 2020), as torch.optim.RAdam: it uses only the first moment until the
+    estimate of the second one is reliable."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(radam)
     decoupled_weight_decay: bool = False

@@ -1,8 +1,8 @@
 """Flat vectors and modules: all trained parameters as one float32 vector, all buffers as another.
 
-The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole numbers. Frozen
-parameters (``requires_grad=False``) and constants (non-persistent buffers) are in no vector: they stay in the modules, see
-:class:`SharedConstants`.
+The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole
+numbers. Frozen parameters (``requires_grad=False``) and constants (non-persistent buffers) are not part of
+the vectors: they stay in the modules (:class:`SharedConstants`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
-        """The layout of a module; a BadInput if a trained parameter is not float32, or if no parameter is trained."""
+        """The layout of a module. BadInput if a trained parameter is not float32, or if no parameter is
+        trained."""
         for name, parameter in _trained(module):
             if parameter.dtype != torch.float32:
                 raise BadInput(
@@ -87,14 +88,15 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that change. Those that are not persistent are constants, such as a causal mask."""
+    """The persistent buffers. Non-persistent buffers are constants, such as a causal mask."""
     kept = module.state_dict().keys()
     return [(name, buffer) for name, buffer in module.named_buffers() if name in kept]
 
 
 class SharedConstants:
-    """Creates modules that share the frozen parameters and the constants of one of them, drawn for a seed: a run has them
-    once in each process, for all nodes, and they are the same in every process. A forward pass must not write them."""
+    """Creates modules that share the frozen parameters and the constants of one module, which are drawn for a
+    seed. A process has only one copy for all nodes, and all processes have the same values. A forward pass
+    must not modify them."""
 
     def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
         self._make = make
@@ -116,8 +118,8 @@ class SharedConstants:
 
 
 def sharing_constants(task: Task, seed: int) -> Task:
-    """The same task with models that share their constants. Their key is that of the common initial model: all processes have
-    the same ones, also with independent models."""
+    """The same task with models that share their constants. The key is that of the common initial model, so
+    all processes have the same constants, even with independent models."""
     return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
 
 
@@ -147,15 +149,16 @@ def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
 
 @contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
-    """Within this context, what torch draws on the CPU follows from a seed."""
+    """Within this context, torch's draws on the CPU follow from a seed."""
     with torch.random.fork_rng(devices=[]):
-        # (torch.manual_seed seeds the generators of all other devices too, which takes 0.4 ms.)
+        # torch.manual_seed also seeds the generators of all other devices, which takes 0.4 ms.
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:
-    """A module whose initial values are not used. Drawing them leaves torch's generator as it was."""
+    """A module whose initial values are not used. Creating it does not change the state of torch's
+    generator."""
     with torch.random.fork_rng(devices=[]):
         return make().to(device)
 
@@ -163,7 +166,7 @@ def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu
 def named_parameters(
     v: Float[Tensor, "*nodes params"], fields: Iterable[Field]
 ) -> dict[str, Float[Tensor, "..."]]:
-    """Fields of a vector, or of each row of a stack of vectors, by name: views."""
+    """Fields of a vector, or of each row of a stack of vectors, by name, as views."""
     return {field.name: field.of(v) for field in fields}
 
 
@@ -188,15 +191,15 @@ class FlatModule:
                 buffer.copy_(value if buffer.is_floating_point() else value.round())
 
     def buffers(self) -> Float[Tensor, " buffers"]:
-        """The values of the buffers, which a forward pass may have written or assigned."""
+        """The values of the buffers, which a forward pass may have modified or assigned."""
         return torch.cat([buffer.detach().reshape(-1).float() for buffer in self._buffers()])
 
     def _buffers(self) -> list[Tensor]:
         return [getattr(module, name) for module, name in self._places]
 
     def gradient(self, loss: Tensor) -> Float[Tensor, " params"]:
-        """The gradient of a loss; zeros for parameters that it does not use. The next step does not reach back into this one
-        through buffers that the forward pass has assigned."""
+        """The gradient of a loss, with zeros for parameters that it does not use. Buffers assigned in the
+        forward pass are detached, so that the next step does not backpropagate into this one."""
         found = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         for module, name in self._places:
             if (buffer := getattr(module, name)).requires_grad:
@@ -210,20 +213,21 @@ def packed(inputs: Any) -> tuple[Tensor, ...]:
 
 
 def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
-    """Inputs again, named like others."""
+    """The inverse of :func:`packed`: tensors as inputs with the names in ``like``."""
     return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tensors[0]
 
 
 def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
-    """The outputs of a module for some inputs; a dict of them has its arguments by name. Modules of transformers return
-    ``logits``, along with other things."""
+    """The outputs of a module for some inputs; a dict holds its arguments by name. Modules of transformers
+    return an object with ``logits``."""
     outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
     found: Tensor = getattr(outputs, "logits", outputs)
     return found
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
-    """The value that a loss or a metric returned, without axes; a TypeError unless it is a tensor of one value."""
+    """The value returned by a loss or a metric, without axes. TypeError unless it is a tensor of one
+    value."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value if value.dim() == 0 else value.reshape(())
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -231,25 +235,26 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
 
 
 def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The task's loss; a TypeError unless it is one value."""
+    """The task's loss. TypeError unless it is one value."""
     return one_value("task.loss", task.loss(outputs, targets), "a tensor of one value")
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images in the memory layout in which small convolutions run fastest on a CPU."""
+    """Images in the memory layout that is fastest for small convolutions on a CPU."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
-_SEEN = "_gossamer_finite"  # an attribute of tensors whose values are finite: their version then
+_SEEN = "_gossamer_finite"  # attribute of tensors known to be finite: their version at the check
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether all values of a tensor are finite; integers are. One pass, once for each version of a tensor."""
+    """Whether all values of a tensor are finite; integers are. It takes one pass for each version of a
+    tensor."""
     if getattr(vector, _SEEN, None) == vector._version:
         return True
     if not vector.dtype.is_floating_point or vector.layout is not torch.strided or vector.is_meta:
         return True  # the last two can't be sent
-    # A sum is finite only if its terms are; finite terms may have an infinite sum.
+    # If a sum is finite, so are its terms; the converse does not hold.
     if not (math.isfinite(vector.sum(dtype=_wide(vector)).item()) or vector.isfinite().all().item()):
         return False
     setattr(vector, _SEEN, vector._version)

@@ -1,10 +1,11 @@
 """The store of parameter vectors: a pool of immutable, reference-counted rows.
 
-Each row is a tensor with a separate storage over the pool's memory. The row is taken while any tensor, slice or view of that
-storage exists, and free again when the last one goes. So snapshots, messages and results share rows without copies.
+Each row is a tensor with its own storage over the pool's memory. The row is in use while any tensor, slice or
+view of that storage exists, and is freed with the last one. Snapshots, messages and results thus share rows
+without copies.
 
-The pool is one matrix. Its address space is reserved at once; memory is used when a row is first written. The lowest free row
-is taken first, so that rows taken together lie together.
+The pool is one matrix. Its address space is reserved at the start; memory is used when a row is first
+written. The lowest free row is taken first, so that rows taken together are adjacent.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from torch import Tensor
 from gossamer.messages.tags import Model
 
 ALIGNMENT = 64
-"""Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
+"""Alignment of rows in bytes, which is that of a separate vector."""
 _ROW = "_gossamer_row"  # an attribute of the rows on other devices than the CPU
-_RESERVED = 4  # address space in multiples of the machine's memory; less where the system refuses that
+_RESERVED = 4  # address space in multiples of the machine's memory; less if the system refuses it
 
 # Python has this name from 3.13 on; the number is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
 
 class Rows:
-    """Rows of one length P; on other devices than the CPU, torch's caching allocator is the pool.
+    """Rows of one length P. On devices other than the CPU, torch's caching allocator is the pool.
 
     Attributes:
         rows: number of rows that have memory.
-        peak: largest number of rows that were taken at once.
+        peak: largest number of rows in use at the same time.
         memory: all rows, each padded to ``stride`` values [rows, stride]; on the CPU only."""
 
     def __init__(self, length: int, device: str = "cpu") -> None:
@@ -49,7 +50,8 @@ class Rows:
         self._pooled = self.device.type == "cpu"
         self.stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
         self._free: list[int] = []  # a heap
-        # Any thread, or the garbage collector, may drop a row's last tensor. There, its number is only noted.
+        # Any thread, or the garbage collector, may drop a row's last tensor, so only its number is noted
+        # there.
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
@@ -70,7 +72,7 @@ class Rows:
                 del self._taken[ended]
                 heapq.heappush(self._free, ended)
             index = heapq.heappop(self._free) if self._free else self._grow()
-            # A new view object, which exists exactly as long as anything shares the storage.
+            # A new view object, which exists exactly as long as the storage is shared.
             view = self.memory[index, : self.length]
             reference = self._taken[index] = _RowReference(view, _end)
             reference.ended, reference.index = self._ended, index
@@ -84,16 +86,16 @@ class Rows:
         return self.rows - 1
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
-        """A new, writable vector of any length; a row if it is as long as one."""
+        """A new, writable vector of any length; a row if it has the length of one."""
         return self.fresh() if length == self.length else torch.empty(length, device=self.device)
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
-        """A row of these values: the vector itself if it is a whole row."""
+        """A row with these values: the vector itself if it is a whole row."""
         whole = self.is_row(vector) if self._pooled else self.owns(vector)
         return vector if whole else self.fresh().copy_(vector.detach())
 
     def stack(self, vectors: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "count n"]:
-        """Copies of vectors as the rows of a matrix, aligned as those of the store."""
+        """Copies of vectors as the rows of a matrix, aligned like the rows of the store."""
         if len(vectors[0]) != self.length:
             return torch.stack(list(vectors))
         matrix = torch.empty(len(vectors), self.stride, device=self.device)[:, : self.length]
@@ -129,13 +131,13 @@ class Rows:
 
 
 class _RowReference(weakref.ref[np.ndarray]):
-    """Frees a row when the array that all its tensors hold goes."""
+    """Frees a row when the array shared by all its tensors is deleted."""
 
     ended: deque[int]
     index: int
 
 
-def _end(reference: Any) -> None:  # (at the interpreter's end too, when globals are gone)
+def _end(reference: Any) -> None:  # also called at interpreter shutdown, when globals are gone
     reference.ended.append(reference.index)
 
 

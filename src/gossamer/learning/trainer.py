@@ -1,4 +1,4 @@
-"""Trainers: local steps of one node after the other, or of many nodes at once; and the choice between them.
+"""Trainers: local steps of one node after the other or of many nodes at once, and the choice between them.
 
 A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. All trainers compute the same
 mathematics, but their bits differ, because matrix kernels round differently when they are batched.
@@ -37,14 +37,15 @@ from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
-"""With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile once, and time to load."""
+"""With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile the first time, and some
+time to load."""
 MOST_BATCHED = 80_000
-"""Parameters up to which "auto" takes many nodes at once on a CPU (benchmarks/trainers.py)."""
+"""Largest number of parameters for which "auto" batches nodes on a CPU (benchmarks/trainers.py)."""
 
 
 class TrainJob(NamedTuple):
-    """Some local steps of one node, each with a batch of sample indices. Model and state, those before the first step, are
-    never written; the seed is for layers that draw (dropout)."""
+    """Some local steps of one node, each with a batch of sample indices. Model and state are those before the
+    first step and are never modified. The seed is for random layers (dropout)."""
 
     start: Model
     batches: Sequence[Int[Tensor, " batch"]]
@@ -85,11 +86,11 @@ Stepped = tuple[Model, State, Float[Tensor, ""]]
 
 
 class Trainer(ABC):
-    """Computes local steps and gradients on the device of the rows, which hold models and results. Workers share the jobs;
-    results do not depend on their number."""
+    """Computes local steps and gradients on the device of the rows, which hold models and results. Workers
+    share the jobs; results do not depend on the number of workers."""
 
     name = ""
-    evaluates_many = False  # whether evaluation of many models at once goes with it
+    evaluates_many = False  # whether models are then also evaluated many at once
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
@@ -104,7 +105,8 @@ class Trainer(ABC):
         return bare_module(self.task.model, self.rows.device).train()
 
     def _augmented(self, batch: Tensor, seed: int, number: int) -> tuple[Tensor, ...]:
-        """The inputs of a batch, if the task augments them; ``number`` counts the batches of a job with this seed."""
+        """The inputs of a batch, if the task augments them. ``number`` counts the batches of a job with this
+        seed."""
         if self.task.augment is None:
             return ()
         inputs = for_each(lambda tensor: tensor[batch], self.task.train[0])
@@ -117,7 +119,7 @@ class Trainer(ABC):
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]: ...
 
     def apply(self, job: ApplyJob) -> TrainResult:
-        """Take an optimizer step; without a loss."""
+        """Take one optimizer step. The result has no loss."""
         parameters = self.rows.fresh().copy_(job.start.parameters)
         state = {name: value.clone() for name, value in job.state.items()}
         self.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
@@ -125,7 +127,8 @@ class Trainer(ABC):
 
 
 def _with_losses(jobs: Sequence[TrainJob], stepped: Sequence[Stepped]) -> list[TrainResult]:
-    """The results of jobs. From a GPU, their losses come together, since asking for one waits for all work before it."""
+    """The results of jobs. Losses are fetched together from a GPU, since fetching one waits for all earlier
+    work."""
     losses = torch.stack([loss for _, _, loss in stepped]).tolist() if stepped else []
     return [
         TrainResult(model, state, loss / max(len(job.batches), 1))
@@ -163,7 +166,8 @@ class SequentialTrainer(Trainer):
         return results
 
     def _seed(self, seed: int) -> None:
-        """Seed the generators from which a module on this device may draw, and no others, which would take 0.4 ms."""
+        """Seed only the generators from which a module on this device may draw; seeding all would take 0.4
+        ms."""
         torch.default_generator.manual_seed(seed)
         if self.device_type == "cuda":
             torch.cuda.manual_seed_all(seed)
@@ -199,7 +203,7 @@ class SequentialTrainer(Trainer):
         losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for number, batch in enumerate(job.batches):
             loss, gradient = self._step(flat, batch, job.seed, number)
-            losses += loss  # now, since it may be a view of memory that the step writes
+            losses += loss  # now, since it may be a view of memory that the step overwrites
             self.optimizer.step(flat.parameters, gradient, state, job.lr)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
         return Model(self.rows.fresh().copy_(flat.parameters), buffers), state, losses
@@ -207,8 +211,8 @@ class SequentialTrainer(Trainer):
 
 class BatchedTrainer(Trainer):
     """Many nodes at once, in chunks of jobs that have the same number of steps, batch size and learning rate.
-    A BadInput refuses models with dropout, whose draws would depend on the nodes that share a batch, and with torch's
-    recurrent layers."""
+    BadInput for models with dropout, whose draws would depend on the nodes that share a batch, and for models
+    with torch's recurrent layers."""
 
     name = "batched"
     evaluates_many = True
@@ -241,7 +245,7 @@ class BatchedTrainer(Trainer):
         return gradients_of_many(self.task, self._make_module(), self._data)
 
     def _given(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
-        """Batch ``number`` of some nodes, and its augmented inputs, if there are any: [nodes, ...]."""
+        """Batch ``number`` of some nodes, and its augmented inputs, if any: [nodes, ...]."""
         pairs = zip(batches, seeds, strict=True)
         each = [(batch, *self._augmented(batch, seed, number)) for batch, seed in pairs]
         return tuple(torch.stack(tensors).to(self.rows.device) for tensors in zip(*each, strict=True))
@@ -264,7 +268,7 @@ class BatchedTrainer(Trainer):
             self.optimizer.step(parameters, gradients, state, jobs[0].lr)
         results = []
         for number, loss in enumerate(losses):
-            # (Without buffers, all nodes share the empty vector.)
+            # Without buffers, all nodes share the empty vector.
             kept = buffers[number].clone() if buffers.shape[1] else jobs[0].start.buffers
             model = Model(self.rows.store(parameters[number]), kept)
             own = {name: self._kept(matrix[number]) for name, matrix in state.items()}
@@ -276,9 +280,9 @@ class BatchedTrainer(Trainer):
 
 
 def settle(name: str, task: Task, device: str, batch: int, nodes: int, batches: bool) -> tuple[str, str]:
-    """The trainer that "auto" stands for, by rules from sizes and kinds of layers, and the reason why it is not "fused", if
-    any; ``batches`` tells whether the engine can take many nodes at once. A BadInput refuses "fused" for a task that the
-    kernels do not know."""
+    """The trainer chosen for "auto", based on the sizes and kinds of layers, and the reason why it is not
+    "fused", if any. ``batches`` tells whether the engine can batch nodes. BadInput if "fused" is requested
+    for a task that the kernels do not support."""
     if name not in ("auto", "fused"):
         return name, ""
     reason = f"fewer than {MANY_NODES} nodes"
@@ -302,7 +306,8 @@ def settle(name: str, task: Task, device: str, batch: int, nodes: int, batches: 
 
 
 def _batching_pays(task: Task, device: str) -> bool:
-    """Whether many nodes at once are faster: on a GPU, and for small models of linear layers, unless ``vmap`` can't."""
+    """Whether batching nodes is faster: on a GPU, and for small models of linear layers, if ``vmap`` supports
+    the model."""
     module = bare_module(task.model).train()
     small = is_dense(module) and Layout.of(module).size <= MOST_BATCHED
     if hindrance(module) or (device == "cpu" and not small):

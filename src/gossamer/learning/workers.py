@@ -12,7 +12,8 @@ import torch
 
 from gossamer.cores import cores
 
-# The most bytes of a chunk of nodes or models, and the most of these: a CPU's cache; few launches of a GPU's kernels.
+# Maximum bytes in a chunk of nodes or models, and their maximum number: limited by a CPU's cache, and large
+# on a GPU for few kernel launches.
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
 
 T = TypeVar("T")
@@ -20,8 +21,8 @@ R = TypeVar("R")
 
 
 class Workers:
-    """The calling thread and some others: ``count`` in all (None is one per core), with ``threads`` of torch in each. The
-    calling thread calls ``between`` after each of its items."""
+    """The calling thread and further ones, ``count`` in total (None is one per core), each with ``threads``
+    torch threads. The calling thread calls ``between`` after each of its items."""
 
     def __init__(
         self, count: int | None = None, threads: int = 1, between: Callable[[], None] = lambda: None
@@ -33,8 +34,8 @@ class Workers:
         self._local = threading.local()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """``[function(item) for item in items]``, shared among the threads; raises the first exception when all have
-        ended."""
+        """``[function(item) for item in items]``, shared among the threads. The first exception is raised
+        when all have ended."""
         todo = list(items)
         numbers = iter(range(len(todo)))
         results: list[Any] = [None] * len(todo)
@@ -58,7 +59,7 @@ class Workers:
         return results
 
     def own(self, make: Callable[[], T]) -> T:
-        """This thread's instance, created at its first call."""
+        """This thread's instance, created at the first call."""
         made: dict[Callable[[], T], T] = self._local.__dict__.setdefault("made", {})
         if make not in made:
             made[make] = make()
@@ -72,7 +73,7 @@ class Workers:
 
 
 def chunks(items: Sequence[T], largest: int) -> list[Sequence[T]]:
-    """Split items into chunks of ``largest``, and a rest."""
+    """Split items into chunks of ``largest`` and a remainder."""
     return [items[start : start + largest] for start in range(0, len(items), largest)]
 
 

@@ -1,3 +1,3 @@
-"""Secure aggregation: a node learns the weighted sum of its neighbours' models, and no single one.
+"""Secure aggregation: a node learns the weighted sum of its neighbours' models, but no individual model.
 
-``masking`` has the arithmetic and the cryptography, ``protocol`` what nodes send each other."""
+``masking`` has the arithmetic and the cryptography, ``protocol`` the messages between nodes."""

@@ -1,21 +1,22 @@
-"""Secure aggregation as a node carries it out: it learns the weighted sum of its in-neighbours' models, and nothing else.
+"""The protocol of secure aggregation: a node learns the weighted sum of its in-neighbours' models, and
+nothing else.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Every receiver i takes the
-part that the server has there, and its senders j, the in-neighbours, that of the users. Before training in round r, or
-only once where the graph is static and no node can be lost::
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Every
+receiver i plays the role of the paper's server, and its senders j, the in-neighbours, play that of the users.
+Before training in round r, or only once if the graph is static and no node can be lost::
 
     keys      j -> i   the public key c_j
     roster    i -> j   rank, weight W_ik and public key of each sender k of i
 
-In place of the model, where fix() gives fixed-point numbers and PRG_jk is a stream of a key that follows from c_j, c_k, i
-and r::
+The words replace the model, where fix() returns fixed-point numbers and PRG_jk is a stream whose key is
+derived from c_j, c_k, i and r::
 
     words     j -> i   y_j = fix(W_ij x_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk    mod 2^ring_bits
 
-The masks cancel in sum_j y_j. If a sender is lost they do not, and the receiver keeps its own model in that round
-(``drop_outs: skip``). With ``drop_outs: recover``, every sender draws two secrets for each receiver and round: a for a key
-pair s, from which the masks then follow, and b for a mask of its own. It gives its co-senders shares of both (Shamir), of
-which more than half determine a secret::
+The masks cancel in sum_j y_j. If a sender is lost, they do not, and the receiver keeps its own model in that
+round (``drop_outs: skip``). With ``drop_outs: recover``, every sender draws two secrets for each receiver and
+round: a for a key pair s, from which the masks are then derived, and b for a mask of its own. It gives its
+co-senders shares of both (Shamir); more than half of the shares determine a secret::
 
     keys      j -> i   also the public key s_j
     shares    j -> i   for each k: its shares of a_j and b_j, which only k can open
@@ -24,13 +25,14 @@ which more than half determine a secret::
     survivors i -> j   the ranks whose words have come
     unmask    j -> i   its share of b_k for each survivor k, and of a_k for each of the others
 
-A node gives its shares once, of one secret of each sender, and more than half of the senders have to. So no receiver can
-uncover both, and the words of a sender that was declared lost stay masked by its b, even if they come later. Keys c are
-signed (:meth:`gossamer.node.setup.Host.sign`). A sender checks its own row of the roster, and shares can be opened only by a
-node that got the same roster; so the keys s are those of their senders, too.
+A node reveals its shares only once, for one secret of each sender, and more than half of the senders have to
+do so. No receiver can therefore uncover both secrets, and the words of a sender that was declared lost stay
+masked by its b, even if they arrive later. Keys c are signed (:meth:`gossamer.node.setup.Host.sign`). A
+sender checks its own row of the roster, and shares can be opened only by a node with the same roster, so the
+keys s are authentic too.
 
-All words end with some that are masked zeros. Their sum shows whether masks have cancelled: a sum of words that do not belong
-together is never mixed.
+All words end with some masked zeros. Their sum shows whether the masks have cancelled, so a sum of words that
+do not belong together is never mixed.
 """
 
 from __future__ import annotations
@@ -57,13 +59,14 @@ if TYPE_CHECKING:
 TAG = "~secure"
 _SIGNED = {4: torch.int32, 8: torch.int64}
 CHECKED = 4
-"""Words at the end, whose sum is zero."""
+"""Number of masked zeros at the end of the words."""
 LEAST = 2
-"""Senders of a receiver. The sum of one model is that model."""
+"""Minimum number of senders of a receiver. The sum of a single model would reveal it."""
 
 
 def threshold(senders: int) -> int:
-    """How many of some senders can uncover a secret of another: more than half, so that no receiver finds two such groups."""
+    """The number of senders that can uncover another one's secret: more than half, so that a receiver can't
+    find two disjoint groups."""
     return senders // 2 + 1
 
 
@@ -72,14 +75,14 @@ class _Given:
     """A sender's state for one receiver's sum, until it has helped to unmask it.
 
     Attributes:
-        bound: above the absolute values that can be summed without overflow.
+        bound: absolute values below it can be summed without overflow.
         senders: all senders on the roster, ascending.
-        keys: the key of the mask in common with each other sender.
-        context: the digest of its roster: shares can be opened only by a node that got the same one.
-        sealing: the key by which shares are sealed between this node and each other sender.
-        sent: whether words have gone to this receiver.
+        keys: the key of the mask shared with each other sender.
+        context: the digest of its roster. Shares can be opened only by a node with the same roster.
+        sealing: the key that seals shares between this node and each other sender.
+        sent: whether words were sent to this receiver.
         own: b, the secret of its own mask; empty without one.
-        shares: its shares of a and b of each sender that gave some, its own included."""
+        shares: its shares of a and b from each sender that gave some, including itself."""
 
     round: int
     weight: float
@@ -95,8 +98,8 @@ class _Given:
 
 @dataclass
 class _Wanted:
-    """A receiver's state for the sum of its present round: the weights and public keys s of the roster, and the senders
-    that agreed on masks."""
+    """A receiver's state for the sum of its current round: the weights and public keys s of the roster, and
+    the senders that agreed on masks."""
 
     senders: Sequence[int] = ()
     weights: Mapping[int, float] = field(default_factory=dict)
@@ -104,9 +107,9 @@ class _Wanted:
 
 
 class SecureAggregation:
-    """One node's part in the sums of its neighbours and in its own.
+    """One node's role in the sums of its neighbours and in its own sum.
 
-    Keys and secrets are here and in messages only. No checkpoint has them: a node that is restarted has new ones."""
+    Keys and secrets exist only here and in messages, never in checkpoints. A restarted node gets new ones."""
 
     def __init__(self, setup: Setup, node: Node, host: Host) -> None:
         experiment = setup.experiment
@@ -114,21 +117,21 @@ class SecureAggregation:
         assert settings is not None
         self._settings, self._codec, self._node, self._host = settings, experiment.codec, node, host
         self._recovers = settings.drop_outs == "recover"
-        # A sender waits for a receiver, which waits for senders meanwhile.
+        # A sender waits for a receiver, while that receiver waits for its senders.
         self._wait_s = gather.timeout_s and 2 * gather.timeout_s
         nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
         self._agrees_once = setup.topology.static_weights and nobody_lost and not self._recovers
-        # Integer buffers stay a node's own: counters would reach the bound.
+        # Integer buffers are not shared: counters would reach the bound.
         kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
         self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
         self._ring = Ring(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
-        self._agreed: dict[bytes, bytes] = {}  # secrets in common, by the other's (verified) public key
-        self._rosters: dict[int, Any] | None = None  # by receiver, if they hold for all rounds
+        self._agreed: dict[bytes, bytes] = {}  # shared secrets, by the other node's verified public key
+        self._rosters: dict[int, Any] | None = None  # rosters by receiver, if they are valid for all rounds
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
-        self._length: int | None = None  # of the words that this node has sent
+        self._length: int | None = None  # length of the words that this node has sent
         checks = {
             "keys": self._keys_fit,
             "roster": self._roster_fits,
@@ -143,41 +146,43 @@ class SecureAggregation:
     # --- what peers may send
 
     def _words_fit(self, message: Message) -> bool:
-        """Words of the ring: as many as this node sends, or none at all."""
+        """Whether these are words of the ring: as many as this node sends, or none."""
         words = _words(message.payload, self._ring.dtype)
         return len(words) in (0, self._length) or self._length is None
 
     def _keys_fit(self, message: Message) -> bool:
-        """A sender's keys; ValueError for those that its co-senders would refuse."""
+        """Whether these are a sender's keys. ValueError for keys that its co-senders would refuse."""
         key, signature, other = message.payload
         self._agree(message.source, key, signature)
         return bool(self._key.agree(other)) if self._recovers else other == b""
 
     def _roster_fits(self, message: Message) -> bool:
-        """None, or a row for each sender: rank, weight and keys."""
+        """Whether this is None, or a row for each sender: rank, weight and keys."""
         return message.payload is None or all(
             [type(each) for each in row] == [int, float, bytes, bytes, bytes] for row in message.payload
         )
 
     def _shares_fit(self, message: Message) -> bool:
-        """The message that a sender has sealed for each co-sender, if it has agreed on masks at all."""
+        """Whether these are sealed messages for each co-sender, or none if the sender has not agreed on
+        masks."""
         others = self._wanted.public.keys() - {message.source}
         return message.payload is None or _are_bytes(message.payload, others)
 
     def _relay_fits(self, message: Message) -> bool:
-        """None, or what co-senders have sealed for this node."""
+        """Whether this is None, or the messages that co-senders have sealed for this node."""
         others = {*self._given[message.source].senders} - {self._node.rank}
         shares = message.payload
         return shares is None or (shares.keys() <= others and _are_bytes(shares, shares))
 
     def _unmask_fits(self, message: Message) -> bool:
-        """A share of one secret of each sender."""
+        """Whether this is a share of one secret of each sender."""
         return _are_bytes(message.payload, {*self._wanted.senders}, SHARE_BYTES)
 
     # --- before a round
 
     async def begin_round(self, r: int) -> None:
-        """Agree on masks with the co-senders of each receiver of this round, and relay what one's own senders agree on."""
+        """Agree on masks with the co-senders of each receiver of this round, and relay messages between this
+        node's own senders."""
         node = self._node
         if self._rosters is not None:
             for to, each in self._rosters.items():
@@ -199,7 +204,7 @@ class SecureAggregation:
             try:
                 if self._join(to, r, each, public[to], pairs.get(to)):
                     joined[to] = each
-            except ValueError as error:  # the roster contradicts what this node knows
+            except ValueError as error:  # the roster is inconsistent with this node's knowledge
                 node._mailbox.refuse(to, (TAG, "roster", r), str(error))
         if not self._recovers:
             self._rosters = joined if self._agrees_once else None
@@ -213,8 +218,8 @@ class SecureAggregation:
                 del self._given[to]
 
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
-        """The roster for the senders: rank, weight and keys of each of them. None if they are too few, or if a weight is 0:
-        then the sum would hide fewer models than it has senders."""
+        """The roster for the senders: rank, weight and keys of each of them. None if there are too few, or if
+        a weight is 0, because the sum would then hide fewer models than it has senders."""
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         weights = self._node.mixing_weights(r)
@@ -224,8 +229,8 @@ class SecureAggregation:
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
 
     def _join(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
-        """Agree with the others on a receiver's roster; says whether this node is on it. ValueError for a roster that
-        contradicts what this node knows."""
+        """Agree with the others on a receiver's roster. Returns whether this node is on it. ValueError for a
+        roster that is inconsistent with this node's knowledge."""
         own, rows = self._node.rank, {row[0]: row for row in roster or ()}
         if own not in rows:
             return False
@@ -252,7 +257,7 @@ class SecureAggregation:
         return True
 
     def _agree(self, rank: int, public: bytes, signature: bytes) -> bytes:
-        """The secret in common with a node, after its key was verified once."""
+        """The secret shared with a node. Its key is verified once."""
         if public not in self._agreed:
             if not self._host.verify(rank, _signed(public), signature):
                 raise ValueError(f"a key that is said to be of node {rank}, without its signature")
@@ -275,7 +280,7 @@ class SecureAggregation:
         }
 
     async def _relay(self, r: int) -> None:
-        """Hand each sender what the others have sealed for it."""
+        """Relay to each sender the messages that the others have sealed for it."""
         senders = self._wanted.senders
         shares = await self._node.gather(senders, (TAG, "shares", r))
         given = {rank: each for rank, each in shares.items() if each}
@@ -286,8 +291,8 @@ class SecureAggregation:
             self._node.send(rank, others if enough and rank in given else None, (TAG, "relay", r))
 
     def _open(self, to: int, relayed: Any) -> bool:
-        """Keep the others' shares. Masks are only in common with those whose shares have come. False if one can't be opened:
-        whether its sender or the receiver is to blame, nobody knows."""
+        """Keep the others' shares. Masks are shared only with senders whose shares have arrived. False if a
+        share can't be opened, which may be the fault of its sender or of the receiver."""
         given = self._given[to]
         for rank, sealed in relayed.items():
             try:
@@ -303,8 +308,9 @@ class SecureAggregation:
     # --- a model
 
     def mask(self, receivers: Sequence[int], model: Payload) -> dict[int, Tensor]:
-        """The message to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
-        receiver that has no sum in this round. ValueError for anything but a model: it would be sent as it is."""
+        """The message to each receiver that replaces a model: words, signed integers [n] of ``ring_bits``, or
+        none for a receiver without a sum in this round. ValueError for anything but a model, since it would
+        be sent unmasked."""
         if not isinstance(model, Model):
             found = type(model).__name__
             raise ValueError(f"secure_aggregation: node {self._node.rank} sends a {found}; accepted: a Model")
@@ -318,7 +324,8 @@ class SecureAggregation:
         return {to: torch.from_numpy(each.view(f"i{each.itemsize}")) for to, each in words.items()}
 
     def _masked(self, to: int, values: Any, largest: float, fixed: dict[float, Any]) -> Any:
-        """Words for one receiver; ``fixed`` has the fixed-point numbers by weight, which many receivers share."""
+        """Words for one receiver. ``fixed`` caches the fixed-point numbers by weight, since many receivers
+        share them."""
         given = self._given.get(to)
         if given is None or given.round != self._node.round:
             return np.empty(0, self._ring.dtype)
@@ -340,7 +347,7 @@ class SecureAggregation:
         return words
 
     def _add_masks(self, words: Any, sender: int, keys: Mapping[int, bytes]) -> None:
-        """Add the masks that a sender has in common with others."""
+        """Add the masks that a sender shares with others."""
         for rank, key in keys.items():
             if rank > sender:
                 words += self._ring.stream(key, len(words))
@@ -348,7 +355,8 @@ class SecureAggregation:
                 words -= self._ring.stream(key, len(words))
 
     def _encoded(self, model: Model) -> list[Any]:
-        """The parameters that are sent, followed by what else is needed to decode them: the same at all nodes."""
+        """The encoded parameters, followed by everything else that decoding needs, which is the same at all
+        nodes."""
         if self._codec is None:
             return [model.parameters]
         encoded: list[Any] = self._codec.encode(self._node, model.parameters, self._node.round)
@@ -359,8 +367,9 @@ class SecureAggregation:
     async def unmask(
         self, inbox: Mapping[int, Payload], weights: Mapping[int, float]
     ) -> tuple[dict[int, Model], dict[int, float]]:
-        """An inbox and weights that :func:`~gossamer.learning.mixing.combine` mixes to the same result: the mean of the
-        models that have come under the lowest rank, with the weight of all. The inbox is empty if there is no sum."""
+        """An inbox and weights with which :func:`~gossamer.learning.mixing.combine` gives the same result:
+        the mean of the received models, under the lowest rank and with their total weight. The inbox is empty
+        if there is no sum."""
         agreed = self._wanted.weights
         if agreed and agreed != weights:
             raise ValueError(f"secure_aggregation: weights {dict(weights)}; accepted: node.mixing_weights(r)")
@@ -374,7 +383,8 @@ class SecureAggregation:
         return {first: self._model(self._ring.number(total) / weight, first)}, {first: weight, **absent}
 
     async def _sum(self, inbox: Mapping[int, Payload]) -> tuple[Any, Sequence[int]]:
-        """The sum of the words that have come, without their masks, and from whom; nobody if it can't be had."""
+        """The unmasked sum of the received words, and their senders, which are empty if the sum can't be
+        recovered."""
         wanted, node = self._wanted, self._node
         came = tuple(rank for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank]))
         total = self._ring.sum([_words(inbox[rank], self._ring.dtype) for rank in came])
@@ -389,7 +399,7 @@ class SecureAggregation:
             if self._settings.masked:
                 try:
                     self._remove_masks(total, came, answers)
-                except ValueError:  # a share is wrong, and nobody knows which
+                except ValueError:  # some share is wrong, and which one is unknown
                     return total, ()
         elif came != wanted.senders:
             return total, ()
@@ -397,7 +407,7 @@ class SecureAggregation:
         return total[:-CHECKED], came if cancelled else ()
 
     def _remove_masks(self, total: Any, came: Sequence[int], answers: Mapping[int, Payload]) -> None:
-        """Subtract the survivors' own masks, and those that they have in common with senders that were lost."""
+        """Subtract the survivors' own masks, and those that they share with lost senders."""
         wanted, r = self._wanted, self._node.round
         positions = {rank: position for position, rank in enumerate(sorted(wanted.public))}
         givers = list(answers)[: threshold(len(positions))]
@@ -411,10 +421,10 @@ class SecureAggregation:
             pair = KeyPair(secret(lost))
             agreed = {rank: pair.agree(wanted.public[rank]) for rank in came}
             keys = {rank: masking.derive(each, "mask", self._node.rank, r) for rank, each in agreed.items()}
-            self._add_masks(total, lost, keys)  # what the lost one would have added
+            self._add_masks(total, lost, keys)  # the masks that the lost sender would have added
 
     def _model(self, mean: Any, rank: int) -> Model:
-        """The model in a mean of what was sent."""
+        """The model in a mean of sent values."""
         node = self._node
         own = node.parameters
         sent, *rest = self._encoded(node.model)
@@ -434,13 +444,13 @@ class SecureAggregation:
     # --- questions of receivers, which come at any time
 
     def takes(self, message: Message) -> bool:
-        """Answer a receiver that asks how to unmask its sum; says whether this was such a message."""
+        """Answer a receiver's request to unmask its sum. Returns whether the message was such a request."""
         if message.tag[:2] != (TAG, "survivors"):
             return False
         to, survivors = message.source, message.payload
         given = self._given.get(to)
         if given is None or message.tag[2:] != (given.round,):
-            return True  # answered before, or of a round in which this node took no part
+            return True  # already answered, or a round in which this node took no part
         del self._given[to]  # it answers once
         named = {*survivors}
         enough = len(named) >= threshold(len(given.senders))

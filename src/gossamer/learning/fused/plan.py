@@ -1,8 +1,9 @@
-"""Plans: the operations of a model and its loss, recognised as a list of layers that the kernels know.
+"""Plans: the operations of a model and its loss as a list of layers that the kernels support.
 
-The model is called once, on a few samples, and every function of torch that it calls is seen. Each has to take the result
-of the one before, and parameters that no other takes. So it does not matter how the model is written; a model that does
-anything else (decides by values, draws, has a shortcut) is not recognised.
+The model is called once, on a few samples, and each of its calls of a torch function is intercepted. Each
+function has to take the result of the previous one, and parameters that no other function takes. How the
+model is written does not matter, but a model that does anything else (branches on values, draws random
+numbers, has a shortcut) is not recognised.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from gossamer.learning.parameters import Layout
 from gossamer.tasks.task import Task
 
 Shape = tuple[int, ...]
-SAMPLES = 3  # of the call
+SAMPLES = 3  # number of samples in the call
 MOST_WORK = {False: 32_000_000, True: 200_000_000}
-"""The most multiplications of a forward pass, without and with convolutions, with which the kernels were measured to be
-faster than torch."""
+"""Largest number of multiplications in a forward pass, without and with convolutions, for which the kernels
+were measured to be faster than torch."""
 
 
 class Unknown(Exception):
-    """The reason why there is no plan: what the kernels do not know, in words."""
+    """The reason why there is no plan: a description of what the kernels do not support."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The layers of a model, and its loss, as :func:`gossamer.learning.fused.kernels.train` takes them.
+    """The layers of a model and its loss, in the form for :func:`gossamer.learning.fused.kernels.train`.
 
     Attributes:
         layers: a row for each layer.
         epsilons: of normalisations, one value for each layer.
-        taps: for each weight of a convolution's filter, how far its input is from that of the first one.
-        loss, factor: the kind of the loss, and what it is multiplied by.
+        taps: for each weight of a convolution's filter, the offset of its input from that of the first
+        weight. loss, factor: the kind of the loss, and its factor.
         spaces: sizes of the parts of the memory for activations.
-        spare: values of temporary memory.
-        work: multiplications of a forward pass, for one sample."""
+        spare: size of the temporary memory, in values.
+        work: multiplications in a forward pass for one sample."""
 
     layers: Int[np.ndarray, "layers columns"]
     epsilons: Float[np.ndarray, " layers"]
@@ -58,8 +59,8 @@ class Plan:
     work: int
 
     def worthwhile(self, batch: int) -> bool:
-        """Whether the kernels are faster than torch, which catches up with large products, and with vectors that are not
-        full."""
+        """Whether the kernels are faster than torch, which is faster for large products and for partly filled
+        vectors."""
         full = -(-batch // k.LANES) * k.LANES
         convolutions = bool((self.layers[:, k.KIND] == k.CONVOLUTION).any())
         return self.work * full * (full / batch) <= MOST_WORK[convolutions]
@@ -84,7 +85,7 @@ def plan_of(task: Task, module: nn.Module) -> Plan:
             result = task.loss(module(inputs), targets)
     except (Unknown, GossamerError):
         raise
-    except Exception as error:  # the user's own, of any kind; a step will raise it again
+    except Exception as error:  # any exception of the user's code; a step will raise it again
         raise Unknown(f"a model or a loss that raises {type(error).__name__}") from error
     return reader.plan(result)
 
@@ -134,7 +135,7 @@ class _Reader(TorchFunctionMode):
             raise Unknown(f"inputs of type {inputs.dtype}")
         starts = {field.name: field.start for field in layout.parameters}
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._starts = starts  # of parameters that no layer has taken
+        self._starts = starts  # starts of the parameters that no layer has taken yet
         self._all_targets, self._targets = task.train[1], targets
         self._result: Tensor = inputs  # so far
         self._shape: Shape = tuple(inputs.shape[1:])
@@ -142,7 +143,10 @@ class _Reader(TorchFunctionMode):
         self._layers: list[dict[int, int]] = []
         self._epsilons: list[float] = []
         self._taps: list[int] = []
-        self._at, self._end = 0, _padded(self._length)  # where the result is, and where activations end
+        self._at, self._end = (
+            0,
+            _padded(self._length),
+        )  # the position of the result, and the end of the activations
         self._loss: int | None = None
         self._factor = 1.0
         self._work = 0
@@ -274,7 +278,9 @@ class _Reader(TorchFunctionMode):
         kinds = layers[:, k.KIND]
         first = int(np.flatnonzero(layers[:, k.WEIGHT] >= 0)[0])
         layers[first + 1 :, k.BACK] = 1
-        layers[first, k.BACK] = kinds[first] == k.NORM  # which finds the gradients of its weights there
+        layers[first, k.BACK] = (
+            kinds[first] == k.NORM
+        )  # norm computes the gradients of its weights in the backward pass
         inner = layers[(kinds == k.LINEAR) & (layers[:, k.X] > 0)]
         filters = (layers[:, k.C] * layers[:, k.KH] * layers[:, k.KW])[kinds == k.CONVOLUTION]
         largest = max(filters.max(initial=128), layers[:, [k.C, k.OC]].max())

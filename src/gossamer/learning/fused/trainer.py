@@ -1,4 +1,4 @@
-"""The fused trainer: the steps of a node in one call of compiled code, straight on the store's rows."""
+"""The fused trainer: the steps of a node in one call of compiled code, directly on the store's rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 AT_ONCE = 32
-"""The most jobs in one call, which costs as much as a step of logistic regression."""
+"""Maximum number of jobs in one call, whose overhead is that of a step of logistic regression."""
 
 
 class FusedTrainer(Trainer):
-    """One node at a time on each worker, for models that the kernels know; optimizers that they do not know step in torch.
-    Its bits are the same with any number of workers or nodes.
+    """One node at a time on each worker, for models that the kernels support. Unsupported optimizers take
+    their steps in torch. The bits do not depend on the number of workers or nodes.
 
     Raises:
-        Unknown: if the kernels do not know the model, the loss or the data."""
+        Unknown: if the kernels do not support the model, the loss or the data."""
 
     name = "fused"
     evaluates_many = True
@@ -65,7 +65,7 @@ class FusedTrainer(Trainer):
         vectors, results, taken = [], [], []
         for job in jobs:
             result, state = self.rows.fresh(), dict(job.state)
-            pairs = [job.start.parameters, result]  # (a node's own parameters are in the store)
+            pairs = [job.start.parameters, result]  # a node's own parameters are in the store
             for name in names:
                 state[name] = self.rows.fresh()
                 pairs += [self.rows.store(job.state[name]), state[name]]
@@ -76,7 +76,7 @@ class FusedTrainer(Trainer):
             results.append((Model(result, job.start.buffers), state))
         rates, batches = [job.lr for job in jobs], [job.batches for job in jobs]
         losses = self._run(rule, vectors, batches, rates, taken)
-        for model, _ in results:  # noted on the vector now, while it is in this thread's cache
+        for model, _ in results:  # checked now, while the vector is in this thread's cache
             is_finite(model.parameters)
         return [TrainResult(*result, loss) for result, loss in zip(results, losses, strict=True)]
 
@@ -87,7 +87,7 @@ class FusedTrainer(Trainer):
         return gradient, loss
 
     def _step_in_torch(self, job: TrainJob) -> TrainResult:
-        """The steps of a node by an optimizer that the kernels do not know."""
+        """The steps of a node with an optimizer that the kernels do not support."""
         state = {name: value.clone() for name, value in job.state.items()}
         parameters, losses = self.rows.fresh().copy_(job.start.parameters), 0.0
         for batch in job.batches:
@@ -104,8 +104,8 @@ class FusedTrainer(Trainer):
         rates: Sequence[float],
         taken: Sequence[int],
     ) -> list[float]:
-        """Steps some nodes, of each of which are given: rows before and after, batches, the learning rate, and the number of
-        steps before; gives the mean losses."""
+        """Take the steps of some nodes, each given by its rows before and after, batches, learning rate and
+        number of previous steps. Returns the mean losses."""
         base, jobs = self._memory.ctypes.data, np.zeros((len(vectors), 8), dtype=np.int64)
         for job, rows in zip(jobs, vectors, strict=True):
             job[: len(rows)] = [(row.data_ptr() - base) // 4 for row in rows]
@@ -140,7 +140,8 @@ class _Space:
 
 
 def _rule_of(optimizer: Optimizer) -> tuple[list[str], list[float]] | None:
-    """The names of an optimizer's vectors and its options in the kernels' order; None if they do not know it."""
+    """The names of an optimizer's vectors and its options, in the kernels' order; None if they do not support
+    it."""
     if optimizer.clip_norm is not None:
         return None
     if type(optimizer) is SGD:
