@@ -240,8 +240,8 @@ class Loss(TemporaryFault):
 
 @register("fault", "partition")
 class Partition(TemporaryFault):
-    """Messages between groups of nodes are lost, including those in flight when the partition starts. No node
-    is considered dead."""
+    """Messages between groups of nodes are lost, including those being sent when the partition starts. No
+    node is considered dead."""
 
     groups: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"],

@@ -17,17 +17,18 @@ from gossamer.results.run import Run
 from gossamer.results.tidy import lower_is_better
 
 MOST_RUNS = 4
-"""The largest number of runs side by side."""
+"""Maximum number of runs side by side."""
 _FRAMES_PER_SECOND = 4
 _LINES = "#8a8f98"
 
 
 def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Write an animated GIF (``.gif``) or PNG (``.png``) of the graph: a frame for each evaluation that the page shows. Nodes
-    with poisoned data are ringed, those without a value are hollow. Several runs are side by side and share their colours.
+    """Write an animated GIF (``.gif``) or PNG (``.png``) of the graph: one frame for each evaluation that the
+    page shows. Nodes with poisoned data are ringed; nodes without a value are hollow. Several runs are side
+    by side and share a colour scale.
 
-    Another kind of file, more than :data:`MOST_RUNS` runs, a run without a graph, and a metric that no node has recorded are
-    bad input."""
+    BadInput for another file type, more than :data:`MOST_RUNS` runs, a run without a graph, or a metric that
+    no node has recorded."""
     if path.suffix not in (".gif", ".png"):
         raise BadInput(f"--animate {path}: accepted: a file *.gif or *.png")
     if len(runs) > MOST_RUNS:
@@ -60,8 +61,8 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
 
 
 def _frames(axes: Any, run: Any, values: Any, colours: Any, named: bool) -> list[Callable[[], None]]:
-    """Draw the graph of a run, from its data for the page and its values (nodes, points); gives what turns it to each of the
-    points at which some node has a value."""
+    """Draw the graph of a run, from its data for the page and its values (nodes, points). Returns functions
+    that change the drawing to each point at which some node has a value."""
     places, graphs = np.array(run["topology"]["positions"]), run["topology"]["graphs"]
     lines = axes.add_collection(
         matplotlib("collections").LineCollection([], colors=_LINES, linewidths=0.6, zorder=1)

@@ -1,7 +1,8 @@
 """The checkpoints of a run, in its folder: ``checkpoints/<number>/node-<rank>.safetensors``
-(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Each has a checksum, and the run and number
-that it belongs to. Files are written under another name, flushed and renamed, and older checkpoints are removed only when a
-newer one is complete: a kill at any time leaves the newest complete one."""
+(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Each file has a checksum and
+the identity of its run and checkpoint. Files are written under another name, flushed and renamed, and older
+checkpoints are removed only when a newer one is complete, so a kill at any time leaves the newest complete
+checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 
 @dataclass(frozen=True)
 class Cut:
-    """A complete checkpoint of a run; of each node that was not lost, the rounds that it had completed and its clock.
-    ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` is larger for later ones; ``run``
-    identifies the run (:func:`gossamer.results.folder.run_id`)."""
+    """A complete checkpoint of a run, with the completed rounds and the clock of each node that was not lost.
+    ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` increases over time;
+    ``run`` identifies the run (:func:`gossamer.results.folder.run_id`)."""
 
     folder: Path
     number: int
@@ -44,19 +45,20 @@ class Cut:
 
     @property
     def resumable(self) -> bool:
-        """Whether a run can go on from it: some node was saved, and under secure aggregation all after the same round,
-        because what they agreed on for a round is not saved."""
+        """Whether a run can continue from it: some node was saved and, under secure aggregation, all nodes
+        were saved after the same round, because their agreements for a round are not saved."""
         rounds = set(self.rounds.values())
         return len(rounds) == 1 or bool(rounds and self.experiment.get("secure_aggregation") is None)
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
-        """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
+        """Read a node's part. Arguments and errors are as in :func:`gossamer.node.checkpoint.read`."""
         identity = _identity(_digest(self.experiment), self.run, self.number)
         identity |= {"rank": str(rank), "round": str(self.rounds[rank])}
         return checkpoint.read(self.path(rank), identity, place)
 
     def snapshots(self, asked: Checkpoints) -> int:
-        """How many snapshots a run that goes on from here need not take any more: some node has taken them."""
+        """The number of snapshots that some node has already taken, which a run that continues from here need
+        not take."""
         return max(asked.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
 
     def path(self, rank: int) -> Path:
@@ -64,7 +66,7 @@ class Cut:
         return self.folder / _file(rank)
 
     def verify(self) -> None:
-        """Read every part; a missing or damaged one is bad input."""
+        """Read every part. BadInput for a missing or damaged one."""
         for rank in self.rounds:
             self.read(rank)
 
@@ -89,7 +91,8 @@ class CheckpointFolder:
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
-        """Write one node's part of a checkpoint; OSError if it can't be written: then all parts are removed."""
+        """Write one node's part of a checkpoint. If it can't be written, all parts are removed and OSError is
+        raised."""
         folder = self._path / str(number)
         with self._whole(number):
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +107,8 @@ class CheckpointFolder:
         wall_s: float,
         time_s: float | None = None,
     ) -> None:
-        """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
-        for :class:`Cut`."""
+        """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints.
+        Arguments are as in :class:`Cut`."""
         own = {"run": self._run, "number": number, "experiment": self._experiment}
         found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
         with self._whole(number):
@@ -120,7 +123,7 @@ class CheckpointFolder:
                 shutil.rmtree(self._path / str(other))
 
     def drop(self, number: int) -> None:
-        """Remove what is written of a checkpoint that is given up: rows may need the space."""
+        """Remove the written parts of an abandoned checkpoint, since rows may need the space."""
         shutil.rmtree(self._path / str(number), ignore_errors=True)
 
     @contextmanager
@@ -139,9 +142,9 @@ def newest(
     verified: bool = False,
     fits: Callable[[Cut], bool] = lambda cut: True,
 ) -> Cut | None:
-    """The newest complete checkpoint in a run's folder of checkpoints that is resumable and ``fits``, or None. Those with a
-    damaged manifest or (``verified``) any damaged part are left out, and ``say`` is told of them; if no other is left, that
-    is bad input."""
+    """The newest complete checkpoint in a run's folder of checkpoints that is resumable and ``fits``, or
+    None. Checkpoints with a damaged manifest or (``verified``) any damaged part are skipped and reported to
+    ``say``. BadInput if only damaged ones are left."""
     damaged = []
     for number in reversed(complete(path)):
         try:
@@ -161,7 +164,8 @@ def newest(
 
 
 def read_cut(path: Path, number: int) -> Cut:
-    """The complete checkpoint of a number in a run's folder of checkpoints; a damaged manifest is bad input."""
+    """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged
+    manifest."""
     manifest, run = _manifest(path, number), run_id(path.parent)
     said = files.read_json(manifest, ManifestFile, path.parent)
     files.conforming(said["experiment"], RecordedExperiment, str(manifest))
@@ -174,7 +178,7 @@ def read_cut(path: Path, number: int) -> Cut:
 
 
 def highest(path: Path) -> int:
-    """The highest number of a checkpoint, complete or not; 0 without any."""
+    """The highest number of a checkpoint, complete or not; 0 if there is none."""
     return max(_numbers(path), default=0)
 
 

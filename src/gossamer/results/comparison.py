@@ -1,8 +1,10 @@
-"""Comparison of groups of runs by measures: metrics at the end or at a budget, the time and the bytes to a level, areas.
+"""Comparison of groups of runs by measures: metrics at the end or at a budget, time and bytes to reach a
+level, areas under curves.
 
-A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
-Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
-what all nodes have sent by then. Means over the runs of a group have 95 % confidence intervals by Student's t.
+A run reaches a level of a metric at the first complete evaluation point at which the mean over the nodes is
+at least as good. Nothing is interpolated, so a time is at most one evaluation step too long. Times are on the
+engine's clock; traffic is the total sent by all nodes until then. Means over the runs of a group have 95 %
+confidence intervals by Student's t.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ _PAIRED = " Differences and ratios are of pairs of runs with the same seed, so t
 
 
 class Measure(NamedTuple):
-    """A number ``of`` each run by which groups are compared; None where the run has none, such as a time to a level that it
-    has not reached. ``table`` and ``column`` are titles; ``unit`` is "share", "bytes", or the end of the texts; ``against``
-    are the comparisons with the baseline that are shown."""
+    """A measure that compares groups: ``of`` returns its number for a run, or None if the run has none, such
+    as a time to a level that it has not reached. ``table`` and ``column`` are titles. ``unit`` is "share",
+    "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show."""
 
     name: str
     table: str
@@ -65,7 +67,7 @@ class Measure(NamedTuple):
     def text(
         self, value: float | None, half: float | None, number: Number = "mean", size: float | None = None
     ) -> str:
-        """A number and half the width of its interval in words; of bytes, ``size`` decides on the unit."""
+        """A number and half the width of its interval as text. For bytes, ``size`` determines the unit."""
         if number == "ratio":
             return interval_text(value, half)
         if self.unit == "share":
@@ -78,14 +80,15 @@ class Measure(NamedTuple):
 
 
 def measure(text: str) -> Measure:
-    """The measure that a text names; ValueError for anything else.
+    """The measure with this name. ValueError for an unknown one.
 
-    ``METRIC`` is that at the last complete evaluation; ``time_s`` and ``bytes`` are those of the whole run.
-    ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes has reached a level, ``bytes to METRIC=LEVEL`` what
-    all nodes have sent by then. ``METRIC at bytes=N`` and ``METRIC at time_s=SECONDS`` are those at the last complete
-    evaluation within a budget, of runs that have used it up: others might have come further. ``area METRIC`` is the area
-    under the curve over rounds, divided by their number; ``area METRIC relative to OTHER`` is by what share it differs from
-    that of another metric of the same run."""
+    ``METRIC`` is the value at the last complete evaluation; ``time_s`` and ``bytes`` are totals of the whole
+    run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
+    METRIC=LEVEL`` is the total sent by all nodes until then. ``METRIC at bytes=N`` and ``METRIC at
+    time_s=SECONDS`` are values at the last complete evaluation within a budget, only for runs that have used
+    it up, since others might have improved further. ``area METRIC`` is the area under the curve over rounds,
+    divided by the number of rounds; ``area METRIC relative to OTHER`` is its relative difference from the
+    area of another metric of the same run."""
     for form, make in _FORMS:
         if (found := re.fullmatch(form, text)) is not None:
             return make(*found.groups())
@@ -143,7 +146,7 @@ def _at_budget(metric: str, axis: str, number: str) -> Measure:
 
 
 def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
-    """A number of a metric's complete points, in the order of time."""
+    """A number computed from a metric's complete points, in the order of time."""
     curve = complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
     return cast("float | None", curve.select(number).to_series().first())
 
@@ -153,7 +156,7 @@ def _unit(metric: str) -> str:
 
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
-"""The title and the unit of what is measured along a curve."""
+"""The title and the unit of each axis of a curve."""
 _FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
     (r"(time_s|bytes)", _total),
     (r"(\S+)", _final),
@@ -172,9 +175,9 @@ def measures(
     area_of: str | None = None,
     relative_to: str | None = None,
 ) -> list[Measure]:
-    """The measures that the command line asks for: final ``metrics`` (none: those of all evaluation sets, time and traffic),
-    ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or ``time_s=SECONDS[,...]``, and an area. A
-    metric that no run has recorded is bad input."""
+    """The measures requested on the command line: final ``metrics`` (default: those of all evaluation sets,
+    time and traffic), ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or
+    ``time_s=SECONDS[,...]``, and an area. BadInput for a metric that no run has recorded."""
     to = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
     within = _assigned("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", _AXES)
     if relative_to is not None and area_of is None:
@@ -195,7 +198,8 @@ def measures(
 def _assigned(
     option: str, texts: Iterable[str], accepted: str, names: Iterable[str] = ()
 ) -> list[tuple[str, float]]:
-    """Numbers for names (one of ``names``, if there are any), as the command line gives them: ``NAME=NUMBER[,NUMBER...]``."""
+    """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if
+    given."""
     found = []
     for text in texts:
         name, _, values = text.partition("=")
@@ -213,13 +217,14 @@ def _assigned(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups, compared by some measures.
+    """A comparison of groups by some measures.
 
     Attributes:
-        rows: one per measure and group: ``group``, ``measure``, ``runs``, ``known`` (the runs that have the number), ``mean``
-            (null unless all have: that of the others would flatter the group), ``baseline``, and over ``pairs`` the mean
-            ``difference`` and the ``ratio`` of the two means (null unless all runs of the baseline have the number).
-            ``*_half`` are half the widths of 95 % confidence intervals (null for one run; of ratios by linearization).
+        rows: one per measure and group: ``group``, ``measure``, ``runs``, ``known`` (the runs that have the
+            number), ``mean`` (null unless all runs have it, since the mean of the others would flatter the
+            group), ``baseline``, and over ``pairs`` the mean ``difference`` and the ``ratio`` of the two
+            means (null unless all runs of the baseline have the number). ``*_half`` are half the widths of 95
+            % confidence intervals (null for one run; of ratios by linearization).
     """
 
     rows: pl.DataFrame
@@ -232,7 +237,7 @@ class Comparison:
         return _NOTE if self.baseline is None else _NOTE + _PAIRED
 
     def tables(self) -> list[Table]:
-        """The rows as text: a table for each title of the measures, with a line per group."""
+        """The rows as text: one table for each title of the measures, with a line per group."""
         found = []
         for title, same in groupby(self.measures, key=lambda measure: measure.table):
             columns: list[tuple[str, list[str]]] = []
@@ -263,10 +268,10 @@ def compare(
     baseline: Baseline | None = None,
     per: Sequence[str] = (),
 ) -> Comparison:
-    """Compare groups by some measures, and in pairs with a baseline. The two runs of a pair have the same seed and the same
-    point of the grid (the graph and the data, say), so what these change does not blur the difference. ``per`` are axes of
-    the grid (or "cell"): a row is then one of their values, over all points of the others. An axis that no run has is bad
-    input."""
+    """Compare groups by some measures, and in pairs with a baseline. The two runs of a pair have the same
+    seed and the same point of the grid (such as graph and data), so the variation from these does not blur
+    the difference. ``per`` lists axes of the grid (or "cell"): each row is then one of their values, over all
+    points of the other axes. BadInput for an axis that no run has."""
     rows = []
     for measure in measures:
         values = {run: measure.of(run) for group in groups for run in group.samples}
@@ -296,7 +301,7 @@ def _figures(
     members: Sequence[Group], values: Mapping[Run, float | None], baseline: Baseline | None
 ) -> dict[str, Any]:
     """The columns of one row."""
-    # A run that several cells share counts once, and is paired with the mean of its partners.
+    # A run shared by several cells counts once, and is paired with the mean of its partners.
     own = {run.path: values[run] for group in members for run in group.samples}
     known = [value for value in own.values() if value is not None]
     planned = sum(group.planned for group in members)

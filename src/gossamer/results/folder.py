@@ -1,5 +1,5 @@
-"""The folder of one run, ``<out>/<name>/<id>/`` (docs/experiments.md lists its files). Every file but the segments is written
-under another name and then renamed, so that a reader finds all of it or none."""
+"""The folder of one run, ``<out>/<name>/<id>/`` (docs/experiments.md lists its files). Every file except the
+segments is written under another name and then renamed, so that a reader never finds a partial file."""
 
 from __future__ import annotations
 
@@ -61,15 +61,16 @@ class RunFolder:
         environment: Mapping[str, Any],
         setup: Mapping[str, Any] | None = None,
     ) -> RunFolder:
-        """Create the folder of a new run, with ``experiment.yaml``, ``environment.json`` and perhaps ``setup.json``. A
-        ``name`` for the folder in ``out`` that can't name one is bad input, as is an ``out`` without space for these files:
-        then no folder is left."""
+        """Create the folder of a new run, with ``experiment.yaml``, ``environment.json`` and perhaps
+        ``setup.json``. BadInput for a ``name`` that can't be a folder's name, and if these files can't be
+        written to ``out``; no folder is left in this case."""
         if not _NAME.fullmatch(name):
             raise BadInput(
                 f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
             )
         with writing(f"--out {out}"):
-            # Names sort by time. The suffix is not keyed by the seed: two runs of one seed need two folders.
+            # Names sort by time. The suffix is not keyed by the seed, since two runs with the same seed need
+            # two folders.
             folder = cls(Path(out) / name / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}")
             folder.segments.mkdir(parents=True)
             try:
@@ -85,7 +86,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an existing run; anything else is bad input."""
+        """The folder of an existing run. BadInput for anything else."""
         if not (path / "experiment.yaml").is_file():
             raise BadInput(
                 f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
@@ -103,12 +104,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def restart(self, rank: int) -> Path:
-        """A node's own checkpoint, from which it restarts while the others go on."""
+        """A node's own checkpoint, from which it restarts while the others continue."""
         return self.path / "restart" / f"node-{rank}.safetensors"
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
-        """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
-        :mod:`gossamer.results.recorder`."""
+        """Open this process's segment for appending. ``rank`` distinguishes processes.
+        :mod:`gossamer.results.recorder` describes the rows."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl", run_id(self.path))
 
     def write_models(
@@ -122,12 +123,12 @@ class RunFolder:
             tensors["buffers"] = buffers.detach().cpu().contiguous()
         with atomic(self.path / "models.safetensors") as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
-            # safetensors creates files that only their owner can read.
+            # safetensors creates files that only the owner can read.
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def reserve(self) -> None:
-        """Take the space for ``status.json``, in a file that only has to be written and renamed at the end: when the disk is
-        full, that takes neither a block nor an inode. RecordError if there is no space."""
+        """Reserve the space for ``status.json`` in a file that is overwritten and renamed at the end, which
+        takes neither a block nor an inode if the disk is full. RecordError if there is no space."""
         path = self.path / _RESERVED
         try:
             path.write_bytes(bytes(_RESERVED_BYTES))
@@ -136,9 +137,10 @@ class RunFolder:
             raise RecordError(self.path / "status.json", error) from error
 
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
-        """Write ``status.json``, the last thing a run does, with the checksum of every other file of the record. ``stopped``
-        is by the user, ``diverged`` by a model that is not finite; ``figures`` are ``wall_s`` and others of an
-        :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
+        """Write ``status.json``, the last thing a run does, with the checksum of every other file of the
+        record. ``stopped`` means by the user, ``diverged`` means that a model was not finite. ``figures`` are
+        ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the
+        rows."""
         path, reserved = self.path / "status.json", self.path / _RESERVED
         found = [each for pattern in _RECORD for each in sorted(self.path.glob(pattern)) if each.is_file()]
         sums = {str(each.relative_to(self.path)): files.crc32(each, self.path) for each in found}
@@ -147,7 +149,7 @@ class RunFolder:
             write_json(path, {**brief, "error": error, **figures, "files": sums})
             reserved.unlink(missing_ok=True)
         except RecordError as full:
-            try:  # this fits into the space that was reserved
+            try:  # this fits into the reserved space
                 with reserved.open("r+b") as file:
                     file.write(_sealed(brief))
                     file.truncate()
@@ -158,7 +160,7 @@ class RunFolder:
 
 
 def run_id(folder: Path) -> str:
-    """The identity of the run in a folder, whatever its name is now; empty if it is not recorded."""
+    """The identity of the run in a folder, independent of the folder's name; empty if it is not recorded."""
     return str(read_environment(folder).get("run", ""))
 
 
@@ -179,8 +181,8 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of what gossamer depends on;
-    ``computes_here`` says whether this process computes, or only processes that it starts."""
+    """Command, start, machine, mode of the matrix kernels, and versions of gossamer's dependencies.
+    ``computes_here`` tells whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
         "started": datetime.now(UTC).isoformat(),
@@ -190,7 +192,7 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
             "host": platform.node(),
             "architecture": platform.machine(),
             "cpus": os.cpu_count(),
-            # Naming them would start a CUDA context, which a fork would not survive.
+            # Querying their names would create a CUDA context, which does not survive a fork.
             "gpus": torch.cuda.device_count(),
         },
         "numerics": numerics.describe(computes_here=computes_here),
@@ -200,7 +202,8 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
 
 @contextmanager
 def locked(folder: Path, said: str = "the run is going on; accepted: one that has ended") -> Iterator[None]:
-    """Lock a folder until this process ends at the latest; while another process has it, these words are bad input."""
+    """Lock a folder, at most until this process ends. If another process holds the lock, BadInput with the
+    text ``said``."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -214,7 +217,7 @@ def locked(folder: Path, said: str = "the run is going on; accepted: one that ha
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Turn files that can't be written into bad input; ``what`` names the option and its value."""
+    """Turn errors from unwritable files into BadInput. ``what`` names the option and its value."""
     try:
         yield
     except OSError as error:
@@ -225,14 +228,14 @@ def writing(what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A path to write to instead of ``path``, which is flushed to disk and renamed when the block succeeds; RecordError if it
-    can't be written."""
+    """A temporary path to write to instead of ``path``. It is flushed to disk and renamed when the block
+    succeeds. RecordError if it can't be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         sync(temporary)
         temporary.replace(path)
-        sync(path.parent)  # the rename is on disk when its folder is
+        sync(path.parent)  # the rename is durable once the folder is flushed
     except (OSError, SafetensorError) as error:
         raise RecordError(path, error) from error
     finally:
@@ -240,19 +243,19 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader finds all of it or none."""
+    """Write a text file atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file, with its checksum, so that a reader finds all of it or none."""
+    """Write a JSON file with its checksum atomically."""
     write_text(path, _sealed(value).decode())
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:
-    """Write a Parquet file so that a reader finds all of it or none; by way of memory, since polars hides the reason why
-    something can't be written."""
+    """Write a Parquet file atomically. It is encoded in memory first, since polars hides the reason why a
+    file can't be written."""
     table.write_parquet(content := BytesIO())
     with atomic(path) as temporary:
         temporary.write_bytes(content.getbuffer())

@@ -14,7 +14,7 @@ Table = tuple[str, list[str], list[list[str]]]
 """Title, head, rows."""
 
 NOTHING = "\N{EN DASH}"
-"""Shown where there is no value."""
+"""Shown if there is no value."""
 
 _TITLES = {
     "train_loss": "training loss",
@@ -41,7 +41,8 @@ def value_text(metric: str, value: float) -> str:
 
 
 def numerals(value: float, *others: float) -> list[str]:
-    """A value and related ones as text, with four digits after the point; in powers of ten if the value is small."""
+    """A value and related ones as text, with four decimal places, or with powers of ten if the value is
+    small."""
     kind = ".3e" if 0 < abs(value) < _SMALL else ".4f"
     return [f"{each:{kind}}" for each in (value, *others)]
 
@@ -61,7 +62,7 @@ def seconds_text(value: int | float | None) -> str:
 
 
 def bytes_unit(value: float) -> tuple[str, float]:
-    """A suitable unit for some bytes, and its size in bytes."""
+    """A suitable unit for a number of bytes, and its size in bytes."""
     units = ("B", "kB", "MB", "GB", "TB", "PB")
     return next(((unit, 1000.0**i) for i, unit in enumerate(units) if value < 1000 ** (i + 1)), ("PB", 1e15))
 
@@ -75,14 +76,12 @@ def bytes_text(value: int | float | None) -> str:
 
 
 def interval_text(mean: float | None, half: float | None, unit: str = "", scale: float = 1.0) -> str:
-    """A mean and half of its interval's width, divided by a scale, with their unit. The interval has two digits, and the mean
-    as many as these allow."""
+    """A mean and half the width of its interval, divided by a scale, with their unit. The interval has two
+    significant digits, and the mean as many decimal places as the interval."""
     if mean is None:
         return NOTHING
     mean, half = mean / scale, None if half is None else half / scale
-    text = (
-        f"{float(f'{mean:.4g}'):g}"  # (the outer format leaves out a power of ten, such as that of 5.3e+02)
-    )
+    text = f"{float(f'{mean:.4g}'):g}"  # the outer format removes a power of ten, as in 5.3e+02
     if half is not None:
         digits = 1 - math.floor(math.log10(half)) if half > 0 and math.isfinite(half) else _ANY_DIGITS
         if digits < _ANY_DIGITS and abs(mean) * 10**digits < 1e6:
@@ -92,8 +91,9 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """The fate of messages, to follow the number of those sent. Those sent include neither cancelled ones nor those lost
-    because the peer was dead; those received include superseded and late ones."""
+    """The numbers of lost, late and other messages, to follow the number of sent ones. Sent messages include
+    neither cancelled ones nor those lost because the peer was dead; received messages include superseded and
+    late ones."""
     fates = ("received", "superseded", "late", "lost", "cancelled")
     counts = [f"{messages[fate]:,} {fate}" for fate in fates if messages.get(fate)]
     return f"sent: {', '.join(counts)}" if counts else ""
@@ -102,8 +102,8 @@ def faults_text(messages: Mapping[str, int]) -> str:
 def print_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, labels: int = 1
 ) -> None:
-    """Print a table, as wide as the terminal, and of any width in a file or a pipe; the first ``labels`` columns hold text,
-    the rest numbers."""
+    """Print a table, as wide as the terminal, or of any width in a file or a pipe. The first ``labels``
+    columns hold text, the others numbers."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,5 @@
-"""Groups of runs that differ in their seed alone, their curves, and the baseline that each is compared with."""
+"""Groups of runs that differ only in their seed, their curves, and the baseline with which each group is
+compared."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
 )
-"""Fields that only name the draw, the location of data, what else is kept, and how it is computed."""
+"""Fields that affect only the draws, the location of the data, additional output and the way of computing."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment, by seed, with all that were repeated. ``label`` sets it apart from the other groups;
-    ``labels`` are the parts of the name of a sweep's cell, which has ``planned`` runs, whether or not they are done."""
+    """Runs of one experiment with different seeds, including repetitions. ``label`` distinguishes it from the
+    other groups. ``labels`` are the parts of the name of a sweep's cell, which has ``planned`` runs, whether
+    or not they are done."""
 
     label: str
     runs: tuple[Run, ...]
@@ -34,16 +36,16 @@ class Group:
 
     @cached_property
     def samples(self) -> tuple[Run, ...]:
-        """The runs that statistics are over: of each seed the newest run that is done, or else the newest. To count
-        repeated runs of a seed would make the spread look too small."""
+        """The runs used in statistics: for each seed, the newest run that is done, or else the newest run.
+        Counting repeated runs of a seed would make the spread look too small."""
         ordered = sorted(self.runs, key=lambda run: (run.status == "done", run.id))
         newest = {run.experiment.get("seed"): run for run in ordered}
         return tuple(run for run in self.runs if run is newest[run.experiment.get("seed")])
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep the names of
-    its cells, without what all have in common."""
+    """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep
+    the names of its cells, without the parts that all have in common."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
@@ -63,8 +65,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together: that of their group, with the seed where one has several runs or is of a
-    sweep; and ids where nothing differs."""
+    """Short names for runs that are shown together: the group's label, with the seed if a group has several
+    runs or belongs to a sweep, or ids if nothing differs."""
     found = {}
     for group in groups(runs):
         for run in group.runs:
@@ -75,14 +77,15 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def several(among: Sequence[Group]) -> bool:
-    """Whether a curve per group says more than one per run: there are several groups, and some have several samples."""
+    """Whether to show a curve per group instead of one per run: there are several groups, and some have
+    several samples."""
     return len(among) > 1 and any(len(group.samples) > 1 for group in among)
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
-    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time grid,
-    or the end. ``point``, the axes, ``mean`` (over the runs, of means over nodes), ``half`` (half the width of its 95 %
-    confidence interval; null for one run) and ``count`` (runs)."""
+    """A metric at the points that are complete in all samples of a group: the same round, the same instant of
+    the time grid, or the end. Columns: ``point``, the axes, ``mean`` (over the runs, of means over nodes),
+    ``half`` (half the width of its 95 % confidence interval; null for one run) and ``count`` (runs)."""
     tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
     count = len(tables)
     width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
@@ -113,16 +116,17 @@ def _key(value: Any) -> str:
 
 
 class Baseline(NamedTuple):
-    """The group that each group is compared with: by label; groups without one are left out."""
+    """The group with which each group is compared, by label. Groups without a baseline are left out."""
 
     title: str
     groups: Mapping[str, Group]
 
 
 def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
-    """The baseline with a name: the label of a group, with which all are compared; or what several groups of a sweep have
-    in common, an entry of ``cells`` or ``field=value`` of the grid, where each group is compared with the one of them that
-    is like it in everything else. A name of no group, or of more than one, is bad input."""
+    """The baseline with a name. The label of a group makes it the baseline of all groups. An entry of
+    ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share, makes each group's
+    baseline the one of these that equals it in everything else. BadInput for a name of no group, or of more
+    than one."""
     found = [group for group in among if group.label == name]
     if len(found) == 1:
         return Baseline(name, {group.label: found[0] for group in among})
@@ -146,8 +150,8 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
 
 
 def default_baseline(among: Sequence[Group]) -> Baseline | None:
-    """The default baseline of a sweep: the first entry of ``cells``, or else the first value of the
-    first axis of the grid that has several. None for runs of no sweep."""
+    """The default baseline of a sweep: the first entry of ``cells``, or else the first value of the first
+    axis of the grid that has several. None for runs outside a sweep."""
     varying = differing([group.labels for group in among])
     if not varying or not all(group.labels for group in among):
         return None

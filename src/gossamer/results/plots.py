@@ -1,4 +1,4 @@
-"""Pictures: colours and titles of all plots, the layout of a graph, curves, figures for a paper, the timeline's data."""
+"""Plots: colours and titles, graph layout, curves, figures for papers, and the timeline's data."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from gossamer.results.run import Run
 from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")
-"""Colours with a contrast of at least 3:1 on white, chosen so that two of them differ for the colour-blind too (a distance of
-16 in CIELAB, as simulated by Machado et al., 2009). The page has another set for dark backgrounds."""
+"""Colours with a contrast of at least 3:1 on white, chosen so that any two of them also differ for
+colour-blind readers (a distance of 16 in CIELAB, as simulated by Machado et al., 2009). The page has another
+set for dark backgrounds."""
 
 MOST_NODES_DRAWN = 300
 _MOST_NODES_BY_DISTANCE = 100
 
 _KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
-"""The activities of a node, and their places in the palette."""
+"""The activities of a node, and their positions in the palette."""
 MOST_DRAWN = 6000
-"""The largest number of intervals that a page shows, the first ones."""
+"""A page shows at most this many intervals, starting with the first."""
 
 FORMATS = ("pdf", "svg", "png")
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
@@ -40,7 +41,7 @@ _DASHES = ("-", "--", "-.", ":")
 _STYLE = {
     "font.size": 8,
     "axes.linewidth": 0.6,
-    "pdf.fonttype": 42,  # TrueType, which publishers ask for; SVG has the outlines
+    "pdf.fonttype": 42,  # TrueType, as publishers require; SVG contains outlines
     "savefig.dpi": 300,
 }
 
@@ -56,9 +57,10 @@ def axis_title(x: str, runs: Sequence[Run]) -> str:
 
 
 def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> list[int]:
-    """The nodes that a picture of the graph shows: all, or in a large graph those nearest to the node ``start``.
+    """The nodes that a drawing of the graph shows: all, or in a large graph those nearest to the node
+    ``start``.
 
-    Neighbours are drawn together, so that edges show; a random sample would have next to none.
+    Neighbours are shown together, so that edges are visible; a random sample would have almost no edges.
     """
     if nodes <= MOST_NODES_DRAWN:
         return list(range(nodes))
@@ -72,9 +74,10 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> l
 def positions(
     nodes: Sequence[int], edges: Sequence[Sequence[int]], *, seed: int = 0, changing: bool = False
 ) -> list[tuple[float, float]]:
-    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1]: a circle for a changing graph, else
-    by distances in the graph (Kamada and Kawai, 1989), or by forces where that would take long or the graph is not
-    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out."""
+    """The positions of nodes in a drawing of the graph, with coordinates in [-1, 1]: a circle for a changing
+    graph; otherwise by graph distances (Kamada and Kawai, 1989), or by forces if that would take long or the
+    graph is not connected (Fruchterman and Reingold, 1991). Edges to nodes that are not drawn are left
+    out."""
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
@@ -92,9 +95,9 @@ def positions(
 
 
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
-    """A metric against one of the axes, as a ``matplotlib.figure.Figure``: of each run the mean over the nodes in a band of
-    one standard deviation, or of each group the mean over its runs in the band of its 95 % confidence interval. A metric
-    that no run has recorded is bad input."""
+    """A metric against one of the axes, as a ``matplotlib.figure.Figure``: for each run, the mean over the
+    nodes with a band of one standard deviation, or for each group, the mean over its runs with a band of its
+    95 % confidence interval. BadInput for a metric that no run has recorded."""
     check_recorded("metric", y, runs)
     if groups is None:
         bands, names = [_band(run, y) for run in runs], labels(runs)
@@ -148,13 +151,13 @@ def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
 
 
 def _figure(width: float, height: float) -> Any:
-    """A figure that no window shows, and its axes."""
+    """A figure without a window, and its axes."""
     figure = matplotlib("figure").Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.add_subplot()
 
 
 def matplotlib(module: str) -> Any:
-    """A module of matplotlib; without matplotlib, a BadInput that says how to install it."""
+    """A module of matplotlib. If matplotlib is missing, a BadInput that explains how to install it."""
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ModuleNotFoundError as error:
@@ -162,7 +165,7 @@ def matplotlib(module: str) -> Any:
 
 
 def parse_width(text: str) -> float:
-    """A width such as ``3.3in``, ``84mm``, ``8.4cm`` or ``240pt``, in inches; anything else is bad input."""
+    """A width such as ``3.3in``, ``84mm``, ``8.4cm`` or ``240pt``, in inches. BadInput for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(in|cm|mm|pt)", text)
     width = float(match[1]) * _INCHES[match[2]] if match else 0.0
     if not 1 <= width <= 40:
@@ -180,12 +183,13 @@ def write_figures(
     format: str = "pdf",
     width: float = 3.3,
 ) -> list[Path]:
-    """Write a figure for a paper, ``<metric>-vs-<axis>.<format>``, for all metrics and axes of which some run has recorded
-    any, and ``captions.md``; gives the paths of the figures. Lines have dashes too, for print in black and white.
+    """Write a figure for a paper, ``<metric>-vs-<axis>.<format>``, for each metric and axis that some run has
+    recorded, and ``captions.md``. Returns the paths of the figures. Lines are also dashed, for printing in
+    black and white.
 
-    Several groups of several seeds have a curve each, in the band of its confidence interval; or else every run has one.
-    ``width`` is in inches. A metric, an axis or a format that is not known, a file that can't be written, and a missing
-    matplotlib are bad input."""
+    If there are several groups with several seeds, each group has a curve with the band of its confidence
+    interval; otherwise each run has a curve. ``width`` is in inches. BadInput for an unknown metric, axis or
+    format, a file that can't be written, or a missing matplotlib."""
     for metric in metrics:
         check_recorded("--metrics", metric, runs)
     for option, asked, accepted in (("--axis", axes, AXES), ("--format", [format], FORMATS)):
@@ -215,7 +219,8 @@ def write_figures(
 
 
 def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
-    """The caption of a figure: its lines, its bands, and the runs and nodes that they are over."""
+    """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they
+    cover."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
     title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
@@ -231,11 +236,11 @@ def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, a
 
 
 def timeline_data(run: Run) -> dict[str, Any] | None:
-    """When the recorded nodes computed and sent, for the page; None without a timeline."""
+    """The intervals in which the recorded nodes computed and sent, for the page; None without a timeline."""
     asked = (run.experiment.get("evaluation") or {}).get("timeline")
     if not asked or run.timeline.is_empty():
         return None
-    timeline = Timeline.model_construct(**asked)  # the schema of the record has checked it
+    timeline = Timeline.model_construct(**asked)  # already checked by the schema of the record
     rows = run.timeline.sort("start_s").head(MOST_DRAWN)
     last: Any = rows["end_s"].max()
     to_s = min(timeline.to_s, last)

@@ -1,14 +1,16 @@
-"""The record of a run: append-only segments while it goes on, Parquet tables at its end.
+"""The record of a run: append-only segments during the run, Parquet tables at its end.
 
-``metrics`` has a row per node and evaluation. ``moment`` is its occasion: ``round`` (``evaluation.every_rounds``), ``tick K``
-(instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a run that ended before its rounds were done); a row
-with several occasions has them all, separated by ``", "``. Records of older versions have none. ``node`` = -1 is the network.
-``bytes_*`` and ``messages_*`` count from the start of the run; ages and shares are of the time since the node's row before.
+``metrics`` has a row per node and evaluation. ``moment`` is the occasion of the evaluation: ``round``
+(``evaluation.every_rounds``), ``tick K`` (instant K of the time grid of ``evaluation.every_s``), or ``end``
+(of a run that ended before its rounds were done). Several occasions of a row are separated by ``", "``.
+Records of older versions have no occasions. ``node`` = -1 is the network. ``bytes_*`` and ``messages_*``
+count from the start of the run; ages and shares cover the time since the node's previous row.
 
-``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``, ``dropped-frame``, ...),
-``detail`` and further columns of some events; ``malformed`` is of the receiver. ``timeline`` has a row per interval in which
-a node computed (``kind`` is ``train`` or ``evaluate``) or its uplink carried a message (``send``). Rows of ``graphs`` are
-``{"round": r, "edges": [[i, j], ...]}``: the graph from round r on, if it differs from the one before.
+``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``,
+``dropped-frame``, ...), ``detail`` and further columns of some events; ``malformed`` belongs to the receiver.
+``timeline`` has a row per interval in which a node computed (``kind`` is ``train`` or ``evaluate``) or its
+uplink carried a message (``send``). Rows of ``graphs`` are ``{"round": r, "edges": [[i, j], ...]}``: the
+graph from round r on, if it differs from the previous one.
 """
 
 from __future__ import annotations
@@ -71,19 +73,20 @@ _SPAN = {"node": pl.Int32, "kind": pl.String, "start_s": pl.Float64, "end_s": pl
 TIMELINE: dict[str, Any] = {**_SPAN, "to": pl.Int32, "bytes": pl.Int64}
 
 MOMENTS = ", "
-"""Separates the moments of one row."""
+"""Separator of the moments of one row."""
 
 _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
 MOST_FIGURES_BYTES = 2**31
-"""Of a file that grows with the number of nodes or runs."""
+"""Maximum size in bytes of a file that grows with the number of nodes or runs."""
 
 
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
-    Rows of one (node, round, step, time_s) are one evaluation and become one row of all their moments, in which the later
-    value counts. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing twice.
+    Rows with the same (node, round, step, time_s) belong to one evaluation and are merged into one row with
+    all their moments, in which later values take precedence. A crash between writing the table and removing
+    the segments, or a resumed run, therefore leaves no duplicates.
     """
     table = _read(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
     if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
@@ -115,7 +118,7 @@ def read_timeline(folder: Path) -> pl.DataFrame:
 
 
 def read_setup(folder: Path) -> dict[str, Any]:
-    """The contents of ``setup.json`` (empty if it is missing), with all graphs that were recorded since."""
+    """The contents of ``setup.json`` (empty if it is missing), with all graphs recorded since then."""
     path, setup = folder / "setup.json", dict[str, Any]()
     if path.exists():
         setup = files.read_json(path, SetupFile, folder, MOST_FIGURES_BYTES)
@@ -134,7 +137,7 @@ def segments(folder: Path, kind: str) -> list[Path]:
 
 
 def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
-    """The rows of a kind; a value in a segment that does not fit its column's type becomes null."""
+    """The rows of a kind. A value in a segment that does not fit its column's type becomes null."""
     prove(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
     parts, run = [pl.DataFrame(schema=schema)], run_id(folder)
     if (table := folder / f"{kind}.parquet").exists():
@@ -149,8 +152,8 @@ def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence
 
 
 def prove(folder: Path, *patterns: str) -> list[str]:
-    """Refuse files that are not as ``status.json`` lists them; gives the names of those that it lists, of all that match
-    one of the patterns."""
+    """Refuse files that differ from their entry in ``status.json``. Returns the names of the listed files
+    among those that match a pattern."""
     known = read_status(folder).get("files", {})
     names = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
     damaged = [
@@ -180,7 +183,7 @@ def _fitting(
 
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
-    """A column of values that were recorded; lists become text, as do mixed kinds."""
+    """A column of recorded values. Lists and mixed types become text."""
     if dtype is None and any(isinstance(value, list | dict) for value in values):
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
     column = pl.Series(name, values, dtype=dtype, strict=False)
@@ -192,9 +195,9 @@ def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
 
 
 def compact(folder: RunFolder) -> None:
-    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and perhaps ``timeline.parquet``,
-    and graphs into ``setup.json``. A segment is removed only when its rows are on disk elsewhere: a kill at any time loses
-    nothing."""
+    """Turn all segments, which must be closed, into ``metrics.parquet``, ``events.parquet`` and, if recorded,
+    ``timeline.parquet``; graphs go into ``setup.json``. A segment is removed only after its rows are on disk
+    elsewhere, so a kill at any time loses nothing."""
     path = folder.path
     for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
         if kind != "timeline" or segments(path, kind):
@@ -203,14 +206,15 @@ def compact(folder: RunFolder) -> None:
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
         write_json(path / "setup.json", read_setup(path))
         _remove(graphs)
-    with suppress(OSError):  # not empty, or not there
+    with suppress(OSError):  # not empty, or missing
         folder.segments.rmdir()
 
 
 def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
-    """Keep the part of a record that is older than a checkpoint, and remove the run's status; this may be repeated after a
-    kill. Of a simulation all rows stay until the instant of the checkpoint; of real processes, those until their node's
-    round (on the time grid, its time), and those of the network to which all ``evaluated`` nodes had contributed by then."""
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status. It can be
+    repeated after a kill. For a simulation, all rows up to the instant of the checkpoint are kept. For real
+    processes, rows up to their node's round (on the time grid: its time) are kept, and those rows of the
+    network to which all ``evaluated`` nodes had contributed."""
     folder.reserve()
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
@@ -232,14 +236,14 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         metrics = pl.when(of_round).then(pl.col("round") <= limit(cut.rounds)).otherwise(on_time)
     else:
         times_s = pl.lit(cut.time_s)
-        # A row of a tick and of the end has what the end found; the tick is recorded again.
+        # A row of both a tick and the end has the values of the end; the tick is recorded again.
         metrics = (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
-    # A node that was lost later was alive then, and will be again.
+    # A node that was lost later was alive at the checkpoint, and will be again.
     lost = (pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(value=False)
     kept = {
         "metrics": metrics,
         "events": ~lost & (time_s.fill_null(0.0) <= times_s) | (pl.col("event") == "resumed"),
-        "timeline": pl.col("end_s") < times_s,  # at the end of a run, parts of what goes on end there
+        "timeline": pl.col("end_s") < times_s,  # intervals in progress are cut off at the end of a run
     }
     for kind, keep in kept.items():
         path = folder.path / f"{kind}.parquet"
@@ -263,12 +267,13 @@ def close_record(
     write_outcome: Callable[[], None] = lambda: None,
     **figures: Any,
 ) -> str | None:
-    """Write models (``write_outcome``), tables, and at last the status, also where the rest can't be written (a full disk,
-    ...): rows then stay in their segments, and the run has failed. Returns the first error in one line, or None. ``reason``
-    and ``figures`` are those of an :class:`~gossamer.runtime.outcome.Outcome`."""
+    """Write models (``write_outcome``), tables and, last, the status. The status is written even if the rest
+    can't be (e.g. on a full disk): rows then stay in their segments, and the run has failed. Returns the
+    first error in one line, or None. ``reason`` and ``figures`` are those of an
+    :class:`~gossamer.runtime.outcome.Outcome`."""
     ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
     status, unwritten = ends.get(reason, "done"), None
-    for left in folder.checkpoints.glob("*/.*.tmp"):  # by nodes that were ended as they wrote
+    for left in folder.checkpoints.glob("*/.*.tmp"):  # left by nodes that were killed while writing
         left.unlink(missing_ok=True)
     try:
         write_outcome()
@@ -290,7 +295,8 @@ def _said(trouble: Exception) -> str:
 
 
 def close_after(error: BaseException, folder: RunFolder) -> None:
-    """Close the record of a run that an error ends. A failure to write it is only logged, since the error is raised."""
+    """Close the record of a run ended by an error. A failure to write it is only logged, since the error
+    itself is raised."""
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
     said = str(error) if isinstance(error, RunFailed) else cause(error)
     unwritten = close_record(folder, reason, said)
@@ -299,15 +305,15 @@ def close_after(error: BaseException, folder: RunFolder) -> None:
 
 
 class Evaluations:
-    """Collects rows, as they are recorded, into evaluations."""
+    """Collects recorded rows into evaluations."""
 
     def __init__(self) -> None:
         self._begun: dict[Any, dict[str, list[float]]] = {}
 
     def add(self, row: Mapping[str, Any]) -> dict[str, list[float]] | None:
-        """Add a row. The network's row completes its evaluation: of each column, the values of the nodes, or that of the
-        network where no node has one."""
-        # At an instant that all nodes have in common, they are in different rounds.
+        """Add a row. The network's row completes its evaluation, which is returned: for each column, the
+        values of the nodes, or that of the network if no node has one."""
+        # At a common instant, nodes are in different rounds.
         moment = row["round"] if row["moment"] == "round" else row["moment"]
         values = self._begun.setdefault(moment, {})
         for name, value in row.items():
@@ -318,7 +324,8 @@ class Evaluations:
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of vectors in float64, one after the other, since they may fill half of the memory."""
+    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the
+    memory."""
     total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
     for vector in vectors:
         total += vector

@@ -1,4 +1,4 @@
-"""The report: one HTML page that shows runs without a network, and its exports."""
+"""The report: a self-contained HTML page about runs, and its exports."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _PAGE = files("gossamer.results") / "page"
 _MOST_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
 MOST_LINES = 20
-"""The number of nodes above which their spread is shown by quantiles, and not by a line each."""
+"""Above this number of nodes, their spread is shown as quantiles instead of a line per node."""
 MOST_NODE_POINTS = 200
 MOST_EDGES_DRAWN = 3000
 MOST_VALUES = 60_000
-"""The largest number of values of single nodes, and of ends of edges, on a page."""
+"""Maximum number of values of single nodes, and of edge ends, on a page."""
 
 
 def write_report(
@@ -50,9 +50,9 @@ def write_report(
     groups: Sequence[Group] | None = None,
     compared: Comparison | None = None,
 ) -> Path:
-    """Write one self-contained HTML page on one or several runs, which needs no network; gives its path. ``out`` may be a
-    folder; ``groups`` are by default of runs that differ only in their seed; the page begins with what is ``compared``. A
-    file that can't be written is bad input."""
+    """Write a self-contained HTML page, which needs no network, about one or several runs. Returns its path.
+    ``out`` may be a folder. By default, a group consists of runs that differ only in their seed. The page
+    begins with the comparison ``compared``. BadInput for a file that can't be written."""
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     text = render(runs, groups, compared)
     with writing(f"--out {out}"):
@@ -64,7 +64,7 @@ def write_report(
 def render(
     runs: Sequence[Run], groups: Sequence[Group] | None = None, compared: Comparison | None = None
 ) -> str:
-    """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
+    """The page as text. Arguments are as in :func:`write_report`. All text from experiments is escaped."""
     pages = Environment(
         loader=PackageLoader("gossamer.results", "page"), autoescape=True, undefined=StrictUndefined
     )
@@ -93,18 +93,18 @@ def render(
 
 
 def _title(run: Run) -> str:
-    """The name of the sweep as part of which a run was read, or else its own."""
+    """The name of the sweep with which a run was read, or else the run's own name."""
     return run.name if run.cell is None else run.path.resolve().parents[1].name
 
 
 def embed(value: Any) -> str:
-    """JSON that can stand inside ``<script type="application/json">``, whatever texts it holds."""
+    """JSON that is safe inside ``<script type="application/json">`` with any text."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def write_comparison(compared: Comparison, page: Path) -> Path:
-    """Write the rows of a comparison as a CSV file next to a page; gives its path."""
+    """Write the rows of a comparison as a CSV file next to a page. Returns its path."""
     path = page.with_name(f"{page.stem}-comparison.csv")
     with writing(str(path)):
         compared.rows.write_csv(path)
@@ -119,7 +119,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """The fields of experiments that are not the same in all groups; None for one."""
+    """The fields of experiments that differ between groups; None for a single group."""
     settings = [flat(group.runs[0].experiment) for group in groups]
     keys = [key for key in differing(settings) if key not in ("name", "seed")]
     rows = [[key, *(str(each.get(key, NOTHING)) for each in settings)] for key in keys]
@@ -156,7 +156,7 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _events(run: Run) -> list[dict[str, Any]]:
-    """A row for each kind of event: its name, how often, of which nodes, when first and last, and an example."""
+    """A row for each kind of event: its name, count, nodes, first and last time, and an example."""
     kinds = run.events.group_by("event", maintain_order=True).agg(
         pl.len().alias("count"),
         pl.col("node").drop_nulls().unique().sort().alias("nodes"),
@@ -178,7 +178,8 @@ def _named(nodes: Sequence[int]) -> str:
 def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dict[str, Any]:
     """Everything the page's script needs, ready for JSON without NaN; arguments as for the report."""
     groups = group_runs(runs) if groups is None else groups
-    # The seeds of one experiment have a colour each, those of several experiments the colour of their group.
+    # Each seed of a single experiment has its own colour; with several experiments, seeds have the colour of
+    # their group.
     together = several(groups)
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
@@ -211,7 +212,8 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
 
 
 def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
+    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence
+    interval."""
     metrics = {}
     for name in tidy.all_metrics(group.runs):
         table = group_curve(group, name)
@@ -221,7 +223,7 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 
 def _run_data(run: Run, most_values: int) -> dict[str, Any]:
-    """The data of a run, with at most this number of values of nodes."""
+    """The data of a run, with at most ``most_values`` values of single nodes."""
     places, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
@@ -256,9 +258,10 @@ def _run_data(run: Run, most_values: int) -> dict[str, Any]:
 
 
 def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
-    """Statistics of a metric at all points of a run that are complete, since a mean over the nodes that are ahead is none of
-    all; and the values of the average model, if it has any."""
-    # Values that are equal to all digits have no spread: the rounding of floats would be drawn as one.
+    """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would not be
+    one over all), and the values of the average model, if any."""
+    # Values equal to all digits have no spread; otherwise rounding errors of floats would be drawn as a
+    # spread.
     equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
     curve = tidy.complete_curve(run, name).with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
     at, of_nodes = places.select("point"), rows.filter(pl.col("node") >= 0, pl.col(name).is_not_null())
@@ -281,7 +284,7 @@ def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> di
 def _per_node(
     table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
 ) -> list[list[float | None]]:
-    """A column of single nodes: [nodes drawn][points]."""
+    """A column's values for single nodes: [drawn nodes][points]."""
     digits = 7 if name in tidy.AXES else 4
     known = dict(zip(table.select("node", "point").rows(), _numbers(table[name], digits), strict=True))
     return [[known.get((node, point)) for point in at] for node in nodes]
@@ -290,7 +293,8 @@ def _per_node(
 def _topology(
     run: Run, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], most_values: int
 ) -> dict[str, Any]:
-    """The drawn part of the graph at each point of the page's slider (once, if it stays), as far as there is space."""
+    """The drawn part of the graph at each point of the page's slider (only once for a static graph), within
+    the size limit."""
     starts, edges = list(graphs), list(graphs.values())
     changing = len(edges) > 1
     held = [edges[max(bisect_right(starts, round_) - 1, 0)] for round_ in rounds] if changing else edges
@@ -311,16 +315,16 @@ def _topology(
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of 0, ..., count - 1, evenly spread, with the first and the last."""
+    """At most ``most`` of 0, ..., count - 1, evenly spaced, including the first and the last."""
     return [round(k) for k in np.linspace(0, count - 1, min(count, most))]
 
 
 def _axes(table: pl.DataFrame) -> dict[str, list[float | None] | None]:
-    """The places on each axis, or None where nothing was recorded for it."""
+    """The positions on each axis, or None if nothing was recorded for it."""
     return {name: _numbers(table[name]) if table[name].count() else None for name in tidy.AXES}
 
 
 def _numbers(column: pl.Series, digits: int = 7) -> list[float | None]:
-    """Values as JSON takes them."""
+    """Values in a form that JSON can represent."""
     numbers = column.cast(pl.Float64).round_sig_figs(digits).to_frame("value")
     return tidy.finite(numbers)["value"].to_list()

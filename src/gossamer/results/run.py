@@ -1,4 +1,4 @@
-"""Reading recorded runs, also while they run or after they were killed, and short names for several of them."""
+"""Reading recorded runs, even while they run or after they were killed, and short names for several runs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _MOST_LISTED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. Its parts are read from disk on first use, and then kept.
+    """A recorded run. Its parts are read from disk on first use and then cached.
 
     Args:
-        path: the folder ``<out>/<name>/<id>``.
-        cell, labels: the name of its cell, whole and in parts, if it was read as part of a sweep.
+        path: the folder ``<out>/<name>/<id>``. cell, labels: the name of its cell and the parts of the name,
+        if it was read as part of a sweep.
     """
 
     path: Path
@@ -87,17 +87,18 @@ class Run:
 
     @cached_property
     def timeline(self) -> pl.DataFrame:
-        """When nodes computed and sent, sorted by (node, start); empty unless the experiment asks for it."""
+        """The intervals in which nodes computed and sent, sorted by (node, start); empty unless the
+        experiment records a timeline."""
         return recorder.read_timeline(self.path)
 
     @property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
-        """The nodes' flat vectors at the end, or None before it."""
+        """The nodes' flat parameter vectors at the end of the run; None before it."""
         return self._models.get("parameters")
 
     @property
     def buffers(self) -> Float[Tensor, "nodes buffers"] | None:
-        """The nodes' buffers at the end; None before it, and for a model without any."""
+        """The nodes' buffers at the end of the run; None before it, and for a model without buffers."""
         return self._models.get("buffers")
 
     @cached_property
@@ -107,9 +108,9 @@ class Run:
         return files.read_tensors(path, self.path) if known or path.exists() else {}
 
     def module(self, rank: int | None = None) -> nn.Module:
-        """A node's model at the end as a module in evaluation mode; None is the mean of the nodes' models. The task is loaded
-        again, for what is in no flat vector: the code, frozen parameters and constants. A run without models, and a rank out
-        of range, are bad input."""
+        """A node's final model as a module in evaluation mode; None is the mean of the nodes' models. The
+        task is loaded again to get the code, frozen parameters and constants, which are not part of the flat
+        vectors. BadInput for a run without models, or a rank out of range."""
         from gossamer.learning.parameters import FlatModule, bare_module, sharing_constants
         from gossamer.tasks import load_task
 
@@ -125,11 +126,13 @@ class Run:
     def plot(
         self, metric: str | None = None, ax: Axes | None = None, *, x: str = "round", label: str | None = None
     ) -> Axes:
-        """Draw the mean of a metric over the nodes, in a band of one standard deviation, into axes, and return these.
+        """Draw the mean of a metric over the nodes, with a band of one standard deviation, and return the
+        axes.
 
         Args:
             metric: a column of :attr:`metrics`; None is the first of test accuracy, other test metrics, and losses.
-            ax: where to draw, such as the axes that the plot of another run returned; None is a new figure of pyplot.
+            ax: the axes to draw into, such as those returned by the plot of another run; None creates a new
+                pyplot figure.
             x: "round", "time_s", "wall_s" or "bytes".
             label: the line's name in the legend; None is the experiment's name.
         """
@@ -140,7 +143,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, str]:
-        """The result in words: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
+        """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16
+        nodes"."""
         from gossamer.results.tidy import ASYNCHRONY, final_summary
 
         result, lines = final_summary(self), {}
@@ -197,7 +201,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """The status, and how many nodes were lost and have not come back."""
+        """The status, and the number of nodes that were lost and have not come back."""
         nodes = "node" if len(self.lost) == 1 else "nodes"
         return f"{self.status}, {len(self.lost)} {nodes} lost" if self.lost else self.status
 
@@ -217,7 +221,7 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Why the run failed, or which model is not finite and since when, where it diverged."""
+        """The reason why the run failed or, if it diverged, which model is not finite and since when."""
         return self.figures.get("error")
 
     @property
@@ -227,14 +231,14 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """The figures of ``status.json``, as far as the run has recorded them: ``profile``, seconds by part of a simulation;
-        ``peak_vectors``, the largest number of parameter vectors in
-        a simulation; ``private_bytes`` of a node's process, mean and max."""
+        """The figures of ``status.json``, if recorded: ``profile``, the seconds spent in each part of a
+        simulation; ``peak_vectors``, the largest number of parameter vectors in a simulation;
+        ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)
 
     @property
     def nodes(self) -> int:
-        """Number of nodes: as set up, or as seen in the metrics."""
+        """Number of nodes, from the setup or from the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))
         return self.metrics.filter(pl.col("node") >= 0)["node"].n_unique() if stated is None else int(stated)
 
@@ -245,13 +249,13 @@ class Run:
 
     @property
     def virtual(self) -> bool:
-        """Whether ``time_s`` is virtual: the run was simulated."""
+        """Whether ``time_s`` is virtual, because the run was simulated."""
         engine = self.experiment.get("engine", "simulate")
         return (engine.get("name") if isinstance(engine, dict) else engine) == "simulate"
 
     @property
     def every_s(self) -> float | None:
-        """The step of the time grid on which models are evaluated; None without a grid."""
+        """The step of the time grid for evaluations; None without a grid."""
         return (self.experiment.get("evaluation") or {}).get("every_s")
 
     @property
@@ -261,8 +265,9 @@ class Run:
 
 
 def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank") -> Model:
-    """The model of a rank among "parameters" [nodes, P] and "buffers" [nodes, B] of a run, or with None the mean of all that
-    are finite: those of lost nodes are NaN. A rank out of range is bad input; ``field`` names it in the message."""
+    """The model of a rank in "parameters" [nodes, P] and "buffers" [nodes, B] of a run or, for None, the mean
+    of all finite models (those of lost nodes are NaN). BadInput, with ``field`` as its name, for a rank out
+    of range."""
     parameters = models["parameters"]
     both = parameters, models.get("buffers", parameters[:, :0])
     if rank is None:
@@ -276,14 +281,14 @@ def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank"
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run, also while it runs or after it was killed.
+    """Read a run, even while it runs or after it was killed.
 
     Args:
         path: its folder ``<out>/<name>/<id>``, or ``<out>/<name>`` or ``<out>`` if that holds one run.
 
     Raises:
-        BadInput: for a path without a run, and for one with several, which the message lists. The newest of the runs of a
-            name is ``load_runs(path)[-1]``.
+        BadInput: for a path without a run, or with several runs, which the message lists. Use
+            ``load_runs(path)[-1]`` for the newest run of a name.
     """
     path = Path(path)
     found = sorted(_folders(path), key=lambda folder: folder.name)
@@ -297,8 +302,8 @@ def load_run(path: str | Path) -> Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Read every run of a folder: a run's; a sweep's, which stands for its runs that are done; or one of runs and sweeps.
-    Runs of a name are sorted by their start. A path without a run is bad input."""
+    """Read every run in a folder, which may be that of a run, of a sweep (only its finished runs are read),
+    or of runs and sweeps. Runs of a name are sorted by their start. BadInput for a path without a run."""
     path = Path(path)
     if (path / "sweep.json").is_file():
         return _swept(path)
@@ -315,7 +320,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _swept(folder: Path) -> list[Run]:
-    """The runs of a sweep that are done, from its ``sweep.json``."""
+    """The finished runs of a sweep, from its ``sweep.json``."""
     path = folder / "sweep.json"
     entries = files.read_json(path, SweepFile, folder, recorder.MOST_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
@@ -338,14 +343,14 @@ def part(key: str, value: Any) -> str:
 
 
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Names of cells, given whole and in parts, without the points of the grid that all share."""
+    """Names of cells, given as a whole and in parts, without the points of the grid that all share."""
     at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
     common = set.intersection(*at) if at else set()
     return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts that tell settings apart: the names of the components that differ, and where these are the same, also the
+    """Texts that distinguish settings: the names of the components that differ and, if these are equal, the
     fields that differ."""
     named = [key for key in differing(settings) if key.endswith(".name")]
     heads = [", ".join(str(each[key]) for key in named if key in each) or NOTHING for each in settings]

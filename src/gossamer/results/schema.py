@@ -1,4 +1,4 @@
-"""The contents of the files in a run's folder, as far as readers rely on them: fields beyond these are kept unread."""
+"""The fields of the files in a run's folder on which readers rely. Other fields are kept, but not read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class EvaluationField(TypedDict, total=False):
 
 
 class RecordedExperiment(TypedDict, total=False):
-    """``experiment.yaml``, and ``experiment`` in a manifest. Components are not checked: their code may be elsewhere."""
+    """``experiment.yaml``, and ``experiment`` in a manifest. Components are not checked, since their code may
+    not be available here."""
 
     name: str
     seed: Count
@@ -40,7 +41,8 @@ class RecordedExperiment(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """``environment.json``: ``run`` identifies the run, however its folder is called; ``resumed`` has where it went on."""
+    """``environment.json``: ``run`` identifies the run independently of its folder's name; ``resumed`` lists
+    where it continued."""
 
     run: str
     numerics: dict[str, Any]

@@ -1,8 +1,9 @@
-"""Segments: files of JSON lines that are only ever appended to, one for each process that writes.
+"""Segments: append-only files of JSON lines, one for each writing process.
 
-Each row is handed to the operating system at once, so a process that is killed loses at most the line it was writing. A row's
-checksum (:func:`gossamer.files.seal`) goes on from that of the row before, and the first one's from the name of the run: rows
-that are changed, missing in the middle, or of another run are noticed.
+Each row is passed to the operating system at once, so a killed process loses at most the line it was writing.
+A row's checksum (:func:`gossamer.files.seal`) continues that of the previous row, and the first one continues
+the checksum of the run's name. Rows that are changed, missing in the middle, or from another run are thus
+detected.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
 
-    Opening a segment removes an incomplete last line, which a killed process may leave. One that can't be opened or written
-    (disk full, ...) raises :class:`~gossamer.errors.RecordError`. ``run`` identifies the run that it belongs to.
+    Opening a segment removes an incomplete last line, which a killed process may leave. A segment that can't
+    be opened or written (e.g. because the disk is full) raises :class:`~gossamer.errors.RecordError`. ``run``
+    identifies the segment's run.
     """
 
     def __init__(self, path: Path, run: str = "") -> None:
@@ -48,8 +50,8 @@ class Segment:
         self._crc = self._crc if crc is None else crc
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row and hand it to the operating system. A value that is no number, text, boolean, None, or list or
-        mapping of these is bad input."""
+        """Write one row and pass it to the operating system. BadInput for a value that is not a number, text,
+        boolean, None, or a list or mapping of these."""
         try:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError) as error:
@@ -60,7 +62,7 @@ class Segment:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            with suppress(OSError):  # a later row must not follow a part of this one
+            with suppress(OSError):  # a later row must not follow a partial one
                 written = len(sealed) + 1 - len(left)
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
             raise RecordError(self.path, error) from error
@@ -78,9 +80,10 @@ class Segment:
 
 
 def read_segment(path: Path, run: str | None = None, root: Path | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a segment, in order. An incomplete last line is left out, which is logged; any other line that can't be
-    read, or is not where it was written, is bad input. ``run`` is the run that it must belong to (None is any)."""
-    crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions did not seal rows
+    """The rows of a segment, in order. An incomplete last line is skipped and logged. BadInput for any other
+    line that can't be read, or is not where it was written. ``run`` is the run to which it must belong (None
+    is any)."""
+    crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions do not seal rows
     with files.opened(path, files.MOST_ROWS_BYTES, root, "a segment") as file:
         for number in count(1):
             if not (line := file.readline(_LONGEST_LINE)):
@@ -100,8 +103,8 @@ def read_segment(path: Path, run: str | None = None, root: Path | None = None) -
 
 
 def read_appended(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete rows of a segment that is being written, from byte ``start`` on, and the byte after them. Their checksums
-    are not compared. A segment that can't be read is bad input."""
+    """The complete rows of a segment that is being written, from byte ``start`` on, and the position after
+    them. Checksums are not verified. BadInput for a segment that can't be read."""
     with files.opened(path, files.MOST_ROWS_BYTES, path.parent, "a segment") as file:
         file.seek(start)
         lines = file.read()
@@ -111,7 +114,7 @@ def read_appended(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy or torch scalar or array as JSON takes it."""
+    """A numpy or torch scalar or array in a form that JSON can represent."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"can't record a {type(value).__name__}; accepted: numbers, text, None, lists, mappings")

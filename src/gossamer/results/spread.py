@@ -1,7 +1,8 @@
-"""How far knowledge has come: a metric of each node against its distance from the nodes whose data was poisoned.
+"""The spread of knowledge: a metric of each node against its distance from the nodes with poisoned data.
 
-Distances are hops in the first round's graph, to the nearest source; on a directed graph, along its arcs. The sources are the
-nodes of the poison that has added the metric's evaluation set; for other metrics, all poisoned nodes.
+Distances are hops in the first round's graph, to the nearest source; on a directed graph, along its arcs. The
+sources are the nodes of the poison that added the metric's evaluation set; for other metrics, they are all
+poisoned nodes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gossamer.results.tidy import check_recorded, confidence, mean_over_rounds
 
 
 def hops(run: Run, metric: str) -> dict[int, int]:
-    """The distance of every node that the sources of a metric reach; they themselves have distance 0. A BadInput for a run
-    without poisoned data."""
+    """The distance of every node reachable from the sources of a metric, which have distance 0 themselves.
+    BadInput for a run without poisoned data."""
     if not run.poisoned:
         raise BadInput(f"--by-hops: the run {run.id} has no poisoned nodes; accepted: runs with poison")
     of_set = metric.removeprefix("trained_").startswith
@@ -34,10 +35,11 @@ def hops(run: Run, metric: str) -> dict[int, int]:
 
 
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
-    """A metric of a run by distance, from evaluations that all nodes of the distance have. A row per distance: ``hops``;
-    ``nodes``, their number; ``area``, the mean over the rounds of their mean (by trapezoids); ``final``, that at the end;
-    ``half_round``, the first round in which their mean is halfway from its first value to the sources' last (null if it never
-    is, or if the sources end below the first value)."""
+    """A metric of a run by distance, from the evaluations that all nodes at the distance have. A row per
+    distance: ``hops``; ``nodes``, the number of nodes; ``area``, the mean over the rounds of the nodes' mean
+    (by trapezoids); ``final``, their mean at the end; ``half_round``, the first round in which their mean is
+    halfway from its first value to the sources' last value (null if it never is, or if the sources end below
+    the first value)."""
     distances = hops(run, metric)
     schema = {"node": pl.Int32, "hops": pl.Int64}
     at = pl.DataFrame({"node": distances.keys(), "hops": distances.values()}, schema=schema)

@@ -1,12 +1,14 @@
-"""Statistics of what a run has recorded: the curve of each metric over the nodes, and its figures at the end.
+"""Statistics of a recorded run: the curve of each metric over the nodes, and its final figures.
 
-An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of the time grid
-(``evaluation.every_s``) or else a round, which every node reaches at its own time; and at last the end of a run that
-ended before its rounds were done. On a time grid the rows of rounds belong to no point.
+An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of
+the time grid (``evaluation.every_s``), or otherwise a round, which every node reaches at its own time. The
+last point may be the end of a run that ended before its rounds were done. On a time grid, the rows of rounds
+belong to no point.
 
-A point has one place on each axis, for all metrics: ``round``, ``time_s`` and ``wall_s`` are means over the nodes with a row;
-``bytes`` is what the whole network has sent by then, with the last known value of nodes that have no row at the point. On a
-time grid, a node's training loss is the last one that it has recorded, so that the mean is over all nodes.
+A point has one position on each axis, for all metrics: ``round``, ``time_s`` and ``wall_s`` are means over
+the nodes with a row; ``bytes`` is the total sent by the network until then, with the last known values of
+nodes without a row at the point. On a time grid, a node's training loss is the last one it has recorded, so
+that the mean is over all nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Axis = Literal["round", "time_s", "wall_s", "bytes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 ASYNCHRONY = ("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share")
-"""Metrics of how nodes spend their time, rather than of what they have learned."""
+"""Metrics of how nodes spend their time, rather than of the quality of their models."""
 STATISTICS = ("mean", "std", "min", "max", "count")
 _LATE = ("train_loss", "consensus_distance")
 _NOT_METRICS = {*METRICS, *TRAFFIC} - {"test_loss", *_LATE, *ASYNCHRONY}
@@ -67,12 +69,13 @@ def all_metrics(runs: Iterable[Run]) -> list[str]:
 
 
 def main_metric(run: Run) -> str | None:
-    """The metric by which a run is judged: the first of :func:`metric_names`."""
+    """The main metric of a run: the first of :func:`metric_names`."""
     return next(iter(metric_names(run)), None)
 
 
 def judging(runs: Iterable[Run]) -> list[str]:
-    """The metrics by which runs are compared: those of all evaluation sets; without any, the main metric."""
+    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are
+    none."""
     known = all_metrics(runs)
     prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes)] or known[:1]
@@ -85,13 +88,14 @@ def evaluation_sets(columns: Iterable[str]) -> list[str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether smaller values are better, by the words of the name: losses, errors, distances, ages, idleness."""
+    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages,
+    idleness."""
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
 
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
-    """Refuse a metric that none of some runs has recorded; ``option`` of the command line asks for it."""
+    """Refuse a metric that no run has recorded. ``option`` is the command-line option that requests it."""
     known = all_metrics(runs)
     if metric not in known:
         found = f"no run has recorded it{suggest(metric, known)}"
@@ -99,7 +103,8 @@ def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
 
 
 def default_axis(runs: Iterable[Run]) -> Axis:
-    """The axis of a chart of several runs: time if one is recorded on a time grid, or else rounds."""
+    """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise
+    rounds."""
     return "time_s" if any(run.every_s is not None for run in runs) else "round"
 
 
@@ -112,7 +117,7 @@ def assigned(run: Run) -> pl.DataFrame:
     metrics, moment = run.metrics.sort("time_s", maintain_order=True), pl.col("moment")
     if run.every_s is None:
         instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
-    else:  # rounded, so that grids share their common instants
+    else:  # rounded, so that different grids share their common instants
         instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * run.every_s).round(9)
         metrics = metrics.with_columns(pl.col("train_loss").forward_fill().over("node"))
     rows = (
@@ -124,7 +129,8 @@ def assigned(run: Run) -> pl.DataFrame:
     )
     ends, others = (rows.filter(pl.col("instant").is_infinite() == end) for end in (True, False))
     same = others.join(ends, on="row", how="semi")
-    # A run may end at an instant of the grid, or all nodes with a round: then that is the end.
+    # A run may end at an instant of the grid, or with a common round of all nodes; that point is then the
+    # end.
     if len(same) == len(ends) and same["instant"].n_unique() == 1:
         rows = others
     rows = rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
@@ -142,7 +148,8 @@ def assigned(run: Run) -> pl.DataFrame:
 
 
 def points(run: Run) -> pl.DataFrame:
-    """``point`` and its place on each axis, over all nodes with a row; the network's own rows count only without others."""
+    """``point`` and its position on each axis, over all nodes with a row; the network's own rows count only
+    if there are no others."""
     is_node = pl.col("node") >= 0
     at = assigned(run).filter(is_node | ~is_node.any().over("point")).group_by("point")
     return at.agg(pl.col("round", "time_s", "wall_s").mean(), pl.col("bytes").first()).sort("point")
@@ -152,9 +159,9 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, the axes,
     ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``, and ``complete``.
 
-    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. A point is complete
-    if every node with the metric has got to it or past it; nodes that are away at the end, or came back too late to record
-    anything, don't count.
+    The network's own rows (node -1) count only for metrics that no node has, or exclusively with ``network``.
+    A point is complete if every node with the metric has reached it; nodes that are away at the end, or came
+    back too late to record anything, don't count.
     """
     names = metric_names(run) if metrics is None else list(metrics)
     index = ["node", "point", "instant", *AXES]
@@ -193,13 +200,13 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         .sort("metric", "point")
     )
     if run.every_s is None:
-        return table  # a point is where the nodes with the metric were, such as a server
-    # An instant has one place for all metrics.
+        return table  # a point is at the position of the nodes with the metric, such as a server
+    # An instant has one position for all metrics.
     return table.update(points(run), on="point").select(table.columns)
 
 
 def _silent_since_their_return(run: Run) -> list[int]:
-    """Ranks of the nodes that came back, and have recorded nothing since."""
+    """Ranks of the nodes that came back and have recorded nothing since."""
     back = run.events.filter(event="returned").group_by("node").agg(back_s=pl.col("time_s").max())
     last = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())
     return back.join(last, on="node").filter(pl.col("back_s") > pl.col("last_s"))["node"].to_list()
@@ -211,7 +218,7 @@ def complete_curve(run: Run, metric: str) -> pl.DataFrame:
 
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:
-    """A table with null for what JSON has no number for: NaN and infinities."""
+    """A table with null instead of NaN and infinities, which JSON can't represent."""
     floats = pl.col(pl.Float32, pl.Float64)
     return table.with_columns(pl.when(floats.is_finite()).then(floats))
 
@@ -229,8 +236,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Final:
-    """A metric over the nodes at the last complete evaluation, and the best of the complete ones, if it says how well the
-    models do (metrics of evaluation sets, and the training loss); for :data:`ASYNCHRONY`, over the whole run.
+    """A metric over the nodes at the last complete evaluation and, for metrics of model quality (those of
+    evaluation sets, and the training loss), the best complete one. Metrics in :data:`ASYNCHRONY` cover the
+    whole run.
 
     ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
     run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
@@ -247,8 +255,8 @@ class Final:
 class FinalSummary:
     """The result of a run: times in seconds, traffic in bytes, counts over the whole network.
 
-    ``rounds`` are those of the furthest node, ``least_rounds`` those of the slowest; ``messages`` are the columns
-    ``messages_*`` without that prefix. None stands for what the run hasn't recorded.
+    ``rounds`` is that of the fastest node, ``least_rounds`` that of the slowest; ``messages`` has the columns
+    ``messages_*`` without that prefix. None stands for values that the run has not recorded.
     """
 
     status: str
@@ -286,7 +294,7 @@ def final_summary(run: Run) -> FinalSummary:
 
 
 def final(run: Run, name: str) -> Final | None:
-    """A metric at the last complete evaluation, and its best; None where the run has none."""
+    """A metric at the last complete evaluation, and its best; None if the run has none."""
     if name in ASYNCHRONY:
         return _over_the_run(run, name)
     table = complete_curve(run, name)
@@ -305,15 +313,16 @@ def final(run: Run, name: str) -> Final | None:
 def mean_over_rounds(
     rounds: Real[np.ndarray, " points"], values: Real[np.ndarray, " points"]
 ) -> float | None:
-    """The area under a curve over rounds, by trapezoids, divided by their number; None for less than two rounds."""
+    """The area under a curve over rounds, by trapezoids, divided by the number of rounds; None for less than
+    two rounds."""
     return (
         float(np.trapezoid(values, rounds) / np.ptp(rounds)) if len(rounds) > 1 and np.ptp(rounds) else None
     )
 
 
 def _over_the_run(run: Run, name: str) -> Final | None:
-    """A metric that every row has for the time since the node's row before, over all of that time: shares are weighted
-    by seconds, mean ages by messages."""
+    """A metric whose rows cover the time since the node's previous row, over the whole run: shares are
+    weighted by seconds, mean ages by messages."""
     of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
     value, weight = pl.col(name), pl.col("weight")
     mean = (value * weight).sum() / weight.sum()
@@ -322,7 +331,7 @@ def _over_the_run(run: Run, name: str) -> Final | None:
         .sort("time_s", maintain_order=True)
         .with_columns(weight=(of - of.shift().over("node").fill_null(0)).clip(0))
         .filter(value.is_not_null())
-        .group_by("node", maintain_order=True)  # so that sums have one order, and repeat their bits
+        .group_by("node", maintain_order=True)  # so that sums have a fixed order and reproducible bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
         .filter(pl.col("value").is_finite())
     )
@@ -349,8 +358,8 @@ class Interval:
 def confidence(values: Sequence[float]) -> Interval | None:
     """The mean of independent values and its 95 % confidence interval; None without values.
 
-    The half-width is t s / sqrt(n): s the standard deviation of the sample (divisor n - 1), t the quantile of Student's
-    distribution with n - 1 degrees of freedom. A value that is not finite leaves no interval.
+    The half-width is t s / sqrt(n): s the standard deviation of the sample (divisor n - 1), t the quantile of
+    Student's distribution with n - 1 degrees of freedom. There is no interval if a value is not finite.
     """
     if not len(values):
         return None
@@ -363,7 +372,7 @@ def confidence(values: Sequence[float]) -> Interval | None:
 
 
 def student_t(degrees: int, p: float = 0.975) -> float:
-    """The quantile of Student's distribution that a variable is below with probability p."""
+    """The quantile of Student's t distribution for probability p."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # imports in a fifth of a second
 
     return float(stdtrit(degrees, p))

@@ -1,5 +1,5 @@
-"""Trackers: services to which a run reports while it goes on, in the process that started it. A tracker never stops a run:
-one that raises is reported in one line and gets nothing more."""
+"""Trackers: services to which a run reports its progress, from the process that started it. A tracker never
+stops a run: if it raises, the failure is reported in one line, and the tracker is dropped."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
 from gossamer.results.run import Run, flat
 from gossamer.results.schema import SweepFile
 
-_MOST_PARAMETERS = 100  # of a request to MLflow
-_LONGEST_TAG = 64  # of Weights & Biases
+_MOST_PARAMETERS = 100  # in one request to MLflow
+_LONGEST_TAG = 64  # limit of Weights & Biases
 log = logging.getLogger(__name__)
 
 
 class Tracker(Component):
-    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of. Every run gets a copy, which
-    keeps its state in private attributes (``_client: Any = PrivateAttr(None)``)."""
+    """Base class of components of kind ``tracker``. A subclass overrides the methods for the events that it
+    needs. Every run gets a copy, which keeps its state in private attributes (``_client: Any =
+    PrivateAttr(None)``)."""
 
     _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
 
     def check(self) -> None:
-        """Called before any work starts; raises BadInput where the tracker can't be used, such as for want of a package."""
+        """Called before any work starts. Raises BadInput if the tracker can't be used, e.g. because a package
+        is missing."""
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         """The run starts or resumes; it is recorded in this folder."""
@@ -50,8 +52,8 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed, and the run's observer, which hears the same. A tracker that
-    can't be used is bad input."""
+    """The trackers of one run, without those that have failed, and the run's observer, which gets the same
+    rows. BadInput for a tracker that can't be used."""
 
     def __init__(self, trackers: Sequence[Tracker], observer: Any) -> None:
         for tracker in trackers:
@@ -65,7 +67,8 @@ class Trackers:
         self.tell("row", row)
 
     def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
-        """Call this method of every tracker, and drop those that raise; one that fails in a row is told of its failure."""
+        """Call this method of every tracker, and drop those that raise. A tracker that raises for a row is
+        notified of its failure."""
         for tracker in list(self._active):
             try:
                 getattr(tracker, event)(*arguments)
@@ -78,10 +81,10 @@ class Trackers:
 
 
 class Averaging(Tracker):
-    """Base of the built-in trackers: at each evaluation point they report the means over the nodes, and the network's
-    own values."""
+    """Base class of the built-in trackers. At each evaluation point, they report the means over the nodes and
+    the network's own values."""
 
-    package: ClassVar[str]  # the optional dependency of gossamer has its name
+    package: ClassVar[str]  # also the name of gossamer's extra
     _evaluations: Evaluations = PrivateAttr(default_factory=Evaluations)
 
     def check(self) -> None:
@@ -99,7 +102,7 @@ class Averaging(Tracker):
             self.report({name: fmean(each) for name, each in values.items()}, row["round"])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
-        """Report the columns of an evaluation point that have a number."""
+        """Report the numeric columns of an evaluation point."""
 
     def end(self, run: Run) -> None:
         self.close(run.status)
@@ -113,8 +116,8 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round, in ``folder``, where the runs of a sweep lie below its name, or in
-    ``tensorboard`` in the run's folder."""
+    """Scalars for TensorBoard, by round, in ``folder`` (the runs of a sweep are below the sweep's name), or
+    in ``tensorboard`` in the run's folder."""
 
     package: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
@@ -139,9 +142,9 @@ class TensorBoard(Averaging):
 
 @register("tracker", "mlflow")
 class MLflow(Averaging):
-    """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
-    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name, or of the sweep's. The
-    runs of a sweep have the tags ``sweep`` and ``cell``."""
+    """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking
+    server, by default that of MLflow's own settings. ``project`` is MLflow's experiment, by default the name
+    of the experiment or the sweep. The runs of a sweep have the tags ``sweep`` and ``cell``."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -176,9 +179,9 @@ class MLflow(Averaging):
 
 @register("tracker", "wandb")
 class WandB(Averaging):
-    """A run of Weights & Biases in a ``project``, by default of the experiment's name, or of the sweep's, of an ``entity``
-    (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs of a sweep are a group
-    with its name, and have their cell as a tag."""
+    """A run of Weights & Biases in a ``project`` (by default the name of the experiment or the sweep) of an
+    ``entity`` (user or team). Rows are sent at once, or kept in the run's folder for ``wandb sync``. The runs
+    of a sweep form a group with its name, and have their cell as a tag."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None
@@ -212,8 +215,8 @@ class WandB(Averaging):
 
 
 def _sweep(folder: Path) -> tuple[str, str] | None:
-    """The names of the sweep to which a run's folder belongs, and of its cell (of several equal ones, the first); None for a
-    run of its own."""
+    """The names of the sweep to which a run's folder belongs, and of its cell (the first of several equal
+    ones); None for a run outside a sweep."""
     path = folder.parent.parent / "sweep.json"
     if not path.is_file():
         return None

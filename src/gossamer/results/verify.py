@@ -1,4 +1,4 @@
-"""Whether the record of a run is as the run left it."""
+"""Verification that the record of a run is unchanged and complete."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", 
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The folders of all runs in a folder: a run's, a sweep's, or one of runs and sweeps. A folder without any is bad
-    input."""
+    """The folders of all runs in a folder, which may be that of a run, of a sweep, or of runs and sweeps.
+    BadInput for a folder without runs."""
     return sorted(file.parent for file in path.rglob("experiment.yaml")) or [load_run(path).path]
 
 

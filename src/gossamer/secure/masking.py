@@ -3,7 +3,7 @@ sharing.
 
 Values are sent as fixed-point numbers in the ring of integers modulo 2^b, where a sum is exact in any order
 and a uniformly random mask hides its term perfectly. Floating-point masks achieve neither, and leave rounding
-errors relative to their own size.
+errors on the scale of the masks.
 """
 
 from __future__ import annotations
