@@ -159,3 +159,14 @@ def test_a_stack_is_a_copy_with_rows_as_far_apart_as_in_the_store() -> None:
     assert stack[:, 0].tolist() == [3.0, 0.0, 9.0]
     assert stack.stride() == (16, 1)
     assert stack.data_ptr() % ALIGNMENT == 0
+
+
+def test_rows_on_another_device_are_shared_and_other_vectors_copied() -> None:
+    rows = Rows(5, "meta")  # stands for a GPU: it has no memory of the CPU's
+    row, other = rows.fresh(), torch.empty(5, device="meta")
+    assert rows.owns(row)
+    assert rows.store(row) is row
+    assert not rows.owns(other)
+    stored = rows.store(other)
+    assert stored is not other
+    assert rows.owns(stored)

@@ -1,4 +1,4 @@
-"""Algorithms: the protocol one node follows, one file per family."""
+"""Algorithms: the protocols that nodes follow, one file per family."""
 
 from gossamer.algorithms.ad_psgd import ADPSGD as ADPSGD
 from gossamer.algorithms.algorithm import Algorithm as Algorithm

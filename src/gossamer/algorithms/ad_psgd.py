@@ -23,27 +23,32 @@ from gossamer.topology import Graph
 class ADPSGD(Algorithm):
     """AD-PSGD (Lian et al., 2018) on an undirected graph.
 
-    At any time some node i draws a neighbour j, both average, and i applies a gradient at an older model:
+    At any time, some node i draws a neighbour j, both average their models, and i applies a gradient of an
+    older model:
 
         x_i, x_j <- (x_i + x_j) / 2;    x_i <- x_i - eta g_i(x_i as it was)
 
-    Active nodes ask and passive ones answer, so that no circle of nodes can wait for each other (:func:`active_ranks` of the
-    first graph; edges between two active or two passive nodes are not used). A passive node averages and answers in one step:
+    Active nodes send requests and passive nodes reply, so that no cycle of nodes can deadlock. The active
+    nodes are :func:`active_ranks` of the first graph; edges between two active or two passive nodes are not
+    used. A passive node averages and replies in one step:
 
         d = (x_i - x_j) / 2;    x_j <- x_j + d;    answer -d;    and when it arrives:  x_i <- x_i - d
 
-    The published protocol answers with x_j. The half difference takes as many bytes and is right however late it comes:
-    averaging keeps the sum of all models and of the answers on their way. A codec encodes the questions only; d is zero at
-    coordinates that it leaves out. Where neighbours are sampled (``cyclon``), every node is both active and passive.
+    In the published protocol, the reply is x_j. Half the difference takes as many bytes and is correct even
+    if it arrives late: averaging preserves the sum of all models and of the replies in flight. A codec
+    encodes only the requests; d is zero at coordinates that it leaves out. With sampled neighbours
+    (``cyclon``), every node is both active and passive.
 
     A round is ``local_steps`` steps, during which an active node averages with one passive neighbour, drawn for the round.
 
     Args:
-        local_steps: mini-batch steps a round, and so to one averaging of an active node.
-        wait_free: an active node whose averaging takes longer than its steps continues with the next steps, and begins
-            the next averaging in the first round that finds this one finished. Otherwise a round ends when both are done.
-        timeout_s: seconds after which an active node stops waiting for an answer in this round; a later answer still
-            counts. A lost question costs this time. After its last round, a node waits as long again for late answers."""
+        local_steps: mini-batch steps a round, and thus for each averaging of an active node.
+        wait_free: an active node whose averaging takes longer than its steps continues with the next steps,
+            and starts the next averaging in the first round after this one has finished. Otherwise a round
+            ends when both are done.
+        timeout_s: seconds after which an active node stops waiting for a reply in this round. A later reply
+            still counts. A lost request costs this time. After its last round, a node waits this long for
+            late replies."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
@@ -79,15 +84,15 @@ class ADPSGD(Algorithm):
                 await averaging
         if averaging is not None:
             await averaging
-        while (minus_d := await node.next_answer()) is not None:  # passive nodes have moved already
+        while (minus_d := await node.next_answer()) is not None:  # the passive nodes have averaged already
             node.model = node.model + minus_d
 
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
-        """An active node's part of one averaging."""
+        """One averaging by an active node."""
         for minus_d in node.drain_answers():
             node.model = node.model + minus_d
         passive = [rank for rank in await node.neighbors(r, "out") if rank not in active]
-        if not passive:  # in a round of a graph that changes
+        if not passive:  # possible when the graph changes
             return
         partner = passive[int(node.rng("partner", r).integers(len(passive)))]
         with suppress(TimeoutError, PeerLost):
@@ -97,7 +102,7 @@ class ADPSGD(Algorithm):
             node.model = node.model + minus_d
 
     def _meet(self, node: Node, question: Message) -> Model:
-        """A passive node's part: it moves, and answers -d."""
+        """The part of a passive node: it averages, and replies with -d."""
         own, theirs = node.model, question.payload
         d: Model = (theirs.over(own) - own) / 2
         node.model = own + d
@@ -106,11 +111,13 @@ class ADPSGD(Algorithm):
 
 @lru_cache(maxsize=8)
 def active_ranks(graph: Graph) -> frozenset[int]:
-    """The active nodes: those at an even depth of the depth-first tree from the lowest rank (of each component).
+    """The active nodes: those at an even depth in the depth-first tree from the lowest rank of each
+    component.
 
-    In a bipartite graph these are one side. In any other one, the edges between active and passive nodes contain the
-    tree, so that the graph that they form is connected; in a complete graph, active and passive nodes alternate."""
-    # Not through networkx, which takes over a gigabyte for a complete graph of 4096 nodes.
+    In a bipartite graph, these are one side. In any other graph, the edges between active and passive nodes
+    include the tree, so they connect each component. In a complete graph, active and passive nodes
+    alternate."""
+    # networkx would take over a gigabyte for a complete graph of 4096 nodes.
     depth: dict[int, int] = {}
     for root in range(graph.nodes):
         if root in depth:

@@ -1,9 +1,10 @@
 """Algorithms that mix compressed differences: CHOCO-SGD, DeepSqueeze, BEER.
 
-The experiment's codec is their compressor C, of the difference between a vector and what the neighbours know of it; what C
-loses is in the next difference, so that any C whose error is below the difference itself will do. Without a codec C is the
-identity. W is that of ``topology.weights``, symmetric and doubly stochastic, and eta the learning rate. The formulas are
-those of the authors' code (epfml/ChocoSGD, epfml/powergossip, liboyue/beer); the papers' texts were not at hand.
+The experiment's codec is the compressor C. It compresses the difference between a vector and what the
+neighbours know of it. The next difference includes what C has lost, so any C whose error is smaller than the
+difference is suitable. Without a codec, C is the identity. W is the matrix of ``topology.weights``, which has
+to be symmetric and doubly stochastic; eta is the learning rate. The formulas are taken from the authors' code
+(epfml/ChocoSGD, epfml/powergossip, liboyue/beer), not from the papers.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from gossamer.node import Node, Setting
 
 
 class _Compressed(Algorithm):
-    """Base of algorithms that mix compressed differences.
+    """Base class of algorithms that mix compressed differences.
 
     Args:
-        gamma: step size of the mixing; the more C loses, the smaller it has to be. 1 is the plain weighted mean."""
+        gamma: step size of the mixing. The more C loses, the smaller it has to be; 1 is the plain weighted mean."""
 
     sends_differences: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
@@ -44,9 +45,9 @@ class _Compressed(Algorithm):
 async def _exchange(
     node: Node, r: int, name: str, vector: Float[Tensor, " params"], *, buffers: bool = False
 ) -> Model:
-    """Send what has changed in a vector, and mix what is known of it: sum_j W_ij x̂_j - x̂_i, and the mean of the buffers.
-    ``node.state[name]`` has the replicas by rank, the own one among them. Where the graph changes, new neighbours get the
-    replica itself, not encoded."""
+    """Send the change of a vector, and mix the replicas: returns sum_j W_ij x̂_j - x̂_i, and the mean of the
+    buffers. ``node.state[name]`` holds the replicas by rank, including the node's own. When the graph
+    changes, new neighbours get the replica itself, unencoded."""
     known: dict[int, Tensor] = node.state.setdefault(name, {})
     zeros = torch.zeros_like(vector)
     sent, change = node.compress(vector - known.get(node.rank, zeros))
@@ -69,7 +70,7 @@ async def _exchange(
 
 @register("algorithm", "choco-sgd")
 class ChocoSGD(_Compressed):
-    """CHOCO-SGD (Koloskova et al., 2019): nodes keep a replica of what they know of each neighbour's model.
+    """CHOCO-SGD (Koloskova et al., 2019): nodes keep a replica of each neighbour's model.
 
     Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication",
     ICML 2019, Algorithm 2, with replicas x̂, zero at first:
@@ -92,10 +93,10 @@ class ChocoSGD(_Compressed):
 
 @register("algorithm", "deepsqueeze")
 class DeepSqueeze(_Compressed):
-    """DeepSqueeze (Tang et al., 2019): nodes keep what compression has lost, and no replicas.
+    """DeepSqueeze (Tang et al., 2019): nodes keep their compression error, and no replicas.
 
-    Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, with the error e,
-    zero at first. A neighbour that is missing from a round counts as the node itself.
+    Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, with
+    the error e, initially zero. C(v_i) replaces the C(v_j) of a neighbour missing from a round.
 
         x_i <- x_i - eta g_i(x_i),   v_i = x_i + e_i,   C(v_i) is sent,   e_i <- v_i - C(v_i)
         x_i <- x_i + gamma sum_j W_ij (C(v_j) - C(v_i))
@@ -124,11 +125,13 @@ class DeepSqueeze(_Compressed):
 
 @register("algorithm", "beer")
 class BEER(_Compressed):
-    """BEER (Zhao et al., 2022): the optimum of the average loss, however the data differ, with compressed messages.
+    """BEER (Zhao et al., 2022): converges to the optimum of the average loss on heterogeneous data, with
+    compressed messages.
 
-    Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with Communication Compression", NeurIPS
-    2022, Algorithm 1: gradient tracking with replicas H of the models and G of the directions V; V = the first gradient, and
-    H = G = 0, at first. A round is one gradient and two messages to each neighbour. The optimizer has to be plain SGD.
+    Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with Communication
+    Compression", NeurIPS 2022, Algorithm 1: gradient tracking with replicas H of the models and G of the
+    directions V; initially, V is the first gradient and H = G = 0. A round takes one gradient and sends two
+    messages to each neighbour. The optimizer has to be plain SGD.
 
         X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
         V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)"""

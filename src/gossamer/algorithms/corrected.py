@@ -1,8 +1,8 @@
-"""Corrected algorithms for data that differ between nodes: D2, gradient tracking, quasi-global momentum.
+"""Algorithms that correct for heterogeneous data: D2, gradient tracking, quasi-global momentum.
 
-The formulas were checked against code, not against the papers: ``algorithms.d2`` and ``algorithms.gradient_tracking`` of
-epfml/relaysgd; ``decentralized_sgd_with_gradient_tracking.py`` and ``decentralized_qg_sgd.py`` of
-epfml/quasi-global-momentum.
+The formulas were checked against the published code, not against the papers: ``algorithms.d2`` and
+``algorithms.gradient_tracking`` of epfml/relaysgd; ``decentralized_sgd_with_gradient_tracking.py`` and
+``decentralized_qg_sgd.py`` of epfml/quasi-global-momentum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOWEST = -1 / 3  # D2 converges if every eigenvalue of W is above this
 
 @register("algorithm", "d2")
 class D2(Algorithm):
-    """D2 (Tang et al., 2018): the optimum of the average loss, however the data differ from node to node.
+    """D2 (Tang et al., 2018): converges to the optimum of the average loss on heterogeneous data.
 
     Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018, Algorithm 1, with W of ``topology.weights``,
 
@@ -37,8 +37,9 @@ class D2(Algorithm):
 
         x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
 
-    When the learning rate changes, c is scaled with it ("D2+" of Lin et al., 2021). A round is one local step; a neighbour
-    that is missing from it counts as the node itself. A static W has to be symmetric with eigenvalues above -1/3.
+    When the learning rate changes, c is scaled with it ("D2+" of Lin et al., 2021). A round is one local
+    step. The node's own model replaces that of a missing neighbour. A static W has to be symmetric with
+    eigenvalues above -1/3.
 
     Args:
         exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
@@ -78,7 +79,8 @@ class D2(Algorithm):
 
 
 def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
-    """Refuse a static topology whose mixing moves the nodes' average; one that changes is not checked."""
+    """Refuse a static topology whose mixing changes the nodes' average. A topology that changes is not
+    checked."""
     if not topology.static:
         return
     from gossamer.topology.measures import sparse_matrix
@@ -90,7 +92,7 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
 
 
 def correction(node: Node) -> Float[Tensor, " params"]:
-    """The correction that the last round left, scaled to this round's learning rate; zero in the first round."""
+    """The correction from the last round, scaled to this round's learning rate; zero in the first round."""
     if "correction" not in node.state:
         return torch.zeros_like(node.parameters)
     last = node.state["lr"]
@@ -100,7 +102,8 @@ def correction(node: Node) -> Float[Tensor, " params"]:
 
 @register("algorithm", "gradient-tracking")
 class GradientTracking(Algorithm):
-    """Gradient tracking: the optimum of the average loss, however the data differ, for twice the traffic of d-psgd.
+    """Gradient tracking: converges to the optimum of the average loss on heterogeneous data, at twice the
+    traffic of d-psgd.
 
     Nodes descend along an estimate of the average gradient, y_i <- sum_j W_ij y_j + g_i(new x_i) - g_i(old x_i):
 
@@ -111,11 +114,12 @@ class GradientTracking(Algorithm):
 
         -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
 
-    A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is missing
-    counts as the node's own. W is that of ``topology.weights``; it has to be doubly stochastic (checked where it is static).
+    A round is one local step and two messages to each neighbour: the model and the direction u + c. The
+    node's own values replace those of a missing message. W of ``topology.weights`` has to be doubly
+    stochastic, which is checked if it is static.
 
     Args:
-        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from."""
+        variant: "dsgt" mixes the models after the step, "diging" those before it."""
 
     variant: Literal["dsgt", "diging"] = "dsgt"
 
@@ -153,13 +157,13 @@ class QuasiGlobalMomentum(Algorithm):
         x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in the place of m_j
         mhat_i  <- mu mhat_i + (1 - mu) (x_i - x'_i) / eta   mhat_i = 0 at first
 
-    A round is one local step. A neighbour that is missing from it counts as the node itself. The optimizer has to be SGD
-    without momentum.
+    A round is one local step. The node's own model replaces that of a missing neighbour. The optimizer has to
+    be SGD without momentum.
 
     Args:
         beta: factor of the momentum in a step.
-        mu: share of the old momentum that remains when a round's movement is added.
-        nesterov: look ahead along the momentum."""
+        mu: fraction of the old momentum that is kept when a round's displacement is added.
+        nesterov: use Nesterov momentum."""
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True

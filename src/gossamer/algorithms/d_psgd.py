@@ -15,15 +15,16 @@ from gossamer.node import Node
 
 @register("algorithm", "d-psgd")
 class DPSGD(Algorithm):
-    """D-PSGD (Lian et al., 2017): local steps, then the weighted mean, by W of ``topology.weights``.
+    """D-PSGD (Lian et al., 2017): local steps, then the weighted mean with the neighbours, with W of
+    ``topology.weights``.
 
         local steps first (as in DecentralizePy):    x_i <- sum_j W_ij (x_j - eta g_j(x_j))
         overlap (the paper's):                       x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
     Args:
         local_steps: mini-batch steps a round.
-        overlap: mix the models from before the steps, while the steps are computed; for several steps, their displacement
-            takes the place of the step. Batch-norm buffers are not mixed in this form."""
+        overlap: mix the models from before the steps while the steps are computed. With several steps, their
+            total displacement replaces the single step. Batch-norm buffers are not mixed in this form."""
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
@@ -47,6 +48,6 @@ class DPSGD(Algorithm):
         node.broadcast(await node.neighbors(r, "out"), Model(before), tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
         mixed = await node.combine(before, inbox, node.mixing_weights(r), aggregate=True)
-        # The update so far stays; the rest is added to the mixed model when it is committed.
+        # Keep the update so far. The rest is added to the mixed model when it is committed.
         node.parameters = mixed + (node.parameters - before)
         await training

@@ -1,11 +1,12 @@
-"""DivShare: models in fragments, each to other nodes, and what is not sent in time is dropped.
+"""DivShare: each fragment of a model goes to different nodes, and fragments that are not sent in time are
+dropped.
 
-Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The rules
-and their order were read from the authors' code. So were the baselines, which differ from the protocols that they are named
-after (``ad-psgd`` and ``swift``): a node that has done its steps averages with the newest model of every node that it has
-heard from since the last averaging, x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|), and never drops queued messages, so
-that a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates the two
-differences.
+Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv
+2410.12918). The rules and their order are taken from the authors' code. So are the baselines, which differ
+from the protocols they are named after (``ad-psgd`` and ``swift``): after its steps, a node averages with the
+newest model of every node that it has heard from since the last averaging, x_i <- (x_i + sum_{j in heard}
+x_j) / (1 + |heard|), and it never drops queued messages, so a slow node sends increasingly stale models.
+``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates the two differences.
 """
 
 from __future__ import annotations
@@ -32,30 +33,32 @@ from gossamer.node import Node, Setting
 
 @register("algorithm", "divshare")
 class DivShare(Algorithm):
-    """DivShare (Biswas et al., 2025): each of C fragments of the model to J nodes.
+    """DivShare (Biswas et al., 2025): each of the model's C fragments is sent to J nodes.
 
-    The coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. Each tensor is
-    dealt out separately (buffers count as one); the last fragment also gets the rest. At its own pace, each node i
+    The coordinates are assigned once, at random, to C = floor(1 / Omega) fragments, which are the same on all
+    nodes. Each tensor is divided separately (the buffers count as one tensor); the last fragment also gets
+    the remainder. At its own pace, each node i
 
     1. takes H local steps, while messages travel,
-    2. drops the messages that it has not sent yet,
+    2. drops the messages that it has not yet sent,
     3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
     4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
        over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
 
     Args:
         fraction: Omega. Above 1/2, whole models are sent.
-        recipients: J, how many nodes each fragment is sent to; null is ceil(log2 n).
+        recipients: J, the number of nodes that each fragment is sent to; null is ceil(log2 n).
         local_steps: H, mini-batch steps a round.
-        recipients_from: "all" others, whatever the topology, or "neighbors" in it (all of them where they are fewer
-            than J).
-        queue: "drop" cancels, after a round's steps, every message that has not left completely; "keep" sends everything,
-            first in first out. (On a simulated network whose ``sharing`` is "fifo", a message that has left and waits for a
-            slow downlink can't be cancelled.)
-        backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
-            ones have left. Null, as in the published code, sets no limit.
+        recipients_from: "all" other nodes, whatever the topology, or "neighbors" in it (all of them if there
+            are fewer than J).
+        queue: "drop" cancels, after a round's steps, every message that has not left completely; "keep" sends
+            everything, first in, first out. (On a simulated network whose ``sharing`` is "fifo", a message
+            that has left and waits for a slow downlink can't be cancelled.)
+        backlog: with "keep", the number of rounds whose messages may still be queued. A node waits until
+            older messages have been sent. Null, as in the published code, sets no limit.
 
-    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends."""
+    Records ``received_share``: the number of fragments averaged in a round, divided by the J C that a node
+    sends."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
@@ -99,7 +102,9 @@ class DivShare(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             if self.queue == "drop":
-                for sending in reversed(queue):  # so that none moves up only to be dropped next
+                for sending in reversed(
+                    queue
+                ):  # newest first: otherwise the next message would start and be dropped
                     sending.cancel()
             payloads = fragments.cut(node.model)
             pairs = await self._pairs(node, r, list(payloads))
@@ -110,7 +115,7 @@ class DivShare(Algorithm):
             await wait_for_backlog(leaving, queue, self.backlog)
 
     async def _pairs(self, node: Node, r: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """(fragment, recipient), J recipients each, in random order."""
+        """Pairs (fragment, recipient) with J recipients for each fragment, in random order."""
         others = node.peers() if self.recipients_from == "all" else await node.neighbors(r, "out")
         J = math.ceil(math.log2(node.size)) if self.recipients is None else self.recipients
         rng = node.rng("recipients", r)
@@ -129,7 +134,7 @@ async def wait_for_backlog(leaving: deque[list[Sending]], sent: list[Sending], b
 
 
 class Fragments:
-    """A node's side of the ``count`` fragments that all nodes have in common."""
+    """One node's use of the ``count`` fragments, which are the same on all nodes."""
 
     def __init__(self, node: Node, count: int) -> None:
         self._node, self._whole = node, count == 1
@@ -139,18 +144,18 @@ class Fragments:
         self.buffers = deal(seed, (len(node.buffers),), count, device)
 
     def cut(self, model: Model) -> dict[int, Model]:
-        """A model's fragments by number: values without their coordinates, which the receiver knows. Empty fragments are
-        left out."""
+        """The fragments of a model by number: values only, since the receiver knows the coordinates. Empty
+        fragments are left out."""
         if self._whole:
             return {0: model}
-        # Views of one stored vector, so that a fragment is not copied for each of its recipients.
+        # Fragments are views of one stored vector, so that none is copied for each recipient.
         pieces = self.parameters.split(self._node.store(self.parameters.dealt(model.parameters)))
         buffer_pieces = self.buffers.split(self.buffers.dealt(model.buffers))
         pairs = enumerate(zip(pieces, buffer_pieces, strict=True))
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
 
     def fit(self, message: Message) -> bool:
-        """Whether a message has the fragment that its tag says."""
+        """Whether a message contains the fragment named in its tag."""
         _, c = message.tag
         if self._whole or type(c) is not int or c < 0:
             return c == 0
@@ -162,7 +167,7 @@ class Fragments:
         )
 
     async def average(self, received: Sequence[Message]) -> None:
-        """Average each of the node's coordinates with the received values of it."""
+        """Average each coordinate of the node's model with its received values."""
         node = self._node
         heard = [(int(m.tag[1]), m.payload) for m in sorted(received, key=lambda message: message.source)]
         if self._whole:
@@ -177,22 +182,23 @@ class Fragments:
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """How a vector [n] is dealt out to fragments."""
+    """The assignment of a vector's coordinates [n] to fragments."""
 
     order: Int[Tensor, " n"]  # the coordinates, fragment by fragment
-    places: Int[Tensor, " n"]  # where each coordinate is in that order
+    places: Int[Tensor, " n"]  # the position of each coordinate in that order
     sizes: tuple[int, ...]  # lengths of the fragments
 
     def dealt(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """A new vector of the same values, fragment by fragment."""
+        """A new vector with the values in fragment order."""
         return v.index_select(0, self.order)  # takes a third of the time of indexing by brackets
 
     def split(self, dealt: Float[Tensor, " n"]) -> tuple[Tensor, ...]:
-        """The fragments of such a vector: views."""
+        """The fragments of such a vector, as views."""
         return torch.split(dealt, list(self.sizes))
 
     def mean(self, own: Float[Tensor, " n"], heard: Iterable[tuple[int, Tensor]]) -> Float[Tensor, " n"]:
-        """Each coordinate's mean over the own value and those in ``heard``, pairs of (fragment, values)."""
+        """The mean of each coordinate over the node's own value and those in ``heard``, pairs of (fragment,
+        values)."""
         total = self.dealt(own)
         pieces, counts = self.split(total), [1] * len(self.sizes)
         for c, values in heard:
@@ -205,7 +211,8 @@ class Deal:
 
 @lru_cache(maxsize=8)
 def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) -> Deal:
-    """Deal out a vector, made up of tensors of these sizes, to ``count`` fragments; cached for the nodes of a simulation."""
+    """Assign the coordinates of a vector that consists of tensors of these sizes to ``count`` fragments. The
+    result is cached for the nodes of a simulation."""
     rng = np.random.default_rng(seed)
     fragments: list[list[Int[np.ndarray, " _"]]] = [[] for _ in range(count)]
     start = 0
@@ -214,7 +221,7 @@ def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) ->
         for c, indices in enumerate(np.split(shuffled, [share * c for c in range(1, count)])):
             fragments[c].append(indices)
         start += size
-    # (Ascending within a fragment, as memory is read.)
+    # Ascending within a fragment, for sequential memory access.
     order = torch.from_numpy(np.concatenate([np.sort(np.concatenate(parts)) for parts in fragments]))
     lengths = tuple(sum(map(len, parts)) for parts in fragments)
     return Deal(order.to(device), torch.argsort(order).to(device), lengths)
@@ -222,9 +229,10 @@ def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) ->
 
 @register("algorithm", "swift-artifact")
 class SwiftArtifact(Algorithm):
-    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round.
+    """SWIFT as in DivShare's published code: whole models go to J other nodes, drawn in every round.
 
-    It uses no graph and no weights and keeps no models; it is DivShare with one fragment and a kept queue.
+    It uses neither a graph nor weights and keeps no models: it is DivShare with one fragment and ``queue:
+    keep``.
 
     Args:
         recipients: J; null is ceil(log2 n).
@@ -252,20 +260,23 @@ class SwiftArtifact(Algorithm):
 
 @register("algorithm", "ad-psgd-artifact")
 class ADPSGDArtifact(Algorithm):
-    """AD-PSGD as in DivShare's published code: a node sends its model to a few others, which answer with theirs.
+    """AD-PSGD as in DivShare's published code: a node sends its model to a few others, which reply with
+    theirs.
 
-    It does not average in pairs, has no active and passive nodes, draws the others with replacement, and sends the model as
-    it was after the last steps, before averaging. One defect of that code is not repeated: all messages of a round share one
-    dictionary, in which the marks of questions and answers overwrite each other.
+    It does not average in pairs, has no active and passive nodes, draws the peers with replacement, and sends
+    the model from after the last steps, before averaging. One defect of that code is not reproduced: all
+    messages of a round share one dictionary, in which the markers of requests and replies overwrite each
+    other.
 
     Args:
-        degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are
-            answers.
+        degree: mean number of messages that a node sends in a round: half of it, rounded down, are requests,
+            and equally many are replies.
         local_steps: mini-batch steps a round.
-        backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
-            limit. Answers are not limited.
+        backlog: number of rounds whose requests may still be queued; null, as in the published code, sets no
+            limit. Replies are not limited.
 
-    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average."""
+    Records ``received_share``: the number of models averaged in a round, divided by the mean number that a
+    node sends."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
@@ -300,7 +311,8 @@ class ADPSGDArtifact(Algorithm):
             await wait_for_backlog(leaving, questions, self.backlog)
 
     async def _listen(self, node: Node) -> None:
-        """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""
+        """Answer requests until the run ends. The received models stay in the mailbox until the next
+        averaging."""
         while True:
             message = await node.receive("model", keep_as="heard")
             if message.tag[1] == "question":

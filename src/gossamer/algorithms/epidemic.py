@@ -1,8 +1,9 @@
 """Epidemic Learning: each node draws new recipients in every round.
 
-De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS 2023, Algorithm 1.
-All nodes draw senders and receivers from one shared generator, with the paper's distribution. The published artifact asks a
-sampling process (Oracle) or notifies every node that is not chosen, O(n^2) small messages a round (Local).
+De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS
+2023, Algorithm 1. All nodes draw senders and receivers from one shared generator, with the paper's
+distribution. The published artifact queries a sampling process (Oracle), or notifies every node that is not
+chosen, with O(n^2) small messages a round (Local).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from gossamer.topology import Graph, random_regular
 
 
 class Epidemic(Algorithm):
-    """The protocol that both variants share: local steps, the model to s nodes, then the plain mean of all that came,
-    x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|).
+    """The protocol that both variants share: local steps, sending the model to s nodes, then the plain mean
+    of all received models, x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|).
 
     Args:
-        degree: s, how many nodes a node sends its model to.
+        degree: s, the number of nodes to which a node sends its model.
         local_steps: mini-batch steps a round."""
 
     mixes_models: ClassVar[bool] = True

@@ -1,8 +1,9 @@
-"""Gossip learning: models walk at random, and nodes that they meet train and merge them.
+"""Gossip learning: models perform random walks, and the nodes they visit train and merge them.
 
-Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Distributed Data", Concurrency and Computation
-2013; merging by age: Hegedus, Danner and Jelasity, "Gossip Learning as a Decentralized Alternative to Federated Learning",
-DAIS 2019. The age a of a model is the number of steps behind it.
+Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Distributed Data", Concurrency and
+Computation 2013; merging by age: Hegedus, Danner and Jelasity, "Gossip Learning as a Decentralized
+Alternative to Federated Learning", DAIS 2019. The age a of a model is the number of steps it has been trained
+for.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from gossamer.node import Node
 
 
 class _Gossip(Algorithm):
-    """The common part of both protocols. A node waits for no other, only for its own uplink: until at most one window
-    (64 KiB) of its last message is left to send."""
+    """The common part of both protocols. A node does not wait for other nodes, only for its own uplink, until
+    at most one window (64 KiB) of its last message is left to send."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
     local_steps: LocalSteps = 1
 
     async def _pass_on(self, node: Node, r: int, before: Sending | None) -> Sending | None:
-        """Send the model with its age to one random neighbour, when the message before it has left."""
+        """Send the model with its age to one random neighbour, once the previous message has been sent."""
         if before is not None:
             await before
         peers = await node.neighbors(r, "out")
@@ -48,9 +49,10 @@ class GossipLearning(_Gossip):
 
     Args:
         local_steps: mini-batch steps a round.
-        merge: "each": one message after the other, as it comes (but not within a step); "all": all that have come by the end
-            of the steps, at once.
-        period_s: seconds from one round's start to the next; null, or less than the round takes: as fast as it goes."""
+        merge: "each" merges every message as it arrives (but not within a step); "all" merges all messages
+            that have arrived by the end of the steps together.
+        period_s: seconds from one round's start to the next. Null, or less than a round takes, starts the
+            next round at once."""
 
     mixes_models: ClassVar[bool] = True
     merge: Literal["each", "all"] = "each"
@@ -85,7 +87,8 @@ class GossipLearning(_Gossip):
             await self._merge(node, [message])
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
-        """The mean by age; messages are numbered by their place in the queue, as one sender may have several."""
+        """The mean weighted by age. Messages are numbered by their position in the queue, since one sender
+        may have several."""
         own, ages = node.state["age"], [each.payload["age"] for each in messages]
         total = own + sum(ages)
         node.state["age"] = max([own, *ages])
@@ -98,9 +101,10 @@ class GossipLearning(_Gossip):
 
 @register("algorithm", "gossip-learning-on-receipt")
 class GossipLearningOnReceipt(_Gossip):
-    """Gossip learning that trains on receipt (Ormandi et al., 2013), as it was published first.
+    """Gossip learning that trains on receipt (Ormandi et al., 2013): the original protocol.
 
-    Algorithms 1 and 2, as they are cited: if a node receives a model m after m', its freshest model becomes
+    Algorithms 1 and 2, as cited in later work. If a node receives a model m after m', its freshest model
+    becomes
 
         rw (random walk):    update(m)
         mu:                  update(merge(m, m'))
@@ -109,12 +113,12 @@ class GossipLearningOnReceipt(_Gossip):
     where update takes local steps, merge(m, m') = (m + m') / 2 has the age max(a, a'), and the first m' is the initial model.
     The paper's learners lower their rate with the age of a model; here ``optimizer`` sets the rate.
 
-    A node handles one model after the other. A period ends late if it ends while the node trains; so a period has to be
-    longer than the steps that one model takes, or models pile up.
+    A node handles one model after the other. Training delays the end of a period. A period therefore has to
+    be longer than the training of one model, or models pile up.
 
     Args:
         local_steps: mini-batch steps of one update.
-        create: how the freshest model is made of the last two that were received: "rw", "mu" or "um".
+        create: how the freshest model is created from the last two received: "rw", "mu" or "um".
         period_s: seconds between two models that a node sends: the paper's Delta."""
 
     create: Literal["rw", "mu", "um"] = "mu"
@@ -160,7 +164,7 @@ def _expect_models(node: Node, least: int) -> None:
 
 
 async def _received(node: Node, until: float) -> Message | None:
-    """The next model that comes before an instant; None if none does."""
+    """The next model that arrives before a deadline; None if none does."""
     if (left := until - node.now()) <= 0:
         return None
     try:

@@ -1,16 +1,18 @@
-"""PowerGossip: each pair of neighbours moves together along a low-rank approximation of the difference of their models.
+"""PowerGossip: each pair of neighbours averages along a low-rank approximation of the difference between
+their models.
 
-Vogels, Karimireddy and Jaggi, "Practical Low-Rank Communication Compression in Decentralized Deep Learning", NeurIPS 2020,
-Algorithm 1, as in the authors' code (epfml/powergossip). Of each weight M [rows, columns] (a convolution's kernel [out, in,
-height, width] is a matrix [out, in x height x width]) a link of the nodes i < j has an orthonormal V [columns, rank], which
-both know. After the local steps, in even rounds,
+Vogels, Karimireddy and Jaggi, "Practical Low-Rank Communication Compression in Decentralized Deep Learning",
+NeurIPS 2020, Algorithm 1, as in the authors' code (epfml/powergossip). Of each weight M [rows, columns] (a
+convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]) the link between nodes i
+< j has an orthonormal V [columns, rank], which both nodes know. After the local steps, in even rounds,
 
     M_i V and M_j V are sent;   D = M_i V - M_j V
     M_i <- M_i - W_ij D V^T,    M_j <- M_j + W_ij D V^T,    U = orthonormal(D)
 
-and in odd rounds the same with the transposed matrices and U, which gives the next V. So both sides carry out a step of power
-iteration on M_i - M_j in every round. Vectors (biases, norms) travel whole: x_i <- x_i + W_ij (x_j - x_i). There is no step
-size to tune. The formulas are those of the code; the paper's text was not at hand.
+and in odd rounds they do the same with the transposed matrices and U, which gives the next V. Thus both nodes
+perform one step of power iteration on M_i - M_j in every round. Vectors (biases, norms) are sent whole: x_i
+<- x_i + W_ij (x_j - x_i). There is no step size to tune. The formulas are taken from the code, not from the
+paper.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ class _Matrix(NamedTuple):
 class PowerGossip(Algorithm):
     """PowerGossip (Vogels et al., 2020); weights come from ``topology.weights``.
 
-    A link that a changing graph brings starts with a V that both ends draw from the same key. Every message has to arrive.
-    Buffers are not mixed.
+    A new link starts with a V that both nodes draw from the same key. Every message has to arrive. Buffers
+    are not mixed.
 
     Args:
         local_steps: mini-batch steps a round.
@@ -90,7 +92,8 @@ class PowerGossip(Algorithm):
             inbox = await node.gather(peers, tag=r)
             moved, node.state["links"] = x.clone(), {}
             for peer, theirs in inbox.items():
-                # Lower minus higher rank at both ends, so that they compute the same.
+                # Both nodes subtract the higher rank's values from the lower rank's, so that they compute the
+                # same result.
                 difference = sent[peer] - theirs if node.rank < peer else theirs - sent[peer]
                 sign = 1.0 if node.rank < peer else -1.0
                 change, node.state["links"][peer] = self._step(x, difference, bases[peer], matrices, r)
@@ -104,7 +107,7 @@ class PowerGossip(Algorithm):
             yield _Matrix(field.start, *((rows, columns) if low else (rows * columns, 0)))
 
     def _drawn(self, node: Node, peer: int, r: int, matrices: list[_Matrix]) -> list[Tensor]:
-        """The first bases of a link."""
+        """The initial bases of a link."""
         rng = node.rng("powergossip", min(node.rank, peer), max(node.rank, peer), r, shared=True)
         shapes = [(each.rows if r % 2 else each.columns, self.rank) for each in matrices if each.columns]
         drawn = [torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
@@ -113,7 +116,7 @@ class PowerGossip(Algorithm):
     def _projected(
         self, x: Tensor, bases: list[Tensor], matrices: list[_Matrix], r: int
     ) -> Float[Tensor, " sent"]:
-        """M V (or M^T U) of all matrices, and all vectors, one after the other."""
+        """M V (or M^T U) of all matrices, and all vectors, concatenated."""
         parts, left = [], iter(bases)
         for each in matrices:
             if each.columns:

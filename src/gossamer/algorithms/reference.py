@@ -1,5 +1,5 @@
-"""References: no communication (local), all data at one node (centralized), the exact average every round (all-reduce), and
-federated averaging."""
+"""Baselines: no communication (local), all data at one node (centralized), the exact average in every round
+(all-reduce), and federated averaging."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Centralized(Local):
 class AllReduce(Algorithm):
     """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not used).
 
-    x_i <- (1/n) sum_j (x_j - eta g_j(x_j)), by a reduce-scatter and an all-gather (Rabenseifner, "Optimization of Collective
-    Reduction Operations", ICCS 2004), each as direct messages: node j averages segment j of all nodes in rank order and sends
-    the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits. A codec encodes
-    each segment on both ways; the owner of a segment continues with the mean that the others decode.
+    x_i <- (1/n) sum_j (x_j - eta g_j(x_j)), by a reduce-scatter and an all-gather (Rabenseifner,
+    "Optimization of Collective Reduction Operations", ICCS 2004), each as direct messages: node j averages
+    segment j of all nodes in rank order and sends the result to all. A node sends 2 (n - 1) / n of a model
+    per round, and all nodes end with the same bits. A codec encodes each segment in both phases; the owner of
+    a segment continues with the mean that the others decode.
 
     Args:
         local_steps: mini-batch steps a round."""
@@ -87,7 +88,7 @@ class AllReduce(Algorithm):
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
-        # Where peers are dead, the average is over those that are left.
+        # The average is over the peers that are alive.
         mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / (1 + len(parts))))
         sent, found = node.compress(mean.parameters)
         node.broadcast(node.peers(), Model(sent, mean.buffers), tag=("gather", r))
@@ -108,12 +109,12 @@ class FedAvg(Algorithm):
 
         x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
 
-    The server skips clients whose models do not come. Such a client continues with the next model that reaches it. The server
-    sends to clients directly; the topology is only plotted.
+    The server skips clients whose models do not arrive. Such a client continues with the next model that
+    reaches it. The server sends to clients directly; the topology is only plotted.
 
     Args:
-        local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
-        client_fraction: C, the share of clients that take part in a round.
+        local_steps: mini-batch steps of a client a round. A client's optimizer is reset in each round.
+        client_fraction: C, the fraction of clients that take part in a round.
         weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's
             plain mean.
         server: rank of the server.
@@ -179,7 +180,7 @@ class FedAvg(Algorithm):
         node.send(self.server, {"model": node.model, "samples": node.samples}, tag=("update", r))
 
     async def _model(self, node: Node, r: int) -> Payload:
-        """The server's model of a round; None if that of a later round came instead."""
+        """The server's model of a round; None if the model of a later round arrived instead."""
         while node.state.get("round", -1) < r:
             message = await node.receive("model", source=self.server)
             node.state["round"], node.state["model"] = message.tag[1], message.payload

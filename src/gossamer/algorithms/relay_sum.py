@@ -19,7 +19,7 @@ from gossamer.topology import Graph
 
 @register("algorithm", "relay-sum")
 class RelaySum(Algorithm):
-    """RelaySGD (Vogels et al., 2021), on a tree that does not change; ``topology.weights`` are not used.
+    """RelaySGD (Vogels et al., 2021), on a static tree; ``topology.weights`` are not used.
 
     After its local steps, node i sends each neighbour j in the tree the sum of its model and of the last round's messages
     from the other neighbours, and the number of models in it. Then it averages; a model from d hops away is d - 1 rounds old:
@@ -27,14 +27,14 @@ class RelaySum(Algorithm):
         m_{i->j} = x_i + sum_{k in N_i \\ j} m_{k->i} (last round's),   c_{i->j} = 1 + sum_{k in N_i \\ j} c_{k->i}
         x_i <- ((n - sum_j c_{j->i}) x_i + sum_j m_{j->i}) / n
 
-    A message that is missing from a round is not relayed either: the models in it count as not arrived.
+    A message missing from a round is not relayed either: its models count as not arrived.
 
     Args:
         local_steps: mini-batch steps a round.
         tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
             which every node needs the whole graph (an oracle).
-        stand_in: the model that replaces those that have not arrived: the node's "own" (as above, and in the README of the
-            authors' code), or the "initial" one (in their deep-learning code)."""
+        stand_in: the model that replaces those that have not arrived: the node's "own" (as above, and in the
+            README of the authors' code), or the "initial" one (as in their deep-learning code)."""
 
     local_steps: LocalSteps = 1
     tree: Literal["given", "spanning"] = "given"
@@ -51,7 +51,7 @@ class RelaySum(Algorithm):
             raise BadInput(f"topology: {found}; accepted: a tree, or algorithm.tree: spanning")
 
     def sends_models(self) -> bool:
-        return False  # but sums of models
+        return False  # it sends sums of models
 
     async def run(self, node: Node) -> None:
         peers = spanning_tree(node.topology(0)).neighbors(node.rank)
@@ -73,7 +73,8 @@ class RelaySum(Algorithm):
         counts = {rank: message["count"] for rank, message in heard.items()}
         total = await node.combine(node.model, sums, dict.fromkeys(sums, 1.0), self_weight=1.0)
         for to in peers:
-            # The sum of all but this neighbour's: one subtraction instead of a sum over the others.
+            # The sum of all messages except this neighbour's: one subtraction instead of a sum over the
+            # others.
             back = {rank: sums[rank] for rank in sums if rank == to}
             rest = await node.combine(total, back, dict.fromkeys(back, -1.0), self_weight=1.0)
             node.send(to, {"sum": rest, "count": 1 + sum(counts.values()) - counts.get(to, 0)}, tag=r)
@@ -85,15 +86,16 @@ class RelaySum(Algorithm):
         if self.stand_in == "own":
             await node.mix(sums, weights, self_weight=(1 + unheard) / node.size)
         else:
-            # The initial model is one more to mix, under a number that no rank has.
+            # The initial model is mixed too, under a number that is not a rank.
             sums[node.size], weights[node.size] = node.state["initial"], unheard / node.size
             await node.mix(sums, weights, self_weight=1 / node.size)
 
 
 @lru_cache(maxsize=8)
 def spanning_tree(graph: Graph) -> Graph:
-    """The breadth-first tree of a connected graph from rank 0, lower ranks first; of a tree, that tree."""
-    # Not through networkx, which takes over a gigabyte for a complete graph of 4096 nodes.
+    """The breadth-first tree of a connected graph from rank 0, lower ranks first. A tree is returned
+    unchanged."""
+    # networkx would take over a gigabyte for a complete graph of 4096 nodes.
     reached, edges = {0: None}, []
     queue = deque(reached)
     while queue:

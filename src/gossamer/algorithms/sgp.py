@@ -1,8 +1,8 @@
 """Stochastic gradient push: push-sum averaging over directed graphs.
 
-Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019; checked against the authors' code
-(facebookresearch/stochastic_gradient_push, ``gossip_module``), which with overlap sends again as soon as the last exchange is
-complete, after at most ``synch_freq`` steps.
+Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019; checked against the
+authors' code (facebookresearch/stochastic_gradient_push, ``gossip_module``), which, with overlap, sends again
+as soon as the last exchange is complete, or after ``synch_freq`` steps.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from gossamer.node import Node
 class SGP(Algorithm):
     """Stochastic gradient push (Assran et al., 2019), on any topology whose union over time is strongly connected.
 
-    Algorithm 1. ``topology.weights`` are not used: P_ji = 1 / (1 + out-degree of i) for node i and its out-neighbours j. A
-    weight w, 1 at first, travels with x and corrects the bias that P introduces:
+    Algorithm 1. ``topology.weights`` are not used: P_ji = 1 / (1 + out-degree of i) for node i and its
+    out-neighbours j. A weight w, initially 1, accompanies x and corrects the bias that P introduces:
 
         x_i <- x_i - eta g_i(z_i),   x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i
 
-    z is the model: what is trained, recorded and evaluated. x is never formed: a message is (z_j, P_ij w_j), and
+    z is the model that is trained, recorded and evaluated. x is never computed: a message is (z_j, P_ij w_j),
+    and
 
         w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
 
-    where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the messages in flight sum
-    to n. A lost message loses its weight for good, and the steps eta / w_i would grow with every loss: so networks that lose
-    messages are refused, and faults that take nodes away. ``gather.timeout_s`` has to be null or longer than any message
-    takes.
+    where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the
+    messages in flight sum to n. A lost message loses its weight for good, and the steps eta / w_i would grow
+    with every loss. Networks that lose messages and faults that remove nodes are therefore refused.
+    ``gather.timeout_s`` has to be null or longer than the delivery of any message.
 
     Args:
         local_steps: mini-batch steps a round.
@@ -75,7 +76,7 @@ class SGP(Algorithm):
         node.lr = lr
 
     async def _push(self, node: Node, exchange: int) -> None:
-        """Give each out-neighbour, and keep, an equal share of the weight."""
+        """Split the weight equally among the node itself and its out-neighbours."""
         to = await node.neighbors(exchange, "out")
         share = node.state["weight"] / (1 + len(to))
         node.broadcast(to, {"model": node.model, "weight": share}, tag=exchange)

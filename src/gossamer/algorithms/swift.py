@@ -1,7 +1,8 @@
 """SWIFT: wait-free averaging with the last models received.
 
-Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023, Algorithm 1;
-checked against the authors' code, which sends a model when the gradient at it is there, instead of at once.
+Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR
+2023, Algorithm 1; checked against the authors' code, which sends a model only after its gradient is computed,
+instead of at once.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Swift(Algorithm):
 
         x_i <- w_ii x_i + sum_j w_ij x_j^last - eta g_i(x_i before averaging),    else    x_i <- x_i - eta g_i(x_i)
 
-    A neighbour is skipped while the last model for it is still leaving (more than one window of it): on slow links it gets
-    fewer models rather than ever older ones.
+    A neighbour is skipped while more than one window of the last model for it is unsent. On a slow link it
+    gets fewer models rather than increasingly stale ones.
 
     Args:
-        local_steps: mini-batch steps a round; the displacement of all of them takes the place of the one step.
+        local_steps: mini-batch steps a round. Their total displacement replaces the single step.
         average_every: s + 1: every (s + 1)-th round averages (C_0 of the paper is 1, C_1 is 2).
         memory: "stored" averages with the last model of every neighbour, however old, on a static topology; before the first
             one arrives, the node's initial model replaces it. "fresh" averages only with models that arrived since the last
@@ -90,7 +91,7 @@ class Swift(Algorithm):
                 heard = {j: newest[j] for j in weights if j in newest}
                 weights = self._of_those_heard(weights, list(heard))
             mixed = await node.combine(before, heard, weights, aggregate=True)
-            # Keep what the steps have added meanwhile.
+            # Keep the updates that steps have made since then.
             node.model = mixed + (node.model - before)
             node.record(heard=len(came))
 

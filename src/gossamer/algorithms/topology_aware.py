@@ -1,10 +1,10 @@
-"""Training by epochs, and mixing by a node's place in the graph: by given weights, by centralities that nodes learn by
-gossip, or corrected for the nodes' influence.
+"""Training by epochs, and mixing that depends on a node's position in the graph: by given weights, by
+centralities that nodes learn by gossip, or corrected for the nodes' influence.
 
-Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the rules are those of
-its published code, whose experiments begin with different models (``initial: independent``) and a new optimizer each round
-(``optimizer.reset_every_round``). Mai & Abed, "Distributed Optimization over Weighted Directed Graphs Using Row Stochastic
-Matrix", ACC 2016 (from memory).
+Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the
+rules are those of its published code, whose experiments start from different models (``initial:
+independent``) and a new optimizer each round (``optimizer.reset_every_round``). Mai & Abed, "Distributed
+Optimization over Weighted Directed Graphs Using Row Stochastic Matrix", ACC 2016 (from memory).
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ class TopologyAware(Algorithm):
 
     Args:
         local_epochs: E, passes over a node's samples a round.
-        participation: the share of nodes that train and mix in a round, drawn for each; the others keep their models.
-        proximal: mu of a proximal term, which pulls a node's model toward those with which its neighbours began the round,
-            a_k: the loss is f(x) + mu / 2 sum_k D(x, a_k). It costs a second exchange of models.
+        participation: the fraction of nodes that train and mix in a round, drawn for each round. The others
+            keep their models.
+        proximal: mu of a proximal term, which pulls a node's model towards the models a_k of its neighbours
+            at the start of the round: the loss is f(x) + mu / 2 sum_k D(x, a_k). It requires a second
+            exchange of models.
         distance: D of the proximal term: "squared" is ||x - a||^2 (FedProx; Li et al., MLSys 2020), "norm" the sum over the
             model's tensors of ||x_p - a_p||, as in the published code.
-        order: "simultaneous" mixes by C exactly. In "sequential" order nodes mix one after the other, by rank, and take the
-            mixed models of those before them: the published code does that by mistake, whenever one thread runs it.
+        order: "simultaneous" mixes by C exactly. With "sequential", nodes mix one after the other, by rank,
+            and use the mixed models of those before them, as the published code does by mistake when it runs
+            in one thread.
         evaluate_trained: the evaluation sets (``test``, ...) on which a node evaluates its trained model before it mixes, in
             columns ``trained_<set>_<metric>``. This takes time on the node's clock."""
 
@@ -74,7 +77,8 @@ class TopologyAware(Algorithm):
             await self._mix(node, r, receivers, senders)
 
     async def _mix(self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]) -> None:
-        """Take others' models as they trained them, or, of those that mix before this node, as they mixed them."""
+        """Collect the neighbours' models: trained ones, or mixed ones from nodes that mix before this
+        node."""
         first = self.order == "simultaneous"
         node.broadcast([k for k in receivers if first or k < node.rank], node.model, tag=("trained", r))
         inbox = dict(await node.gather([k for k in senders if first or k > node.rank], tag=("trained", r)))
@@ -116,18 +120,20 @@ class GossipedCentrality(Algorithm):
 
         x_i <- sum_j C_ij x_j,   C_ij = exp(s_j / temperature) / sum_k exp(s_k / temperature)
 
-    A node sends its score and its degree with its model. PageRank (Brin & Page, 1998) is the limit of a power iteration, of
-    which nodes take one step a round, with in-neighbours j that have d_j out-neighbours:
+    A node sends its score and its degree with its model. PageRank (Brin & Page, 1998) is the limit of a power
+    iteration. Nodes take one step of it per round, with in-neighbours j that have d_j out-neighbours:
 
         p_i <- (1 - damping) / n + damping * sum_j p_j / d_j
 
-    The last score that came stands in for a lost one. The column ``score`` has the scores.
+    The last score received replaces a lost one. Records ``score``.
 
     Args:
         local_epochs: passes over a node's samples a round.
-        measure: "degree" is the share of all other nodes that are neighbours, "pagerank" the probability to be there.
-        temperature: of the softmax; null takes weights in proportion to the scores. (A PageRank is about 1 / n.)
-        damping: of PageRank, the chance to follow a link."""
+        measure: "degree" is the fraction of all other nodes that are neighbours, "pagerank" the stationary
+            probability of a random surfer.
+        temperature: temperature of the softmax. Null makes the weights proportional to the scores. (A
+            PageRank is about 1 / n.)
+        damping: PageRank's probability of following a link."""
 
     mixes_models: ClassVar[bool] = True
     local_epochs: int = Field(default=1, ge=1)
@@ -171,21 +177,24 @@ def _check(message: Message) -> None:
 
 @register("algorithm", "influence-corrected")
 class InfluenceCorrected(Algorithm):
-    """Training by epochs whose displacement is divided by the node's influence, and mixing by ``topology.weights``.
+    """Training by epochs with the displacement divided by the node's influence, and mixing by
+    ``topology.weights``.
 
-    Nodes that mix by a row-stochastic W agree on a mean in which node i counts by its stationary influence pi_i (pi W = pi):
-    hubs decide. Mai & Abed divide a node's steps by its influence, which the nodes find by mixing unit vectors:
+    Nodes that mix by a row-stochastic W agree on a mean in which node i is weighted by its stationary
+    influence pi_i (pi W = pi), so hubs dominate. Mai & Abed divide a node's steps by its influence, which the
+    nodes find by mixing unit vectors:
 
         x_i <- sum_j W_ij x_j - eta g_i(x_i) / y_ii,   y_i <- sum_j W_ij y_j,   y_i = e_i at first
 
-    y_ii tends to pi_i. Here the displacement of a round's epochs takes the place of the step, nodes train before they mix,
-    and the divisor is n y_ii, so that steps have their usual length where all nodes count the same. A message grows by n
-    numbers. The weights must not change with the round. The column ``influence`` has y_ii.
+    y_ii converges to pi_i. Here the displacement of a round's epochs replaces the step, nodes train before
+    they mix, and the divisor is n y_ii, so that steps have their usual length if all nodes have equal
+    influence. A message grows by n numbers. The weights must not change with the round. Records
+    ``influence``, which is y_ii.
 
     Args:
         local_epochs: passes over a node's samples a round.
-        most: the largest factor of a displacement. Nodes of little influence would take very long steps; those that reach the
-            limit still count for less than the others."""
+        most: the largest factor of a displacement. It limits the steps of nodes with little influence; nodes
+            at the limit still count for less than the others."""
 
     local_epochs: int = Field(default=1, ge=1)
     most: float = Field(default=10.0, ge=1)

@@ -1,7 +1,8 @@
-"""Codec: encodes models before they are sent, and decodes those of other nodes.
+"""Codec: encodes models before they are sent, and decodes received ones.
 
-An algorithm sends models (:class:`~gossamer.messages.tags.Model`), and the experiment's codec encodes the flat parameter
-vector of each, once for all receivers. Buffers are not encoded. Wrappers see the encoded models.
+An algorithm sends models (:class:`~gossamer.messages.tags.Model`). The experiment's codec encodes the flat
+parameter vector of each model, once for all receivers. Buffers are not encoded. Wrappers see the encoded
+models.
 """
 
 from __future__ import annotations
@@ -27,30 +28,31 @@ if TYPE_CHECKING:
     from gossamer.node import Node
 
 Own = Callable[[], Tensor]
-"""Gives the vector [P] that decoding may depend on: the receiver's own parameters, or zeros where differences are sent. What
-decoding calls it for is decoded again for each receiver."""
+"""Returns the vector [P] that decoding may depend on: the receiver's own parameters, or zeros if differences
+are sent. A payload whose decoding calls it is decoded again for each receiver."""
 STATE = "~codec"
-"""Where a node's state has what its codecs remember, by their names."""
+"""Key in a node's state for the memory of its codecs, by their names."""
 PADDING = 1024
-"""Codecs that transform a vector may lengthen it by up to this number of values."""
+"""Maximum number of values by which a transforming codec may lengthen a vector."""
 
 
 class Codec(Component):
-    """Base of codecs: encodes a vector for the wire and decodes it again.
+    """Base class of codecs: encodes a vector for the wire and decodes it again.
 
-    A codec is frozen, and all nodes of a simulation share it. Its memory of a node is in :meth:`memory`.
+    A codec is frozen, and all nodes of a simulation share it. Its state for each node is in :meth:`memory`.
 
     Attributes:
         needs_static_graph: whether the topology must not change.
-        needs_every_message: whether every message must arrive: none lost, taken back or too late.
+        needs_every_message: whether every message must arrive: none may be lost, cancelled or late.
         sparse: whether it decodes to a :class:`Part`; then it comes first in a chain.
-        final: whether its output is not floating-point, so that only a lossless codec can follow it in a chain.
-        lossless: whether it takes values of any type and returns them as they were.
-        only_differences: whether it is for algorithms that send differences of models: what it decodes is too far from a
-            model.
-        contracts_with: the settings with which it :attr:`contracts`, where not all do; for messages.
-        decodes_alike: whether ``decode`` returns the same to every receiver of a payload, unless it reads ``own``, as is the
-            default: then it is called once for all receivers within one process."""
+        final: whether its output is not floating-point. If so, only a lossless codec can follow it in a
+            chain.
+        lossless: whether it takes values of any type and restores them exactly.
+        only_differences: whether it is only for algorithms that send differences, because its error is too
+            large for models.
+        contracts_with: the settings with which it :attr:`contracts`, for messages.
+        decodes_alike: whether ``decode`` returns the same for every receiver of a payload, unless it reads
+            ``own`` (default). If so, it is called once for all receivers within one process."""
 
     needs_static_graph: ClassVar[bool] = False
     needs_every_message: ClassVar[bool] = False
@@ -64,75 +66,78 @@ class Codec(Component):
 
     @property
     def contracts(self) -> bool:
-        """Whether what it loses of a difference is less than the difference, as algorithms that send differences need."""
+        """Whether its error for a difference is smaller than the difference (a contraction), as algorithms
+        that send differences require."""
         return True
 
     @property
     def comes_first(self) -> bool:
-        """Whether it encodes whole vectors only, and so comes first in a chain, and does not take pieces of models. Sparse
-        codecs do."""
+        """Whether it encodes only whole vectors, so that it has to come first in a chain and does not support
+        pieces of models. This is so for sparse codecs."""
         return self.sparse
 
     @property
     def common_support(self) -> bool:
-        """Whether all nodes encode the same coordinates in a round, so that their values can be summed as they are."""
+        """Whether all nodes encode the same coordinates in a round, so that the encoded values can be
+        summed."""
         return not self.sparse
 
     def parts(self) -> tuple[Codec, ...]:
-        """The codecs of a chain; of any other codec, itself."""
+        """The codecs of a chain, or the codec itself."""
         return (self,)
 
     def check(self, layout: Layout) -> None:
-        """Refuse parameters that make no sense for a model of this layout, before any work starts, by a BadInput. The
-        default accepts everything."""
+        """Refuse parameters that do not suit a model of this layout, before any work starts, with a BadInput.
+        The default accepts everything."""
 
     def begin(self, node: Node) -> None:
-        """Called with each node before its protocol starts; its parameters are the initial ones."""
+        """Called with each node before its protocol starts, when its parameters are the initial ones."""
 
     def end_round(self, node: Node) -> None:
-        """Called after each of a node's rounds, when it has mixed."""
+        """Called after each round of a node, when it has mixed."""
 
     @abstractmethod
     def encode(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
-        """The payload that is sent instead of a vector; called once, however many receivers it has.
+        """The payload to send instead of a vector. Called once for all receivers.
 
         Args:
             node: the sender.
-            vector: its parameters [P], or the values [n] that the codec before in a chain returned. It must not be written.
-            round: the round that the sender is in.
+            vector: its parameters [P], or the values [n] returned by the previous codec in a chain. It must
+                not be modified.
+            round: the sender's current round.
 
         Returns:
-            The values, a tensor, followed by whatever else decoding needs. The next codec of a chain encodes the values.
-            ``[vector]`` itself travels as if there were no codec."""
+            The values, a tensor, followed by everything else that decoding needs. The next codec of a chain
+            encodes the values. ``[vector]`` itself is sent as if there were no codec."""
 
     def compress(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
-        """As :meth:`encode`, for a difference instead of a model (:meth:`~gossamer.Node.compress`): a codec that encodes a
-        model by its change encodes the difference itself."""
+        """As :meth:`encode`, for a difference instead of a model (:meth:`~gossamer.Node.compress`). A codec
+        that encodes the change of a model encodes the difference directly."""
         return self.encode(node, vector, round)
 
     @abstractmethod
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
-        """The vector that a payload of :meth:`encode` stands for, or the part of it that was sent. It is called in any
-        thread, but for one node by one thread at a time.
+        """The vector encoded in a payload of :meth:`encode`, or the part of it that was sent. It is called in
+        any thread, but by only one thread at a time for each node.
 
         Args:
             node: the receiver.
             source: the sender.
-            payload: from a peer that may be faulty.
+            payload: a payload from a peer, which may be faulty.
             own: see :data:`Own`.
 
         Raises:
-            ValueError, TypeError: for a payload that the codec doesn't make."""
+            ValueError, TypeError: for a payload that the codec does not produce."""
 
     def memory(self, node: Node) -> dict[str, Payload]:
-        """The codec's memory of a node. It is saved with the node, so its values are payloads."""
+        """The codec's state for a node. It is saved with the node, so its values must be payloads."""
         memory: dict[str, Payload] = node.state.setdefault(STATE, {}).setdefault(self.name_of(), {})
         return memory
 
 
 @register("codec", "identity")
 class Identity(Codec):
-    """Sends models as they are, which costs nothing but the calls: to measure what others cost."""
+    """Sends models unchanged. Use it as a baseline to measure the cost of other codecs."""
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         return [vector]
@@ -147,7 +152,7 @@ def _codecs(value: Any, info: Any) -> Any:
     built: list[Any] = [
         build("codec", item, info.context, f"codec.{place}") for place, item in enumerate(value)
     ]
-    codecs = tuple(part for codec in built for part in codec.parts())  # a chain in a chain is one chain
+    codecs = tuple(part for codec in built for part in codec.parts())  # nested chains are flattened
     for place, codec in enumerate(codecs):
         if codec.comes_first and place > 0:
             raise BadInput(
@@ -165,7 +170,8 @@ class Chain(Codec):
     """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
 
     Args:
-        codecs: the first one encodes the model, each other one the values that the one before returned."""
+        codecs: the first one encodes the model; each following one encodes the values returned by its
+            predecessor."""
 
     codecs: Annotated[
         tuple[Codec, ...], BeforeValidator(_codecs, Annotated[list[Any], ComponentField("codec", many=True)])
@@ -211,7 +217,7 @@ def _encoded(payload: Payload) -> list[Payload]:
 
 
 def vector_in(item: Payload, dtype: torch.dtype) -> Tensor:
-    """An item of a payload as a vector; a ValueError for anything else."""
+    """An item of a payload as a vector. ValueError for anything else."""
     if not isinstance(item, Tensor) or item.dim() != 1 or item.dtype is not dtype:
         found = f"{item.dtype} {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
         raise ValueError(f"a codec's payload with {found}; accepted: a vector of {dtype}")
@@ -224,8 +230,8 @@ def parameter_count(node: Node) -> int:
 
 
 class Coder:
-    """One node's use of the experiment's codec: finds the models in payloads. ``differences`` and ``pieces`` tell whether the
-    algorithm sends these; ``encoded`` counts the vectors that the codec has encoded so far."""
+    """Applies the experiment's codec to the models in one node's payloads. ``differences`` and ``pieces``
+    tell whether the algorithm sends these; ``encoded`` counts the vectors encoded so far."""
 
     def __init__(self, codec: Codec, node: Node, *, differences: bool = False, pieces: bool = False) -> None:
         self._codec, self.node = codec, node
@@ -246,8 +252,8 @@ class Coder:
         return coded, decoded
 
     def encode(self, payload: Payload) -> Payload:
-        """A payload with its models encoded. A model that is sent again in the same round is not encoded again. A ValueError
-        for the node's parameters, which an author meant to be a model."""
+        """A payload with its models encoded. A model that is sent again in the same round is not encoded
+        again. ValueError for the node's bare parameters, which were probably meant to be a model."""
         if isinstance(payload, Model):
             return self._encode(payload)
         if isinstance(payload, dict):
@@ -262,7 +268,7 @@ class Coder:
 
     def _encode(self, model: Model) -> Model:
         vector = model.parameters
-        if not isinstance(vector, Tensor):  # a part that came in, or a compressed difference
+        if not isinstance(vector, Tensor):  # a received part, or a compressed difference
             return model
         if vector.requires_grad:
             vector = vector.detach()
@@ -278,7 +284,7 @@ class Coder:
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 
     def forget(self) -> None:
-        """Encode again what was encoded: vectors were written over."""
+        """Discard cached encodings, because vectors were overwritten."""
         self._coded.clear()
 
     def end_round(self) -> None:
@@ -289,7 +295,7 @@ class Coder:
     # --- in
 
     def decode(self, message: Message) -> Message:
-        """A message with its models decoded; a ValueError for a payload that the codec does not make."""
+        """A message with its models decoded. ValueError for a payload that the codec does not produce."""
         payload = self._decode(message.source, message.payload)
         return message if payload is message.payload else replace(message, payload=payload, form=[])
 
@@ -315,7 +321,7 @@ class Coder:
             found = self._codec.decode(node, source, _encoded(coded.payload), own)
             if not self._pieces and (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
-        except Exception as error:  # of any kind: the payload is a stranger's
+        except Exception as error:  # any exception, since the payload is untrusted
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error
@@ -326,5 +332,5 @@ class Coder:
             found = found.to(device) if self._pieces else node.store(found)
         if not self._alike or reads:
             return found
-        coded.decoded.append(found)  # (If threads have decoded it at the same time, the first result counts.)
+        coded.decoded.append(found)  # If threads have decoded it at the same time, the first result counts.
         return coded.decoded[0]

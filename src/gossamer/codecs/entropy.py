@@ -1,4 +1,4 @@
-"""Lossless compression of what a chain has made."""
+"""Lossless compression of the output of a chain."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @register("codec", "entropy")
 class Entropy(Codec):
-    """Compresses values without loss (Zstandard): the last codec of a chain, such as ``[top-k, quantize, entropy]``. The
-    bytes of wider numbers are sorted by significance first. Indices need none: they travel in as few bits as their number
-    allows.
+    """Compresses values without loss (Zstandard). It is the last codec of a chain, such as ``[top-k,
+    quantize, entropy]``. The bytes of multi-byte numbers are first grouped by significance. Indices are not
+    compressed, since they are already sent in the fewest bits possible.
 
     Args:
-        level: Zstandard's, 1 to 19."""
+        level: Zstandard's compression level, 1 to 19."""
 
     final: ClassVar[bool] = True
     lossless: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Entropy(Codec):
         data, dtype = vector_in(data, torch.uint8).numpy().tobytes(), _DTYPES[name]
         most = (parameter_count(node) + PADDING) * dtype.itemsize
         try:
-            # (Checked before anything of that size is allocated.)
+            # Checked before any memory of that size is allocated.
             if not 0 <= (length := zstandard.frame_content_size(data)) <= most or length % dtype.itemsize:
                 raise ValueError(f"{length} bytes of {dtype}; accepted: up to {most}")
             octets = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint8)

@@ -1,12 +1,12 @@
-"""Sorted indices in as few bits as their number allows.
+"""Sorted indices in the fewest bits that their number allows.
 
-Of P coordinates k are sent, each of them as likely as the next one. Then the gap to the next index is geometric with a = k
-/ P, and an ideal code for all of them takes P H(a) bits, where H is the binary entropy: 4.7 bits an index where a = 0.1.
-That holds for any indices, since the length depends on k and P alone. Asymmetric numeral systems (Duda, 2013; the library
-constriction) reach it to within some bytes.
+If k of P coordinates are sent and all are equally likely, the gap to the next index is geometric with a = k /
+P, and an ideal code for all indices takes P H(a) bits, where H is the binary entropy: 4.7 bits per index for
+a = 0.1. This holds for any indices, since the length depends only on k and P. Asymmetric numeral systems
+(Duda, 2013; the library constriction) come within a few bytes of it.
 
-A gap is coded as its lowest b bits, all equally likely, and the number above them: as many escapes as it holds 1024, and
-the rest.
+A gap is coded as its lowest b bits, which are equally likely, and the number above them: one escape for each
+multiple of 1024, and the remainder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def packed(indices: Int[np.ndarray, " k"], size: int) -> UInt8[np.ndarray, " byt
 
 
 def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np.ndarray, " k"]:
-    """The ``count`` indices that :func:`packed` was given; a ValueError for bytes that stand for no such indices."""
+    """The ``count`` indices given to :func:`packed`. ValueError for bytes that do not encode such indices."""
     if len(data) % 4 or not 0 <= count <= size or (len(data) and not count):
         raise ValueError(f"{len(data)} bytes for {count} indices below {size}")
     words = np.trim_zeros(np.frombuffer(data.tobytes(), "<u4").astype(np.uint32), "b")
@@ -65,8 +65,8 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
 
 
 def _length(count: int, size: int) -> int:
-    """Words that ``count`` indices take, padding included: a few more than their entropy, so that the size of a message
-    does not depend on which coordinates are sent."""
+    """Words for ``count`` indices, including padding: a few more than their entropy, so that the size of a
+    message does not depend on which coordinates are sent."""
     sent, kept = count / size, 1 - count / size
     bits = -count * math.log2(sent) - ((size - count) * math.log2(kept) if kept else 0.0)
     return int(1.001 * bits / 32) + 3
@@ -76,7 +76,7 @@ def _length(count: int, size: int) -> int:
 def _models(count: int, size: int) -> tuple[int, Any, Any]:
     """b, and the distributions of the symbols and of the lowest b bits."""
     low = min(max((size // count).bit_length() - 6, 0), 16)
-    # (Products of floats are the same on every processor; powers need not be.)
+    # Products of floats are the same on every processor; powers may not be.
     stays = 1 - count / size
     for _ in range(low):
         stays *= stays

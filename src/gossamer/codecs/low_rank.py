@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @register("codec", "low-rank")
 class LowRank(Codec):
-    """Each weight M [rows, columns] of a difference as P Q^T, by one step of subspace iteration from the Q of the vector
-    before (PowerSGD's compressor, Vogels et al., NeurIPS 2019, Algorithm 1):
+    """Approximates each weight M [rows, columns] of a difference by P Q^T, with one step of subspace
+    iteration from the Q of the previous vector (PowerSGD's compressor, Vogels et al., NeurIPS 2019, Algorithm
+    1):
 
         P = orthonormal(M Q),   Q = M^T P
 
-    A convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]. Vectors travel whole, and so do
-    matrices that have no more values than P and Q. The first Q is drawn, keyed by the sender.
+    A convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]. Vectors are sent
+    whole, and so are matrices with no more values than P and Q. The first Q is drawn, keyed by the sender.
 
     Only for algorithms that send differences.
 
@@ -54,7 +55,7 @@ class LowRank(Codec):
             )
 
     def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[tuple[int, int, int, bool]]:
-        """Of each tensor: start, rows, columns, and whether it is approximated."""
+        """For each tensor: start, rows, columns, and whether it is approximated."""
         for field in fields:
             rows, columns = field.matrix
             yield field.start, rows, columns, self.rank * (rows + columns) < rows * columns
@@ -78,7 +79,7 @@ class LowRank(Codec):
             p = torch.linalg.qr(matrix @ q).Q
             q = matrix.T @ p
             sent += [p.flatten(), q.flatten()]
-            # (What is zero stays what it was: a subspace of zeros would never be left again.)
+            # Zero columns keep their old values, since the iteration could never leave a zero subspace.
             after.append(q.flatten() if q.any() else before[at - q.numel() : at])
         self.memory(node)["q"] = torch.cat(after) if after else before
         return [torch.cat(sent)]

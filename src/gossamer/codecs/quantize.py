@@ -1,4 +1,4 @@
-"""Quantizing codecs: every value in fewer bits."""
+"""Quantizing codecs, which encode every value in fewer bits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _Values = Float[np.ndarray, " n"]
 _Starts = Int[np.ndarray, " blocks"]
 _Scales = Float[np.ndarray, " blocks"]
 _LARGEST = 65504.0
-"""The largest number of float16."""
+"""The largest float16 number."""
 
 
 class _Rounded(Codec):
-    """Base of the codecs that send values in another floating-point type."""
+    """Base class of codecs that send values in another floating-point type."""
 
     final: ClassVar[bool] = True
     _dtype: ClassVar[torch.dtype]
@@ -42,7 +42,8 @@ class _Rounded(Codec):
 
 @register("codec", "float16")
 class Float16(_Rounded):
-    """Values in half precision, rounded to nearest; numbers beyond its range become the largest that it has."""
+    """Sends values in half precision, rounded to nearest. Values beyond its range become its largest
+    number."""
 
     _dtype = torch.float16
 
@@ -52,17 +53,18 @@ class Float16(_Rounded):
 
 @register("codec", "bfloat16")
 class BFloat16(_Rounded):
-    """Values in the 16 bits of bfloat16, rounded to nearest: float32's range, 8 bits of precision."""
+    """Sends values as bfloat16 (16 bits), rounded to nearest: float32's range with 8 bits of precision."""
 
     _dtype = torch.bfloat16
 
 
 class _Scaled(Codec):
-    """Base of codecs that send small whole numbers and one scale (float32) for each block of values.
+    """Base class of codecs that send small whole numbers and one scale (float32) for each block of values.
 
     Args:
-        block: the values that share a scale: a number of adjacent ones, "vector" for all, or "tensor" for those of one tensor
-            of the model (not after a sparsifier, whose values are of any tensor)."""
+        block: the values that share a scale: a number of adjacent values, "vector" for all values, or
+            "tensor" for those of one tensor of the model (not after a sparsifier, whose output mixes
+            tensors)."""
 
     final: ClassVar[bool] = True
 
@@ -73,7 +75,8 @@ class _Scaled(Codec):
         return self.block == "tensor"
 
     def starts(self, node: Node, count: int) -> Int[np.ndarray, " blocks"]:
-        """Where the blocks of ``count`` values begin; a ValueError where they can't be blocks of tensors."""
+        """The starts of the blocks of ``count`` values. ValueError if the values can't be divided by
+        tensors."""
         if isinstance(self.block, int):
             return np.arange(0, count, self.block)
         if self.block == "vector":
@@ -85,18 +88,19 @@ class _Scaled(Codec):
     def payload(
         self, codes: UInt16[np.ndarray, " n"], scales: Float[np.ndarray, " blocks"], bits: int
     ) -> list[Payload]:
-        """The payload of some numbers below 2^bits."""
+        """The payload for numbers below 2^bits."""
         return [torch.from_numpy(_packed(codes, bits)), torch.from_numpy(scales), len(codes)]
 
     def opened(
         self, node: Node, payload: list[Payload], bits: int
     ) -> tuple[UInt16[np.ndarray, " n"], Float[np.ndarray, " #n"]]:
-        """The numbers of a payload, and the scale of each; a ValueError for anything that :meth:`payload` does not make."""
+        """The numbers in a payload, and the scale of each. ValueError for anything that :meth:`payload` does
+        not produce."""
         packed, scales, count = payload
         data, scales = vector_in(packed, torch.uint8), vector_in(scales, torch.float32)
         if type(count) is not int or len(data) != -(-count * bits // 8):
             raise ValueError(f"{len(data)} bytes for {count!r} values of {bits} bits")
-        # (Checked before anything of that size is allocated.)
+        # Checked before any memory of that size is allocated.
         if not 0 <= count <= parameter_count(node) + PADDING:
             raise ValueError(f"{count} values of a vector of {parameter_count(node)}")
         starts = self.starts(node, count)
@@ -109,17 +113,18 @@ class _Scaled(Codec):
 def _spread(
     scales: Float[np.ndarray, " blocks"], starts: Int[np.ndarray, " blocks"], count: int
 ) -> Float[np.ndarray, " spread"]:
-    """The scale of each value; of a single block, one for all."""
+    """The scale of each value, or one scale for all if there is a single block."""
     return scales if len(scales) <= 1 else np.repeat(scales, np.diff(starts, append=count))
 
 
 class _Levels(_Scaled):
-    """Base of the quantizers to s levels of either sign, as multiples of a block's scale m:
+    """Base class of quantizers to s levels of either sign, as multiples of a block's scale m:
 
         q = floor(s x / m + u),   decoded as m q / s
 
-    with u ~ U[0, 1) for each value, which is unbiased, or u = 1/2, which rounds to nearest. The noise is keyed by the
-    sender, the round and the number of vectors that it has encoded before. A block that is not finite decodes to NaN."""
+    with u ~ U[0, 1) for each value, which is unbiased, or u = 1/2, which rounds to nearest. The noise is
+    keyed by the sender, the round and the number of vectors that the sender has encoded before. A block with
+    non-finite values decodes to NaN."""
 
     @property
     @abstractmethod
@@ -133,7 +138,7 @@ class _Levels(_Scaled):
 
     @abstractmethod
     def scales(self, x: _Values, starts: _Starts) -> _Scales:
-        """m of each of the blocks that begin at ``starts``, of the values x [n]."""
+        """The scale m of each block of the values x [n]; the blocks begin at ``starts``."""
 
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
         """u."""
@@ -150,7 +155,8 @@ class _Levels(_Scaled):
         starts = self.starts(node, len(x))
         scales = self.scales(x, starts) if len(x) else np.empty(0, np.float32)
         u = self.noise(node, len(x), round)
-        # (x / m first: s / m may overflow. A block of zeros, or one that is not finite, becomes zeros.)
+        # x / m comes first, because s / m may overflow. A block that is zero or has non-finite values becomes
+        # zeros.
         finite = np.isfinite(scales)
         divisors = _spread(np.where(finite & (scales > 0), scales, np.inf), starts, len(x))
         with np.errstate(invalid="ignore"):
@@ -177,11 +183,11 @@ class _Levels(_Scaled):
 
 @register("codec", "quantize")
 class Quantize(_Levels):
-    """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and a number takes as many bits as
-    ``bits`` says.
+    """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and each number takes
+    ``bits`` bits.
 
     Args:
-        bits: bits a value.
+        bits: bits per value.
         rounding: "stochastic", which is unbiased, or "nearest"."""
 
     contracts_with: ClassVar[str] = "3 bits or more, or rounding: nearest"
@@ -210,8 +216,8 @@ class QSGD(_Levels):
 
     Args:
         levels: s.
-        contract: divide by 1 + min(n / s^2, sqrt(n) / s), n the block's length, as CHOCO-SGD needs it: the error is then
-            below that of sending nothing (Koloskova et al., ICML 2019, section 3.5)."""
+        contract: divide by 1 + min(n / s^2, sqrt(n) / s), with n the block's length, as CHOCO-SGD requires:
+            the error is then below that of sending nothing (Koloskova et al., ICML 2019, section 3.5)."""
 
     contracts_with: ClassVar[str] = "contract: true"
 
@@ -241,9 +247,9 @@ class QSGD(_Levels):
 
 @register("codec", "sign")
 class Sign(_Scaled):
-    """One bit a value: sign(x) times the mean magnitude of its block (Karimireddy et al., "Error Feedback Fixes SignSGD",
-    ICML 2019, scaled sign). Zero counts as positive. Only for algorithms that send differences: they feed back what is
-    lost."""
+    """One bit per value: sign(x) times the mean magnitude of its block (Karimireddy et al., "Error Feedback
+    Fixes SignSGD", ICML 2019, scaled sign). Zero counts as positive. Only for algorithms that send
+    differences, which feed back the error."""
 
     only_differences: ClassVar[bool] = True
 
@@ -260,12 +266,12 @@ class Sign(_Scaled):
 
 
 def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " bytes"]:
-    """Numbers below 2^bits as bytes: the low byte of each number if it has 8 bits or more, then the bits that are left, the
-    lowest first."""
+    """Numbers below 2^bits as bytes: first the low byte of each number, if it has 8 bits or more, then the
+    remaining bits, lowest first."""
     if bits >= 8:
         low = codes.astype(np.uint8)
         return low if bits == 8 else np.concatenate([low, _packed(codes >> 8, bits - 8)])
-    # (Eight numbers have ``bits`` bytes, which are those of a word.)
+    # Eight numbers take ``bits`` bytes, which are those of one word.
     words = np.zeros(-(-len(codes) // 8), np.uint64)
     for place in range(8):
         column = codes[place::8].astype(np.uint64)
@@ -276,7 +282,7 @@ def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " b
 
 
 def _unpacked(data: UInt8[np.ndarray, " bytes"], bits: int, count: int) -> UInt16[np.ndarray, " n"]:
-    """The numbers that :func:`_packed` was given."""
+    """The numbers given to :func:`_packed`."""
     if bits >= 8:
         codes = data[:count].astype(np.uint16)
         return codes if bits == 8 else codes + (_unpacked(data[count:], bits - 8, count) << np.uint16(8))

@@ -1,10 +1,10 @@
-"""Sparsifying codecs: some coordinates are sent, and receivers take their own values for the others, or renormalize
-(``gather.missing``).
+"""Sparsifying codecs: only some coordinates are sent. For the others, receivers use their own values, or
+renormalize (``gather.missing``).
 
-Such partial models are those of DecentralizePy (Dhasade et al., "Decentralized Learning Made Easy with DecentralizePy",
-EuroMLSys 2023), from whose code the rules were read: ``PartialModel`` is top-k, ``SubSampling`` is random-k, which here draws
-exactly k coordinates instead of each with a probability. They send values of the model, not differences, so receivers need
-not know earlier messages.
+Such partial models are those of DecentralizePy (Dhasade et al., "Decentralized Learning Made Easy with
+DecentralizePy", EuroMLSys 2023), from whose code the rules are taken: ``PartialModel`` is top-k,
+``SubSampling`` is random-k, which here draws exactly k coordinates instead of each one with a probability.
+They send values of the model, not differences, so receivers do not need earlier messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _INFINITY = np.int32(0x7F80_0000)  # the bits of infinity as float32
 def part_of(
     vector: Float[Tensor, " params"], where: Int[Tensor, " k"]
 ) -> tuple[Float[Tensor, " k"], Tensor | None]:
-    """The values at some coordinates, ascending, and these as they travel; None stands for all coordinates."""
+    """The values at some coordinates, in ascending order, and the packed coordinates; None stands for all
+    coordinates."""
     if len(where) == len(vector):
         return vector.clone(), None
     packed = torch.from_numpy(indices.packed(where.cpu().numpy(), len(vector)))
@@ -47,8 +48,8 @@ def part_of(
 
 
 def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] | None:
-    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them. A
-    ValueError for anything that it does not make."""
+    """The coordinates of ``count`` values in a vector [size], as packed by :func:`part_of`; None for all of
+    them. ValueError for anything that it does not produce."""
     if packed is None and count == size:
         return None
     data = vector_in(packed, torch.uint8)
@@ -59,20 +60,22 @@ def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] 
 
 
 _opened: MutableMapping[Tensor, tuple[int, int, Tensor]] = WeakTensorKeyDictionary()
-"""The unpacked form of packed indices, as long as these exist: the receivers of a simulation need not unpack them."""
+"""Cache of unpacked indices, kept as long as the packed ones exist, so that the receivers of a simulation
+need not unpack them."""
 
 
 def count_of(share: float, size: int) -> int:
-    """How many of ``size`` coordinates a share is: at least one."""
+    """The number of coordinates in a share of ``size``, at least one."""
     return max(1, round(share * size))
 
 
 def largest(values: Float[Tensor, " n"], count: int) -> Int[Tensor, " k"]:
-    """Where the ``count`` largest magnitudes are, ascending. Of equal ones the first count, and NaN counts as infinite."""
+    """The positions of the ``count`` largest magnitudes, ascending. Ties go to the lower position; NaN counts
+    as infinite."""
     if count >= len(values):
         return torch.arange(len(values), device=values.device)
-    # (NumPy partitions many times as fast as torch finds the largest, and the bits of magnitudes, which have the same
-    # order, faster than floats.)
+    # NumPy's partition is many times faster than torch's topk, and faster on the bits of magnitudes, which
+    # have the same order, than on floats.
     bits = values.cpu().numpy().view(np.int32) & 0x7FFF_FFFF
     np.minimum(bits, _INFINITY, out=bits)
     smallest = np.partition(bits, len(bits) - count)[len(bits) - count]
@@ -84,17 +87,18 @@ def largest(values: Float[Tensor, " n"], count: int) -> Int[Tensor, " k"]:
 
 
 class ChangeSparsifier(Codec):
-    """Base of the codecs that send what has changed most since a reference y, initially the node's initial model:
+    """Base class of codecs that send the coordinates that have changed most since a reference y, which starts
+    as the node's initial model:
 
         S = selected by |x - y|,   send x[S],   y[S] <- x[S]
 
     A difference (:meth:`Codec.compress`) has no reference: y = 0.
 
     Args:
-        accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
-            ``accumulate_averaging_changes``); a message that is lost or taken back counts as sent. Else y is the model at
-            the start of the round, as the round before left it after mixing, so that only the round's local changes count
-            (DecentralizePy's default)."""
+        accumulate: whether unsent changes accumulate (error feedback; DecentralizePy's ``accumulation`` with
+            ``accumulate_averaging_changes``). A lost or cancelled message counts as sent. Otherwise, y is the
+            model at the start of the round, after the previous round's mixing, so that only the round's local
+            changes count (DecentralizePy's default)."""
 
     sparse: ClassVar[bool] = True
 
@@ -102,10 +106,10 @@ class ChangeSparsifier(Codec):
 
     @abstractmethod
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
-        """The coordinates that are sent of those that changed so, ascending."""
+        """The coordinates to send, given the change of each coordinate; ascending."""
 
     def forward(self, vector: Float[Tensor, " params"]) -> Float[Tensor, " n"]:
-        """A vector in the basis in which coordinates are selected."""
+        """The vector in the basis in which coordinates are selected."""
         return vector
 
     def begin(self, node: Node) -> None:
@@ -136,11 +140,12 @@ class ChangeSparsifier(Codec):
 
 
 class ShareSparsifier(ChangeSparsifier):
-    """Base of the codecs that send a share of the coordinates: k = round(share n), at least one, that changed most."""
+    """Base class of codecs that send a share of the coordinates: the k = round(share n), at least one, that
+    changed most."""
 
     @abstractmethod
     def share(self, node: Node, round: int) -> float:
-        """The share of the coordinates that is sent in a round."""
+        """The share of the coordinates to send in a round."""
 
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
         return largest(change, count_of(self.share(node, round), len(change)))
@@ -161,11 +166,11 @@ class TopK(ShareSparsifier):
 
 @register("codec", "threshold")
 class Threshold(ChangeSparsifier):
-    """Sends the coordinates that have changed by more than a threshold, with their indices; perhaps none.
+    """Sends the coordinates that have changed by more than a threshold, if any, with their indices.
 
     Args:
-        threshold: the change; absolute, or a multiple of the root mean square of all changes.
-        relative: whether it is such a multiple."""
+        threshold: the minimum change: absolute, or a multiple of the root mean square of all changes.
+        relative: whether the threshold is such a multiple."""
 
     threshold: float = Field(ge=0)
     relative: bool = False
@@ -176,7 +181,7 @@ class Threshold(ChangeSparsifier):
 
 
 class _Numbered(Codec):
-    """Base of the codecs that send a number in place of indices."""
+    """Base class of codecs that send a number instead of indices."""
 
     sparse: ClassVar[bool] = True
 
@@ -188,11 +193,12 @@ class _Numbered(Codec):
 
     @abstractmethod
     def number(self, node: Node, round: int) -> int:
-        """The number, from 0, that stands for a node's coordinates in a round."""
+        """The number, from 0, that encodes a node's coordinates in a round."""
 
     @abstractmethod
     def coordinates(self, number: int, size: int) -> Int[Tensor, " k"]:
-        """The coordinates of a vector [size] that a number stands for, ascending; a ValueError for none."""
+        """The coordinates of a vector [size] encoded by a number, ascending. ValueError for an invalid
+        number."""
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         number = self.number(node, round)
@@ -212,8 +218,8 @@ class _Numbered(Codec):
 
 @register("codec", "random-k")
 class RandomK(_Numbered):
-    """Sends k = round(fraction P) coordinates, at least one, that are drawn afresh in every round; the seed of the draw
-    travels in place of indices.
+    """Sends k = round(fraction P) coordinates, at least one, redrawn in every round. The seed of the draw
+    is sent instead of indices.
 
     Args:
         fraction: share of the coordinates that is sent.
@@ -228,21 +234,22 @@ class RandomK(_Numbered):
         return _drawn(number, size, count_of(self.fraction, size))
 
 
-@lru_cache(maxsize=64)  # so that the receivers of a simulation draw once
+@lru_cache(maxsize=64)  # the receivers of a simulation draw only once
 def _drawn(seed: int, size: int, count: int) -> Int[Tensor, " k"]:
-    """Coordinates that a seed stands for, ascending."""
+    """The coordinates encoded by a seed, ascending."""
     drawn = np.random.default_rng(seed).choice(size, count, replace=False, shuffle=False)
     return torch.from_numpy(np.sort(drawn))
 
 
 @register("codec", "round-robin")
 class RoundRobin(_Numbered):
-    """Sends one block of adjacent coordinates after the other, one in a round: of ``blocks`` blocks, which differ in length
-    by at most one coordinate, block (round + shift) mod ``blocks``, whose number travels.
+    """Sends one block of adjacent coordinates in each round, in turn: block (round + shift) mod ``blocks``.
+    The lengths of blocks differ by at most one. The block's number is sent instead of indices.
 
     Args:
-        blocks: their number.
-        support: "own": the shift is the node's rank; "common": it is 0, so that all nodes in one round send the same block.
+        blocks: number of blocks.
+        support: "own": the shift is the node's rank; "common": it is 0, so that all nodes send the same block
+            in a round.
     """
 
     blocks: int = Field(ge=1)
@@ -264,9 +271,10 @@ class RoundRobin(_Numbered):
 
 @register("codec", "stc")
 class STC(Codec):
-    """STC (Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS 2020,
-    Algorithm 1): of the k = round(fraction P) largest coordinates, the signs and the mean magnitude m; they decode to m
-    sign(x). Only for algorithms that send differences: they feed back what is lost, as the paper's nodes do.
+    """STC (Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE
+    TNNLS 2020, Algorithm 1): sends the signs of the k = round(fraction P) largest coordinates and their mean
+    magnitude m, which decode to m sign(x). Only for algorithms that send differences, which feed back the
+    error, as the paper's nodes do.
 
     Args:
         fraction: share of the coordinates that is sent."""

@@ -1,8 +1,9 @@
 """Wavelet codecs: coordinates are ranked and sent in the wavelet domain.
 
-The discrete wavelet transform T (PyWavelets, periodic extension) of the flat vector is orthogonal, so that the mean of the
-coefficients is the transform of the mean, and a receiver that puts its own coefficients in the place of missing ones
-averages in the wavelet domain, as JWINS does. Vectors are padded with their last value to a multiple of 2^levels.
+The discrete wavelet transform T (PyWavelets, periodic extension) of the flat vector is orthogonal, so the
+mean of the coefficients is the transform of the mean. A receiver that replaces missing coefficients by its
+own thus averages in the wavelet domain, as in JWINS. Vectors are padded with their last value to a multiple
+of 2^levels.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ if TYPE_CHECKING:
 
 
 _coefficients: MutableMapping[Tensor, tuple[tuple[int, str, int], Tensor]] = WeakTensorKeyDictionary()
-"""Transforms of vectors that still exist: a node decodes several messages over the model that it has sent."""
+"""Cache of the transforms of existing vectors, since a node decodes several messages over the model that it
+has sent."""
 
 
 class _Wavelets(ShareSparsifier):
-    """Base of the codecs that send the wavelet coefficients that have changed most, with their indices:
+    """Base class of codecs that send the wavelet coefficients that have changed most, with their indices:
 
         z = T(x),   S = the k largest of |z - y|,   send z[S],   y[S] <- z[S]
 
-    Receivers put their own coefficients in the place of the others, and transform back.
+    Receivers use their own coefficients for the others, and transform back.
 
     Args:
         wavelet: name of an orthogonal wavelet in PyWavelets.
@@ -51,7 +53,7 @@ class _Wavelets(ShareSparsifier):
     def _orthogonal(cls, name: str) -> str:
         import pywt
 
-        # (The filters of dmey are cut off, so that it is orthogonal by name only.)
+        # The filters of dmey are truncated, so it is orthogonal in name only.
         discrete = [each for each in pywt.wavelist(kind="discrete") if each != "dmey"]
         if name not in discrete or not pywt.Wavelet(name).orthogonal:
             orthogonal = [each for each in discrete if pywt.Wavelet(each).orthogonal]
@@ -85,14 +87,15 @@ class Wavelet(_Wavelets, TopK):
 
 @register("codec", "jwins")
 class JWINS(_Wavelets):
-    """JWINS (Dhasade et al., "Get More for Less in Decentralized Learning Systems", ICDCS 2023): ``wavelet`` with a share
-    of the coefficients that each node draws afresh in every round, keyed by rank and round (randomized cut-off, section
-    III).
+    """JWINS (Dhasade et al., "Get More for Less in Decentralized Learning Systems", ICDCS 2023): ``wavelet``
+    with a share of the coefficients that each node redraws in every round, keyed by rank and round
+    (randomized cut-off, section III).
 
     Args:
-        fractions: the shares that are drawn from, each as likely as the others. The default is that of the configurations
-            shipped with DecentralizePy.
-        whole_from: a share of this or more sends all coefficients, and no index (DecentralizePy's ``metadata_cap``)."""
+        fractions: the shares to draw from, uniformly. The default is that of the configurations shipped with
+            DecentralizePy.
+        whole_from: a share of at least this value sends all coefficients without indices (DecentralizePy's
+            ``metadata_cap``)."""
 
     fractions: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 1.0)
     whole_from: float = Field(default=0.5, gt=0, le=1)
@@ -113,7 +116,7 @@ class JWINS(_Wavelets):
 
 @lru_cache(maxsize=8)
 def _padded(size: int, wavelet: str, levels: int) -> tuple[int, int]:
-    """The depth of the decomposition of a vector [size], and the length of its coefficients."""
+    """The depth of the decomposition of a vector [size], and the number of its coefficients."""
     import pywt
 
     depth = min(levels, pywt.dwt_max_level(size, wavelet))

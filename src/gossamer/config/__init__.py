@@ -1,4 +1,5 @@
-"""The experiment file: its fields, the components that it names, and one clear error for each mistake in it."""
+"""The experiment file: its fields, the components that it names, and one error message for each mistake in
+it."""
 
 from gossamer.config.experiment import Checkpoints as Checkpoints
 from gossamer.config.experiment import Count as Count

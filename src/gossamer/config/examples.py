@@ -1,4 +1,5 @@
-"""The experiment files that come with gossamer, by name: ``quickstart``, ``cifar10/d-psgd``, ``sweeps/quickstart``, ..."""
+"""The experiment files included in gossamer, by name: ``quickstart``, ``cifar10/d-psgd``,
+``sweeps/quickstart``, ..."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def names(folder: str = "", *, sweeps: bool = False) -> list[str]:
 
 
 def located(path: str | Path, folder: str = "", *, sweeps: bool = False) -> Path:
-    """The file behind a path, or behind a name in a folder. A file of that path wins; a name that is unknown is bad input,
-    and the message lists the experiments, or the sweeps."""
+    """The file at a path, or the example of that name in a folder. A file at the path takes precedence.
+    BadInput, which lists the experiments or the sweeps, for an unknown name."""
     path = Path(path)
     if path.suffix or path.is_absolute() or path.is_file():
         return path
@@ -35,7 +36,7 @@ def located(path: str | Path, folder: str = "", *, sweeps: bool = False) -> Path
 
 
 def summary(name: str) -> str:
-    """The first sentence of an example's leading comment, without the stop."""
+    """The first sentence of an example's leading comment, without the final period."""
     lines = (_FOLDER / name).with_suffix(".yaml").read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("# "), lines)
     text = " ".join(line[2:] for line in comment)

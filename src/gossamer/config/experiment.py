@@ -1,4 +1,4 @@
-"""Experiment: one complete description of a run. docs/experiments.md has the meaning and the default of every field."""
+"""Experiment: the complete description of a run. docs/experiments.md explains every field and its default."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
 
 MOST_NODES = 1_000_000
-_LARGEST = 2**53  # the largest whole number up to which columns of a record are exact
+_LARGEST = 2**53  # up to this whole number, columns of a record are exact
 Count = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
 """A whole number, at least 1."""
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
-"""A number of threads, or of processes that compute at a time."""
+"""A number of threads, or of processes that compute at the same time."""
 
 
 # --- the parts that are not pluggable
 
 
 class Timeline(Section):
-    """The window of the engine's time in which computations and messages of some ``nodes`` (ranks, or a number of them from
-    rank 0) are recorded one by one."""
+    """The time window (engine's clock) in which individual computations and messages of some ``nodes``
+    (ranks, or a number of nodes from rank 0) are recorded."""
 
     from_s: float = Field(default=0.0, ge=0)
     to_s: float = Field(gt=0)
@@ -57,7 +57,8 @@ class Timeline(Section):
 
 
 class Evaluation(Section):
-    """When and on what models are evaluated for the record. It takes no time on the nodes' clocks."""
+    """When models are evaluated for the record, and on which samples. Evaluation takes no time on the nodes'
+    clocks."""
 
     every_rounds: Count | None = 10
     every_s: float | None = Field(default=None, ge=1e-6)
@@ -67,8 +68,8 @@ class Evaluation(Section):
 
 
 class Target(Section):
-    """The level ``value`` of a recorded column (e.g. test_accuracy) at which a run stops. It applies to the mean over
-    evaluated nodes; of losses, errors and distances, lower is better.
+    """The ``value`` of a recorded column (e.g. test_accuracy) at which a run stops. It applies to the mean
+    over evaluated nodes. Lower is better for losses, errors and distances.
     """
 
     metric: str
@@ -76,9 +77,9 @@ class Target(Section):
 
 
 class Stop(Section):
-    """When a run ends: after a number of rounds of every node, a time of the engine's clock, when all nodes together have
-    sent some bytes (in all, or per node on average), or at a target; and, unless it is to "continue", when a model is not
-    finite. Bytes are counted as nodes complete rounds."""
+    """When a run ends: after a number of rounds of every node, at a time of the engine's clock, after a
+    number of bytes sent (in total, or per node on average), or at a target. Unless ``diverged`` is
+    "continue", it also ends when a model is not finite. Bytes are counted when nodes complete rounds."""
 
     rounds: Count | None = None
     time_s: float | None = Field(default=None, gt=0)
@@ -102,13 +103,13 @@ class Stop(Section):
 
 
 class WarmStart(Section):
-    """All nodes start with the model of a run (the mean over its nodes, or that of a ``rank``), or with that of a file of
-    named tensors. A record has the file of the run's models, and its checksum.
+    """All nodes start with the model of a run (the mean over its nodes, or the model of one ``rank``), or
+    with the model in a file of named tensors. The record names the file and its checksum.
 
     Attributes:
         path: the folder of the run, or a safetensors file; "from" in an experiment file.
-        rank: the node of the run whose model it is; None is the mean.
-        crc32: the checksum that the file must have; None takes any.
+        rank: the node of the run whose model is used; None is the mean.
+        crc32: the required checksum of the file; None accepts any.
     """
 
     path: FilePath = Field(alias="from")
@@ -121,7 +122,7 @@ class WarmStart(Section):
 
 
 class Gather(Section):
-    """How a node waits for slow and dead peers, and treats those that send malformed messages; see docs/faults.md."""
+    """How a node waits for slow and dead peers, and handles malformed messages; see docs/faults.md."""
 
     timeout_s: float | None = Field(default=None, gt=0)
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
@@ -130,7 +131,7 @@ class Gather(Section):
 
     @property
     def drops_malformed(self) -> bool:
-        """Whether a run goes on without a message that is not what its receiver expects."""
+        """Whether a run continues without a message that its receiver does not expect."""
         return self.malformed == "drop" or (self.malformed == "lose_peer" and self.lost_peer != "fail")
 
     @model_validator(mode="after")
@@ -141,14 +142,15 @@ class Gather(Section):
 
 
 class SecureAggregation(Section):
-    """Nodes learn the weighted sum of their neighbours' models, and no single one; see docs/security.md.
+    """Nodes learn the weighted sum of their neighbours' models, but no individual model; see
+    docs/security.md.
 
     Attributes:
-        ring_bits: width of the integers that travel.
-        fraction_bits: how many of these are behind the point; values have to be below
-            2^(ring_bits - 1 - fraction_bits) - 1.
-        drop_outs: when a sender is lost, "skip" a round's mixing, or "recover" the sum of the others.
-        masked: false sends the same integers without masks, to measure what these cost.
+        ring_bits: width in bits of the integers that are sent.
+        fraction_bits: number of fractional bits. Values have to be below 2^(ring_bits - 1 - fraction_bits) -
+            1.
+        drop_outs: when a sender is lost, "skip" the round's mixing, or "recover" the sum of the others.
+        masked: false sends the same integers without masks, to measure the cost of masking.
     """
 
     ring_bits: Literal[32, 64] = 32
@@ -164,9 +166,9 @@ class SecureAggregation(Section):
 
 
 class Failures(Section):
-    """When peers consider a node dead. A null ``heartbeat_s`` sends none on one machine, where the parent process sees which
-    node ends, elsewhere every fifth of ``detection_s``. With heartbeats, a peer that hangs or is stopped is noticed within
-    detection_s + heartbeat_s / 2 seconds."""
+    """When peers consider a node dead. If ``heartbeat_s`` is null, nodes on one machine send no heartbeats,
+    since the parent process sees when a node ends; otherwise the interval is a fifth of ``detection_s``. With
+    heartbeats, a peer that hangs or is stopped is detected within detection_s + heartbeat_s / 2 seconds."""
 
     heartbeat_s: float | None = Field(default=None, gt=0)
     detection_s: float = Field(default=10.0, gt=0)
@@ -179,7 +181,7 @@ class Failures(Section):
 
 
 class Checkpoints(Section):
-    """When a run is saved, so that it can be resumed. A node is saved at the end of one of its rounds."""
+    """When a run is saved so that it can be resumed. A node is saved at the end of one of its rounds."""
 
     every_rounds: Count | None = None
     every_s: float | None = Field(default=None, ge=1e-6)
@@ -187,11 +189,12 @@ class Checkpoints(Section):
 
     @property
     def on(self) -> bool:
-        """Whether there are checkpoints; if so, there is one at the end too."""
+        """Whether checkpoints are written. If so, one is also written at the end."""
         return self.every_rounds is not None or self.every_s is not None
 
     def due(self, rounds: int, time_s: float) -> int:
-        """The number of checkpoints that are due within a number of rounds and a time; a node is saved when it grows."""
+        """The number of checkpoints due after a number of rounds and a time. A node is saved when this number
+        grows."""
         by_rounds = 0 if self.every_rounds is None else rounds // self.every_rounds
         return by_rounds + (0 if self.every_s is None else int(time_s / self.every_s))
 
@@ -207,8 +210,9 @@ class Simulate(Section):
 
 
 class Processes(Section):
-    """The engine ``processes``: one operating-system process for each node, TCP between them. A process has one node and
-    can't batch: the trainer "auto" is "fused" where "simulate" would choose it too, else "sequential"."""
+    """The engine ``processes``: one operating-system process per node, connected by TCP. A process has only
+    one node and can't batch, so the trainer "auto" is "fused" if "simulate" would also choose it, and
+    "sequential" otherwise."""
 
     name: Literal["processes"] = "processes"
     trainer: Literal["auto", "sequential", "fused"] = "auto"
@@ -229,7 +233,7 @@ _Codecs = (
     Annotated[Any, ComponentField("codec", optional=True)]
     | Annotated[list[Any], ComponentField("codec", many=True)]
 )
-"""The accepted forms of the fields ``engine`` and ``codec`` in a file."""
+"""Accepted forms of the fields ``engine`` and ``codec`` in a file."""
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 
@@ -260,10 +264,10 @@ def _engine(value: Any) -> Any:
 
 
 class Experiment(Section):
-    """One complete description of a run.
+    """The complete description of a run.
 
-    Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is frozen;
-    :meth:`override` gives a changed copy.
+    Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is
+    frozen; :meth:`override` returns a changed copy.
     """
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
@@ -326,14 +330,14 @@ class Experiment(Section):
         """Read an experiment file.
 
         Args:
-            path: a YAML file; relative paths in it are relative to its folder. Or the name of an experiment that comes with
-                gossamer, such as "quickstart".
+            path: a YAML file, in which relative paths are relative to its folder, or the name of an
+                experiment included in gossamer, such as "quickstart".
             overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
                 are relative to the working directory.
             engine: the name of an engine that replaces the file's.
 
         Raises:
-            BadInput: for a missing file, broken YAML, or anything in it that can't be used.
+            BadInput: for a missing file, invalid YAML, or invalid content.
         """
         file = examples.located(path)
         return cls.of(cls.read(file, overrides, engine), file.resolve().parent)
@@ -367,7 +371,7 @@ class Experiment(Section):
         if engine is not None:
             if isinstance(raw.get("engine"), Mapping):
                 raw["engine"] = {"name": "simulate", **raw["engine"]}
-            # As if it were the last word of all assignments; another engine drops the options of the old one.
+            # This counts as the last assignment. A different engine drops the options of the old one.
             given = [each for each in given if not each.startswith("engine.name=")]
             given.append(f"engine.name={engine}")
         assign_all(raw, given, cls)
@@ -375,15 +379,16 @@ class Experiment(Section):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
-        """The experiment in a mapping; relative paths are relative to ``folder``. Raises BadInput for unusable values."""
+        """The experiment in a mapping; relative paths are relative to ``folder``. Raises BadInput for invalid
+        values."""
         return cls.model_validate(dict(raw), context={"folder": folder})
 
     def override(self, **changes: Any) -> Experiment:
-        """A validated copy with other values for some fields; raises BadInput for unusable ones."""
+        """A validated copy with other values for some fields. Raises BadInput for invalid values."""
         return Experiment.of({**self.model_dump(mode="json"), **changes})
 
     def to_yaml(self) -> str:
-        """The resolved experiment: a YAML text with every field, which gives the same experiment again."""
+        """The resolved experiment as YAML text with every field. Parsing it returns the same experiment."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
     def save(self, path: str | Path) -> None:
@@ -395,14 +400,14 @@ class Experiment(Section):
 
 
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """The mapping in a YAML file; a missing file, broken YAML, or anything but a mapping is bad input. ``accepted`` and
-    ``fields`` say in messages which file and which fields are expected."""
+    """The mapping in a YAML file. BadInput for a missing file, invalid YAML, or anything but a mapping.
+    ``accepted`` and ``fields`` describe the expected file and fields in messages."""
     text = files.read_text(Path(path), files.MOST_YAML_BYTES, None, accepted)
     return parse_mapping(text, str(path), fields)
 
 
 def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
+    """The mapping in a YAML text from ``source``. ``fields`` and errors are as in :func:`read_mapping`."""
     raw = files.parse_yaml(text, source)
     if not isinstance(raw, dict):
         raise BadInput(f"{source}: got {shown(raw)[:100]}; accepted: {fields}")
@@ -414,8 +419,8 @@ _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
 def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
-    """Carry out assignments of the command line, ``"a.b=value"`` with a YAML value, in place and whatever their order; one
-    that can't be carried out, or a second one to the same field, is bad input."""
+    """Apply assignments from the command line, ``"a.b=value"`` with a YAML value, in place; their order does
+    not matter. BadInput for an invalid assignment, or a second one to the same field."""
     values: dict[str, tuple[Any, str]] = {}
     for override in overrides:
         path, separator, text = override.partition("=")
@@ -440,10 +445,10 @@ def ordered(assignments: Mapping[str, T]) -> list[tuple[str, T]]:
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
-    """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses
-    another component, and a number is an entry of a list, ``"a.0.b"``. ``said`` is the origin of the assignment, for
-    messages. The defaults of ``model`` stand for components that the file leaves out. A path through something that has no
-    fields is bad input."""
+    """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter,
+    ``"a.name"`` chooses another component, and a number selects an entry of a list, ``"a.0.b"``. ``said`` is
+    the origin of the assignment, for messages. The defaults of ``model`` are used for components that the
+    file leaves out. BadInput for a path through a value without fields."""
     if not _PATH.fullmatch(path):
         raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
     *parents, last = path.split(".")
@@ -460,7 +465,7 @@ def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[Ba
             if isinstance(inner, str) and depth == 0:
                 inner = {"name": inner}  # a bare name stands for a component with default parameters
             key, fields[name] = name, inner
-        fields[key] = copy(fields[key])  # in YAML, an alias is the same object
+        fields[key] = copy(fields[key])  # a YAML alias is the same object
         fields = fields[key]
         if not isinstance(fields, dict) and not (isinstance(fields, list) and depth + 1 < len(parents)):
             raise BadInput(f"{said}: {where} is {shown(fields)}, which has no fields")

@@ -48,20 +48,21 @@ KINDS: dict[str, tuple[str, str]] = {
     "weights": ("gossamer.topology", "Weights"),
     "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }
-"""Kind -> the package that registers its built-in names, and the base class (empty where a function is accepted too)."""
+"""Kind -> the package that registers its built-in names, and the base class (empty if functions are accepted
+too)."""
 
 OFFERED: dict[str, frozenset[str]] = {
     "model": frozenset({"shape", "classes", "users", "items", "mean_rating"}),
     "task": frozenset({"data_root", "seed"}),
 }
-"""Kind -> parameters of its functions that the run fills in where the experiment leaves them out."""
+"""Kind -> parameters of its functions that the run fills in if the experiment leaves them out."""
 
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
 class Section(BaseModel):
-    """A frozen group of fields in an experiment file. Unknown fields are refused, as are booleans where a number is expected.
-    A relative path (a field of type ``Path``) is relative to the file's folder."""
+    """A frozen group of fields in an experiment file. Unknown fields are refused, and so are booleans in
+    place of numbers. A relative path (a field of type ``Path``) is relative to the file's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -75,7 +76,8 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """Base of everything that an experiment names. Its fields are its parameters; a field ``name`` is bad input."""
+    """Base class of everything that an experiment names. Its fields are its parameters. BadInput for a field
+    ``name``."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     registered_name: ClassVar[str] = ""
@@ -104,19 +106,19 @@ class Component(Section):
         return cls.__dict__.get("registered_name") or _path_of(cls)
 
     def spec(self) -> dict[str, Any]:
-        """The entry of an experiment file that gives this component: its name and every parameter."""
+        """The entry for this component in an experiment file: its name and every parameter."""
         return {"name": self.name_of(), **self.model_dump(mode="json")}
 
 
 class FunctionComponent(Component):
-    """A plain function, or a class of another library, under a name; its parameters are the fields."""
+    """A plain function, or a class of another library, under a name. Its parameters are the fields."""
 
     function: ClassVar[Callable[..., Any]]
     _offered: ClassVar[frozenset[str]] = frozenset()
 
     def call(self, **offered: Any) -> Any:
-        """The function's value for these parameters. Of the offered values it takes those for which it has a parameter
-        that the experiment does not give."""
+        """Call the function with its parameters. It also gets those of the offered values for which it has a
+        parameter that the experiment does not set."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         given = {name: v for name, v in fields.items() if v is not None or name not in self._offered}
         filled = {name: v for name, v in offered.items() if name in fields and name not in given}
@@ -157,14 +159,14 @@ def names(kind: str) -> dict[str, type[Component]]:
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind). An unknown
-    name, and a module or attribute that can't be imported, are bad input."""
+    """The component class with a name. ``field`` is the field that holds it, for messages (default: the
+    kind). BadInput for an unknown name, and for a module or attribute that can't be imported."""
     field = field or kind
     if ":" in name:
         said = f"{field} {name!r}"
         return _as_component(kind, imported(name, said), name, said)
     importlib.import_module(KINDS[kind][0])
-    known = _builtin[kind] if name in _builtin[kind] else names(kind)  # which loads entry points
+    known = _builtin[kind] if name in _builtin[kind] else names(kind)  # names() loads entry points
     if name not in known:
         accepted = f'{listed(known)}{" or " if known else ""}"package.module:Class"'
         raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
@@ -172,10 +174,11 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
 
 
 def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
-    """Build a component of a kind from an entry of an experiment file: a mapping with ``name`` and parameters, or a bare
-    name; a class or function stands for its name, and a component stays. Relative paths are relative to the ``folder`` in the
-    context; ``field`` is the field that holds the value, for messages (default: the kind). An unknown name, and parameters
-    that the component refuses, are bad input."""
+    """Build a component of a kind from an entry of an experiment file: a mapping with ``name`` and
+    parameters, or a bare name. A class or function stands for its name; a component is returned unchanged.
+    Relative paths are relative to the ``folder`` in the context. ``field`` is the field that holds the value,
+    for messages (default: the kind). BadInput for an unknown name, and for parameters that the component
+    refuses."""
     field = field or kind
     if isinstance(value, Component):
         return value
@@ -203,14 +206,15 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
 
 
 def _path_of(found: type | Callable[..., Any]) -> str:
-    """ "module:name" of a class or function. That of the script that is running names the script, as other processes and
-    later ones find it."""
+    """ "module:name" of a class or function. For the running script, it names the script's module, so that
+    other processes find it."""
     module = _script() if found.__module__ == "__main__" else None
     return f"{module or found.__module__}:{found.__qualname__}"
 
 
 def _script() -> str | None:
-    """The module that this process runs as a script; None for a notebook, a prompt, or a program that is no module."""
+    """The module that this process runs as a script; None for a notebook, a prompt, or a program that is not
+    a module."""
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name)
@@ -218,12 +222,12 @@ def _script() -> str | None:
     return file.stem if file.suffix == ".py" else None
 
 
-_imported: list[str] = []  # modules whose import is under way, innermost last
+_imported: list[str] = []  # modules being imported, innermost last
 
 
 def check_not_importing(call: str) -> None:
-    """Refuse to start work while the module of a component is imported: a script whose classes other processes import would
-    start it in each of them."""
+    """Refuse to start work while the module of a component is being imported. Otherwise, a script whose
+    classes other processes import would start the work in each of them."""
     if _imported:
         raise BadInput(
             f'{call}: called where {_imported[-1]!r} is imported; accepted: below if __name__ == "__main__":'
@@ -231,7 +235,8 @@ def check_not_importing(call: str) -> None:
 
 
 def imported(path: str, said: str) -> Any:
-    """The object behind ``"package.module:attribute"``; a BadInput, which begins with ``said``, if it does not exist."""
+    """The object named by ``"package.module:attribute"``. A BadInput that begins with ``said`` if it does not
+    exist."""
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -249,7 +254,7 @@ def imported(path: str, said: str) -> Any:
     finally:
         _imported.pop()
     if (found := getattr(module, attribute, None)) is None:
-        if module_name == "__main__":  # of a notebook or a prompt, which other processes can't import
+        if module_name == "__main__":  # a notebook or a prompt, which other processes can't import
             raise BadInput(
                 f"{said}: other processes can't import it; accepted: a class of a module (begin the cell with"
                 f" %%writefile mine.py, and then: from mine import {attribute})"
@@ -259,7 +264,7 @@ def imported(path: str, said: str) -> Any:
 
 
 def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
-    """The component class that a user's name stands for."""
+    """The component class for a user's object."""
     if inspect.isclass(found) and issubclass(found, Component):
         found.registered_name = found.__dict__.get("registered_name") or name
         return found
@@ -285,7 +290,7 @@ def _from_function(kind: str, function: Callable[..., Any], name: str, said: str
             fields[parameter.name] = (Optional[hints.get(parameter.name, Any)], None)  # noqa: UP045
         elif parameter.default is parameter.empty or _is_plain(parameter.default):
             default = ... if parameter.default is parameter.empty else parameter.default
-            given = Field(default, validate_default=isinstance(default, Path))  # which makes it absolute
+            given = Field(default, validate_default=isinstance(default, Path))  # validation makes it absolute
             fields[parameter.name] = (hints.get(parameter.name, Any), given)
     cls = create_model(getattr(function, "__name__", name), __base__=base, __doc__=doc, **fields)
     cls.function, cls.registered_name = staticmethod(function), name
@@ -294,13 +299,14 @@ def _from_function(kind: str, function: Callable[..., Any], name: str, said: str
 
 
 def _configured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A model class of transformers takes a configuration: the parameters are those of the configuration."""
+    """A model class of transformers takes a configuration, so the parameters are those of the
+    configuration."""
     config = getattr(function, "config_class", None)
     return function if config is None else lambda **parameters: function(config(**parameters))
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of parameters, as far as they can be evaluated."""
+    """The parameters' annotations, if they can be evaluated."""
     called = function.__init__ if inspect.isclass(function) else function
     try:
         return inspect.get_annotations(called, eval_str=True)
@@ -309,7 +315,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_plain(default: object) -> bool:
-    """Whether a file can hold a default. (Of other libraries' functions it may be a class.)"""
+    """Whether a file can hold a default value. (In other libraries' functions it may be a class.)"""
     try:
         to_jsonable_python(default)
     except PydanticSerializationError:
@@ -336,7 +342,7 @@ class ComponentField:
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         if (
             "json_schema_input_schema" in schema["schema"]
-        ):  # of a validator before this one, which says what it accepts
+        ):  # from an earlier validator, whose message says what it accepts
             return dict(handler(schema))
         entry = {"component": self.kind}  # gossamer.config.schema puts a reference in its place
         if self.many:
@@ -359,14 +365,14 @@ class ComponentField:
 
 
 class Placed(str):
-    """Text from elsewhere than the file: a path in it is relative to its ``folder``."""
+    """Text from outside the file. A path in it is relative to its ``folder``."""
 
     folder: Path
 
 
 def placed(value: Any, folder: Path | None) -> Any:
-    """A copy of a file's value whose texts, which may be paths, are marked as relative to a folder, unless they are marked
-    already."""
+    """A copy of a file's value in which texts, which may be paths, are marked as relative to a folder unless
+    they are already marked."""
     if isinstance(value, list):
         return [placed(item, folder) for item in value]
     if isinstance(value, Mapping):
@@ -386,4 +392,5 @@ def _resolved(value: Any, info: Any) -> Any:
 
 
 FilePath = Annotated[Path, BeforeValidator(_resolved)]
-"""A path; a relative one is resolved from the folder of the file that holds it, else from the working directory."""
+"""A path. A relative path is resolved from the folder of the file that contains it, or else from the working
+directory."""

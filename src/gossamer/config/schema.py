@@ -1,4 +1,5 @@
-"""The JSON Schema of an experiment file, with every component and its parameters: editors complete and check by it."""
+"""The JSON Schema of an experiment file, with every component and its parameters, for completion and checks
+in editors."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ OWN = {"type": "string", "pattern": ":", "description": "a class of your own: pa
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12). Its ``$defs`` have, for each kind, what a field of that kind may hold, and under
-    ``kind.name`` the mapping of each component: ``topology``, ``topology.ring``, ..."""
+    """The schema (draft 2020-12). Its ``$defs`` define the accepted values of each kind and, under
+    ``kind.name``, the mapping of each component: ``topology``, ``topology.ring``, ..."""
     definitions: dict[str, Any] = {}
     for kind in sorted(KINDS):
         found = dict(sorted(names(kind).items()))
@@ -61,14 +62,14 @@ def summary(documented: object) -> str:
 
 
 def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
-    """The schema of a model, whose own definitions are below ``home`` in ``$defs``; None is the root."""
+    """The schema of a model, whose own definitions go below ``home`` in ``$defs``; None is the root."""
     template = "#/$defs/{model}" if home is None else f"#/$defs/{home}/$defs/{{model}}"
     found = cls.model_json_schema(ref_template=template, schema_generator=_Generator)
     found["description"] = summary(cls)
     for name, text in parameters(cls).items():
         if name in found.get("properties", {}):
             found["properties"][name]["description"] = text
-    # A field of components has a stand-in, since those of a kind may hold others of the same kind.
+    # A field that holds components has a placeholder, since a component may hold others of its own kind.
     text = re.sub(r'"component": "(\w+)"', r'"$ref": "#/$defs/\1"', json.dumps(found))
     return dict(json.loads(text))
 
@@ -85,7 +86,8 @@ def parameters(cls: type[BaseModel]) -> dict[str, str]:
 
 
 class _Generator(GenerateJsonSchema):
-    """A value that a file can't hold, such as a function, is of any type; the default of a component is its entry."""
+    """Gives any type to a value that a file can't hold, such as a function, and uses a component's entry as
+    its default."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}

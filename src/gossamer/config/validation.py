@@ -1,4 +1,5 @@
-"""Turns pydantic's errors into gossamer's: one line for each problem with the field, the value and what is accepted."""
+"""Turns pydantic's errors into gossamer's: one line per problem, with the field, the value and what is
+accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
     """The problems of a validation error, one line for each field; ``prefix`` is the field that holds the model."""
     values: dict[str, str] = {}
     expected: dict[str, list[str]] = {}  # a union has one error for each of its branches
-    # A field that is misspelt comes before the one that is missing because of it.
+    # A misspelt field comes before the field that is missing because of it.
     for problem in sorted(
         error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
     ):
@@ -36,14 +37,15 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         *(
             f"{name}: {value}{' or '.join(dict.fromkeys(expected[name]))}"
             for name, value in values.items()
-            # A problem inside a value says more than that other branches of a union refuse the whole value.
+            # A problem inside a value is more informative than the other branches' refusal of the whole
+            # value.
             if not any(other.startswith(f"{name}.") for other in values)
         )
     )
 
 
 def accepted(problem: ErrorDetails) -> str:
-    """The values that would have been accepted, in words that need no knowledge of pydantic."""
+    """The accepted values, in words that require no knowledge of pydantic."""
     match problem["type"]:
         case "string_pattern_mismatch":
             return f"text that matches {problem['ctx']['pattern']}"
@@ -63,7 +65,8 @@ def accepted(problem: ErrorDetails) -> str:
 
 
 class _Boolean:
-    """A boolean where a number is expected: pydantic would take it for 0 or 1, and refuses this instead."""
+    """Stands for a boolean where a number is expected. Pydantic refuses this object, but would accept the
+    boolean as 0 or 1."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -73,7 +76,8 @@ class _Boolean:
 
 
 def without_booleans(value: Any, annotation: Any) -> Any:
-    """A value for a field of this type, in which booleans are refused where only a number can stand."""
+    """The value for a field of this type, with booleans replaced where only a number is valid, so that they
+    are refused."""
     types = set(_types_in(annotation))
     if types.isdisjoint((int, float)) or not types.isdisjoint((bool, Any)):
         return value
@@ -91,7 +95,7 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 
 def accepting(text: str) -> WrapValidator:
-    """Pydantic annotation that replaces whatever pydantic says of a wrong value by "accepted: ``text``"."""
+    """Pydantic annotation that replaces pydantic's message for an invalid value by "accepted: ``text``"."""
 
     def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:

@@ -28,6 +28,7 @@ from gossamer.messages.tags import Model
 
 ALIGNMENT = 64
 """Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
+_ROW = "_gossamer_row"  # an attribute of the rows on other devices than the CPU
 _RESERVED = 4  # address space in multiples of the machine's memory; less where the system refuses that
 
 # Python has this name from 3.13 on; the number is its value on Linux.
@@ -60,7 +61,9 @@ class Rows:
     def fresh(self) -> Float[Tensor, " length"]:
         """A new row, writable until it is shared; its values are undefined."""
         if not self._pooled:
-            return torch.empty(self.length, device=self.device)
+            row = torch.empty(self.length, device=self.device)
+            setattr(row, _ROW, True)
+            return row
         with self._lock:
             while self._ended:
                 ended = self._ended.popleft()
@@ -86,7 +89,7 @@ class Rows:
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row of these values: the vector itself if it is a whole row."""
-        whole = self._pooled and self.is_row(vector)
+        whole = self.is_row(vector) if self._pooled else self.owns(vector)
         return vector if whole else self.fresh().copy_(vector.detach())
 
     def stack(self, vectors: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "count n"]:
@@ -102,8 +105,10 @@ class Rows:
         return parameters, torch.stack([model.buffers for model in models])
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a row or a view of one."""
-        if not self._pooled or tensor.device.type != "cpu":
+        """Whether a tensor is a row or, on the CPU, a view of one."""
+        if not self._pooled:
+            return hasattr(tensor, _ROW)
+        if tensor.device.type != "cpu":
             return False
         offset = tensor.untyped_storage().data_ptr() - self._base
         return offset >= 0 and offset // (self.stride * 4) in self._taken

@@ -1,4 +1,5 @@
-"""Payloads on the wire and on disk: a msgpack structure, and the little-endian memory of the tensors in it.
+"""Payloads on the wire and on disk: a msgpack structure, followed by the tensors' contents in little-endian
+order.
 
 ::
 
@@ -13,11 +14,11 @@
               | ext 4: as ext 1 (the parameters of a model without buffers)
     coded     = ext 5: structure (what a codec made of the parameters)
 
-A structure says how large every buffer is, so a receiver checks it (:func:`describe`) before it allocates
-one. Nothing is unpickled, and nothing but :class:`FrameError` comes out of bytes that are wrong.
+The structure gives the size of every buffer, so a receiver checks it (:func:`describe`) before it allocates
+any. Nothing is unpickled, and invalid bytes raise nothing but :class:`FrameError`.
 
-Both engines use this module: ``processes`` sends what :func:`encode` gives; ``simulate`` hands over what
-:func:`freeze` gives and charges :func:`wire_bytes` for it."""
+Both engines use this module: ``processes`` sends the result of :func:`encode`; ``simulate`` delivers the
+result of :func:`freeze` and charges :func:`wire_bytes` for it."""
 
 from gossamer.messages.encoding import BEGIN_BYTES as BEGIN_BYTES
 from gossamer.messages.encoding import CHUNK_BYTES as CHUNK_BYTES

@@ -1,7 +1,7 @@
-"""Payloads as bytes: encoding, decoding and sizes. The package's docstring has the format.
+"""Payloads as bytes: encoding, decoding and sizes. The package's docstring describes the format.
 
-Whatever is wrong with bytes from a socket or a file is a :class:`FrameError`, and nothing is allocated ahead of the bytes
-that fill it."""
+Any fault in bytes from a socket or a file raises :class:`FrameError`, and no memory is allocated before the
+bytes that fill it have arrived."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from gossamer.messages.tags import INDEX_DTYPES, Coded, Model, Part, Payload, Ta
 
 MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
-"""Values in a payload, keys included; limited because an empty list is one byte to send and 56 to hold."""
-MAX_TENSORS = 4_096  # tensors in a payload, those of parts and models included
+"""Maximum number of values in a payload, including keys. It is limited because an empty list takes one byte
+on the wire and 56 in memory."""
+MAX_TENSORS = 4_096  # tensors in a payload, including those of parts and models
 MAX_DIMENSIONS = 32
 
 CHUNK_BYTES = 16 * 1024
-"""Bytes of a message that travel in one chunk: a quarter of the window (:data:`gossamer.messages.tags.WINDOW`), so that three
-more are under way while the credit for one comes back."""
+"""Bytes of a message in one chunk: a quarter of the window (:data:`gossamer.messages.tags.WINDOW`), so that
+three more chunks are in flight while the credit for one returns."""
 BEGIN_BYTES, DATA_BYTES = 19, 7
-"""Headers of a message's first chunk and of every later one (:mod:`gossamer.runtime.processes.transport.wire`)."""
+"""Sizes of the headers of a message's first chunk and of each later one
+(:mod:`gossamer.runtime.processes.transport.wire`)."""
 
 DTYPES: tuple[torch.dtype, ...] = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -46,7 +48,7 @@ _TIME = struct.Struct(">Bd")
 
 
 class FrameError(GossamerError, ValueError):
-    """Bytes from a socket or a file that are not what they should be; the message is one line."""
+    """Invalid bytes from a socket or a file. The message is one line."""
 
 
 class BufferSpec(NamedTuple):
@@ -63,8 +65,8 @@ class BufferSpec(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A payload as it travels: everything but the tensors' contents (msgpack), and the tensors in the structure's order,
-    contiguous, on the CPU; they may share memory with the payload's."""
+    """The wire form of a payload: the structure (msgpack), and the tensors in the structure's order,
+    contiguous and on the CPU. They may share memory with the payload's tensors."""
 
     structure: bytes
     buffers: tuple[Tensor, ...]
@@ -79,9 +81,9 @@ class Encoded:
 
 
 def encode(payload: Payload) -> Encoded:
-    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied. TypeError for an object that
-    can't travel; ValueError for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or
-    a payload beyond the limits."""
+    """The wire form of a payload. Contiguous tensors on the CPU are not copied. TypeError for an object that
+    can't be sent; ValueError for an int beyond 64 bits, a key that is neither str nor int, an inconsistent
+    part, or a payload beyond the limits."""
     bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
     alone = payload.parameters if bare else payload
     if (
@@ -94,15 +96,15 @@ def encode(payload: Payload) -> Encoded:
         return Encoded(_structure_of_one(alone.dtype, alone.shape, alone is not payload), (buffer,))
     structure, tensors = _structure_of(payload)
     buffers = tuple(tensor.detach().cpu().contiguous() for tensor in tensors)
-    # Read as the receiver will, so that a fault is an error here, not a lost connection there.
+    # Decode it as the receiver will, so that a fault is an error here, not a lost connection there.
     decode(structure, buffers)
     return Encoded(structure, buffers)
 
 
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
-    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned. A tensor
-    that can't change any more may be kept as it is. TypeError for an object that can't travel; other limits are left to
-    :func:`encode`."""
+    """The payload that the receiver would get: containers are copied (tuples become lists), tensors are
+    detached and cloned. A tensor that can't change any more may be kept. TypeError for an object that can't
+    be sent; :func:`encode` checks the other limits."""
 
     def frozen(item: Any, depth: int) -> Any:
         if type(item) in _SCALARS:
@@ -122,7 +124,7 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
             if isinstance(item, dict):
                 return {key: frozen(inner, depth + 1) for key, inner in item.items()}
             return [frozen(inner, depth + 1) for inner in item]
-        # A codec's output belongs to nobody else, so it need not be copied.
+        # A codec's output has no other owner, so it need not be copied.
         return item if isinstance(item, Coded) else _base(item)
 
     return frozen(payload, 0)
@@ -132,18 +134,19 @@ _PROTECTED = "_gossamer_protected"
 
 
 def protect(tensor: Tensor) -> None:
-    """Let :func:`overwrite` refuse to give a tensor other values."""
+    """Make :func:`overwrite` refuse to change a tensor."""
     setattr(tensor, _PROTECTED, True)
 
 
 def overwrite(there: Any, saved: Any) -> Any:
-    """Give a payload the values of another one of its structure. Tensors, dicts and lists are written over, so that whatever
-    refers to them has the values; gives what replaces anything else. ValueError for a tensor that is protected."""
+    """Give a payload the values of another one with the same structure. Tensors, dicts and lists are
+    overwritten in place, so that existing references see the new values; for any other object, the
+    replacement is returned. ValueError for a protected tensor."""
     if isinstance(there, Tensor) and isinstance(saved, Tensor) and there.shape == saved.shape:
         if hasattr(there, _PROTECTED) and not torch.equal(there, saved.to(there.device)):
             raise ValueError("a vector that others hold would be written over")
-        there.data.copy_(saved)  # (through .data, which does not count as a modification)
-        vars(there).clear()  # of what was noted about its values
+        there.data.copy_(saved)  # through .data, which torch does not count as a modification
+        vars(there).clear()  # what was noted about the old values
         return there
     if isinstance(there, Model) and isinstance(saved, Model):
         return Model(*map(overwrite, there, saved))
@@ -162,7 +165,7 @@ def overwrite(there: Any, saved: Any) -> Any:
 
 
 def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
-    """A payload's structure, and its tensors as they are: only coordinates are copied, whatever device they are on."""
+    """A payload's structure and its tensors, on their devices. Only coordinates are copied."""
     tensors: list[Tensor] = []
 
     def pack(*items: Any) -> bytes:
@@ -195,13 +198,15 @@ def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
 
 @lru_cache(maxsize=1024)
 def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> bytes:
-    """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
+    """The structure of a payload that is one tensor, or a model without buffers: the most frequent payloads
+    by far."""
     tensor = torch.empty(shape, dtype=dtype)
     return _structure_of(Model(tensor) if is_model else tensor)[0]
 
 
 def _narrow(where: Tensor, size: int) -> Tensor:
-    """The coordinates of a part [k] in the narrowest type for all coordinates of a vector of some length."""
+    """The coordinates of a part [k] in the narrowest type that holds all coordinates of a vector of length
+    ``size``."""
     for dtype in (torch.uint8, torch.uint16, torch.uint32):
         if size <= 1 << 8 * dtype.itemsize:
             return where.cpu().to(dtype)
@@ -209,7 +214,7 @@ def _narrow(where: Tensor, size: int) -> Tensor:
 
 
 def _base(item: Any) -> Any:
-    """The number or text that a subclass (numpy.float64, an enumeration) travels as."""
+    """The plain number or text as which a subclass (numpy.float64, an enumeration) is sent."""
     if isinstance(item, int) and not -(2**63) <= item < 2**64:
         raise ValueError(f"payload: {item} does not fit into 64 bits")
     for base in (float, int, str, bytes):
@@ -236,9 +241,9 @@ def _check_tensor(item: Tensor) -> None:
 
 
 def wire_bytes(tag: Tag, payload: Payload | Encoded) -> int:
-    """Bytes that a message takes on the wire: head, buffers and chunk headers; not credit, not handshakes. They depend on the
-    tag and the payload, not on ranks, times, sequence numbers or what the tensors contain. Errors are those of
-    :func:`encode` and :func:`pack_head`."""
+    """Size of a message on the wire in bytes: head, buffers and chunk headers, without credit and handshakes.
+    It depends on the tag and the payload, not on ranks, times, sequence numbers or the tensors' contents.
+    Errors are those of :func:`encode` and :func:`pack_head`."""
     encoded = payload if isinstance(payload, Encoded) else encode(payload)
     return framed_bytes(_head_bytes(as_tag(tag)) + encoded.nbytes)
 
@@ -266,8 +271,8 @@ def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
-    """(tag, sent_at, structure) of a head; FrameError for one that :func:`pack_head` would not have written. The structure is
-    not looked at."""
+    """(tag, sent_at, structure) of a head. FrameError for a head that :func:`pack_head` would not write. The
+    structure is not checked."""
     if head[:1] != _HEAD:
         raise FrameError("the head is not an array of 3")
     reader = Reader(head[1:], None)
@@ -288,8 +293,9 @@ def raw(buffer: Tensor) -> memoryview:
 
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
-    """The payload of a structure and its buffers, which have the dtypes and shapes that :func:`describe` gives; its tensors
-    are the buffers themselves. FrameError for anything that :func:`encode` would not have written, and for other buffers."""
+    """The payload of a structure and its buffers, whose dtypes and shapes must be those of :func:`describe`.
+    Its tensors are the buffers themselves. FrameError for anything that :func:`encode` would not write, and
+    for other buffers."""
     reader = Reader(structure, buffers)
     payload = reader.whole()
     if len(buffers) != len(reader.specs):
@@ -310,21 +316,21 @@ _MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 class Reader:
-    """Reads values one after the other; without buffers, tensors become :class:`BufferSpec`. msgpack would allocate an array
-    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars,
-    extensions and the headers of containers here. The reader of an extension's content shares the count and the tensors of
-    the reader around it."""
+    """Reads values one after the other. Without buffers, tensors become :class:`BufferSpec`. msgpack
+    allocates an array of the announced size before it reads the first element, on each of its hundreds of
+    levels; it is therefore used only for scalars, extensions and the headers of containers. The reader of an
+    extension's content shares the count and the tensors of the enclosing reader."""
 
     def __init__(self, data: bytes, buffers: Sequence[Tensor] | None, around: Reader | None = None) -> None:
         self._data, self._buffers = data, buffers
         self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=self._extension)
         self._unpacker.feed(data)
-        self.at: Callable[[], int] = self._unpacker.tell  # how many bytes were read
+        self.at: Callable[[], int] = self._unpacker.tell  # number of bytes read
         self._count: Iterator[int] = itertools.count(1) if around is None else around._count
         self.specs: list[BufferSpec] = [] if around is None else around.specs
-        # Extensions that are being read: none holds its like, since each holds a copy of all that is in it.
+        # Extensions being read. None may contain its own type, since each one copies its content.
         self._open: set[int] = set() if around is None else around._open
-        self._depth = 0  # of the extension that is being read
+        self._depth = 0  # depth of the extension being read
 
     def whole(self) -> Any:
         """The one value that the bytes hold, with nothing after it."""
@@ -392,7 +398,7 @@ class Reader:
         if rest or not 0 <= dimensions <= MAX_DIMENSIONS or header[0] >= len(DTYPES):
             raise FrameError(f"a tensor with the header {header[:16].hex()}")
         spec = BufferSpec(DTYPES[header[0]], struct.unpack(f"<{dimensions}Q", header[1:]))
-        # Strides are 64-bit too, and torch takes an empty dimension as 1 in them.
+        # Strides are 64-bit too, and torch counts an empty dimension as 1 in them.
         if math.prod(max(length, 1) for length in spec.shape) * spec.dtype.itemsize >= 2**63:
             raise FrameError(f"a tensor of shape {spec.shape}")
         number = len(self.specs)
@@ -419,7 +425,7 @@ def _check_depth(depth: int) -> None:
 
 
 def _checked(item: Any) -> Any:
-    """A part or a model that does not contradict itself; its tensors may be :class:`BufferSpec`."""
+    """The part or model itself, if it is consistent. Its tensors may be :class:`BufferSpec`."""
     if fault := _part_fault(item) if isinstance(item, Part) else _model_fault(*item):
         raise FrameError(fault)
     return item
@@ -430,7 +436,7 @@ def _is_vector(item: Any) -> bool:
 
 
 def _part_fault(part: Part) -> str | None:
-    """The contradiction in a part, whose tensors may be :class:`BufferSpec`."""
+    """The inconsistency in a part, if any. Its tensors may be :class:`BufferSpec`."""
     values, where, size = part.values, part.where, part.size
     if not _is_vector(values):
         return "a part's values are not a vector"
@@ -449,7 +455,7 @@ def _part_fault(part: Part) -> str | None:
 
 
 def _model_fault(parameters: Any, buffers: Any) -> str | None:
-    """The contradiction in a model, likewise."""
+    """The inconsistency in a model, if any."""
     if not (_is_vector(parameters) or isinstance(parameters, Part | Coded)):
         return "a model's parameters are not a vector"
     return None if _is_vector(buffers) else "a model's buffers are not a vector"

@@ -1,4 +1,4 @@
-"""Messages between nodes: tags, payloads, counters, and the handle of a message on its way."""
+"""Messages between nodes: tags, payloads, counters, and the handle of a message in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Tag = str | int | tuple[str | int, ...]
-"""The subject of a message; a receiver asks for a tag or for a prefix of it."""
+"""The subject of a message. A receiver requests a tag or a prefix of it."""
 
 Payload = Any
 """None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Model`, :class:`Part`, :class:`Coded`, and
@@ -30,8 +30,9 @@ _NO_BUFFERS = torch.empty(0)
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some coordinates of a vector, as sparsifying codecs send them: their values [k], the coordinates (int64 [k]; other
-    integers are converted), and the length of the whole vector. Coordinates travel in as few bytes as the length needs."""
+    """A subset of a vector's coordinates, as sent by sparsifying codecs: the values [k], the coordinates
+    (int64 [k]; other integers are converted), and the length of the whole vector. Coordinates are sent in the
+    narrowest type that the length allows."""
 
     values: Tensor
     where: Tensor
@@ -42,7 +43,7 @@ class Part:
             object.__setattr__(self, "where", self.where.long())
 
     def over(self, vector: Tensor) -> Tensor:
-        """A new vector: these coordinates, and those of ``vector`` [size] elsewhere."""
+        """A copy of ``vector`` [size] with the values of this part at its coordinates."""
         return vector.scatter(0, self.where, self.values)
 
 
@@ -53,8 +54,8 @@ def dense(vector: Tensor | Part) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """The parameters of a model as a codec has encoded them: a tensor or a list. What
-    :meth:`~gossamer.codecs.Codec.decode` makes of it is kept for other receivers of a broadcast in one process."""
+    """The parameters of a model as encoded by a codec: a tensor or a list. The result of
+    :meth:`~gossamer.codecs.Codec.decode` is kept for other receivers of a broadcast in the same process."""
 
     payload: Payload
     decoded: list[Tensor | Part] = field(default_factory=list, init=False, repr=False)
@@ -63,14 +64,15 @@ class Coded:
 class Model(NamedTuple):
     """A model: parameters (a flat vector, float32 [P]) and buffers (float32 [B]; integer buffers as whole numbers).
 
-    Models are added, subtracted, negated, and multiplied and divided by numbers, parameters and buffers alike. The model
-    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest."""
+    Models support addition, subtraction, negation, and multiplication and division by numbers; these apply to
+    parameters and buffers. The model in a message may have only some of the parameters, as a :class:`Part`;
+    :meth:`over` fills in the rest."""
 
     parameters: Tensor
     buffers: Tensor = _NO_BUFFERS
 
     def over(self, own: Model) -> Model:
-        """The whole model, with the values of ``own`` where this one has none."""
+        """The whole model, with the values of ``own`` where this model has none."""
         part: Any = self.parameters
         return Model(part.over(own.parameters), self.buffers) if isinstance(part, Part) else self
 
@@ -79,7 +81,7 @@ class Model(NamedTuple):
         return torch.cat(tuple(self))
 
     def unflatten(self, v: Tensor) -> Model:
-        """The model that such a vector stands for."""
+        """The model in such a vector."""
         return Model(v[: len(self.parameters)], v[len(self.parameters) :])
 
     def _each(self, function: Callable[..., Tensor], *others: Any) -> Model:
@@ -108,9 +110,10 @@ class Model(NamedTuple):
 @dataclass(frozen=True, eq=False, slots=True)
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
-    Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the engine's
-    checkpoints; -1 where nobody counts. ``form`` has the form of the payload
-    (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast share it."""
+    Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the
+    engine's checkpoints; it is -1 if they are not counted. ``form`` is the form of the payload
+    (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast share
+    it."""
 
     source: int
     tag: tuple[str | int, ...]
@@ -121,7 +124,7 @@ class Message:
     form: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def unchanged(self) -> bool:
-        """Whether nobody has written the tensors in it, which receivers of one broadcast may share."""
+        """Whether its tensors, which the receivers of a broadcast may share, are unmodified."""
         for tensor, version in self.versions:  # noqa: SIM110 - asked of every message; all() takes three times as long
             if tensor._version != version:
                 return False
@@ -132,16 +135,16 @@ class Message:
 class Traffic:
     """The traffic of one node so far: whole frames with their headers, without handshakes and credit."""
 
-    bytes_sent: int = 0  # cancelled and lost messages included as far as they were sent
+    bytes_sent: int = 0  # including the sent parts of cancelled and lost messages
     bytes_received: int = 0
-    messages_sent: int = 0  # whole messages that have left this node, lost ones included
+    messages_sent: int = 0  # whole messages that have left this node, including lost ones
     messages_received: int = 0
-    messages_cancelled: int = 0  # taken back by this node, before or while they were sent
-    messages_lost: int = 0  # of this node, by the network or for a dead peer
-    messages_late: int = 0  # came in after this node went on without them (gather), or had ended
-    messages_superseded: int = 0  # came in and gave way to a newer one (drain)
-    messages_taken: int = 0  # came in and were taken by this node's algorithm
-    messages_refused: int = 0  # came in and were malformed
+    messages_cancelled: int = 0  # cancelled by this node before or during transmission
+    messages_lost: int = 0  # sent by this node and lost by the network, or sent to a dead peer
+    messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
+    messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
+    messages_taken: int = 0  # arrived and were taken by this node's algorithm
+    messages_refused: int = 0  # arrived and were malformed
 
 
 class Sending(ABC):
@@ -156,8 +159,9 @@ class Sending(ABC):
 
     @abstractmethod
     def cancel(self) -> bool:
-        """Take the message back: removed if still queued, else stopped at the next chunk and discarded by the receiver. True
-        if the receiver won't see it; False if it was already sent whole."""
+        """Cancel the message: it is removed if it is still queued; otherwise it stops at the next chunk, and
+        the receiver discards it. Returns True if the receiver won't see it, False if it was already sent
+        completely."""
 
 
 def as_tag(tag: Tag) -> tuple[str | int, ...]:

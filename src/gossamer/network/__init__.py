@@ -1,4 +1,4 @@
-"""Networks, which say what links do to messages, and compute profiles, which say how long steps take."""
+"""Networks, which model the links between nodes, and compute profiles, which model the durations of steps."""
 
 from gossamer.network.compute import ComputeProfile, Constant, LogNormal, Slowdowns, SlowdownWindow, StepTrace
 from gossamer.network.kollaps import Kollaps

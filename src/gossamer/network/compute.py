@@ -1,4 +1,4 @@
-"""Compute profiles: how long a local step takes on each node."""
+"""Compute profiles: the duration of a local step on each node."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class ComputeProfile(Component):
-    """The duration of local steps. A gradient takes as long as a step; applying one takes no time. A profile whose durations
-    depend on the time at which they start sets ``depends_on_time`` and overrides :meth:`seconds`."""
+    """The durations of local steps. A gradient takes as long as a step; applying one takes no time. A profile
+    whose durations depend on the start time sets ``depends_on_time`` and overrides :meth:`seconds`."""
 
     depends_on_time: ClassVar[bool] = False
 
-    steps_per_encoding: NonNegativeFloat = 0.0  # what a codec costs for each model that it encodes
+    steps_per_encoding: NonNegativeFloat = 0.0  # time to encode one model, in local steps
 
     @abstractmethod
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        """Seconds of a node's local step number ``step``; if random, drawn from keyed randomness."""
+        """Seconds of a node's local step number ``step``. Random durations are drawn from keyed
+        randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
-        """Seconds of a node's computation that starts at ``start_s`` of the engine's clock with the local step number
-        ``first_step``; ``work`` is its amount in local steps (a fraction for an evaluation)."""
+        """Seconds of a node's computation that starts at ``start_s`` (engine's clock) with local step number
+        ``first_step``. ``work`` is its amount in local steps (a fraction for an evaluation)."""
         whole = int(work)
         total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
         if work > whole:
@@ -41,8 +42,8 @@ class ComputeProfile(Component):
         return total
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        """This profile for a number of nodes, with what is drawn once for a run. A BadInput names a field that does not fit
-        the number of nodes."""
+        """This profile for a number of nodes, with the values that are drawn once per run. BadInput for a
+        field that does not fit the number of nodes."""
         return self
 
 
@@ -61,7 +62,7 @@ class Constant(ComputeProfile):
 
 @register("compute", "log-normal")
 class LogNormal(ComputeProfile):
-    """The time of every step is drawn: the median times e^(sigma z), z standard normal."""
+    """The time of every step is drawn: the median times e^(sigma z), with z standard normal."""
 
     median_seconds: NonNegativeFloat = 0.01  # the median time of a step
     sigma: NonNegativeFloat = 0.5  # standard deviation of the logarithm
@@ -74,13 +75,14 @@ class LogNormal(ComputeProfile):
 class StepTrace(ComputeProfile):
     """Measured times from a CSV file with the columns ``node`` and ``seconds_per_step``.
 
-    A name in the column ``node`` is one measured device. Its rows, one or more, are the times of its successive steps, and
-    repeat after the last."""
+    Each name in the column ``node`` is a measured device. Its rows are the times of its successive steps, and
+    repeat after the last one."""
 
     path: FilePath  # the file; .csv or .csv.gz
-    # Node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
+    # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a
+    # random device.
     assign: Literal["in-order", "drawn"] = "in-order"
-    _device: ClassVar[tuple[int, ...]] = ()  # of each node; set by settled()
+    _device: ClassVar[tuple[int, ...]] = ()  # the device of each node; set by settled()
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)
@@ -105,7 +107,7 @@ class StepTrace(ComputeProfile):
 class ModifiedProfile(ComputeProfile):
     """A profile that changes the durations of another one, ``base``."""
 
-    # Its durations must not depend on the time; a profile whose durations do is outermost.
+    # The base's durations must not depend on the time; a profile whose durations do has to be outermost.
     base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Constant()
 
     @field_validator("base")
@@ -118,7 +120,7 @@ class ModifiedProfile(ComputeProfile):
         return base
 
     def settled_base(self, nodes: int, seed: int) -> ComputeProfile:
-        """The base for a number of nodes."""
+        """The settled base for a number of nodes."""
         with nested("compute"):
             return self.base.settled(nodes, seed)
 
@@ -140,12 +142,12 @@ class _Scaled(ModifiedProfile):
 
 @register("compute", "per-node")
 class PerNode(ModifiedProfile):
-    """Every node has its own speed for the whole run: exactly one of the following parameters. Factors multiply the
-    durations of the base."""
+    """Every node has its own speed for the whole run, given by exactly one of the following parameters.
+    Factors multiply the durations of the base."""
 
     seconds_per_step: tuple[NonNegativeFloat, ...] | None = None  # a number for each node; without a base
     factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
-    # Factors e^(sigma z), z standard normal, are drawn once for the run.
+    # Factors e^(sigma z), with z standard normal, drawn once for the run.
     sigma: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
@@ -170,9 +172,10 @@ class PerNode(ModifiedProfile):
 
 @register("compute", "stragglers")
 class SlowNodes(ModifiedProfile, SomeNodes):
-    """Some nodes take ``factor`` times as long as the base: exactly one of ``count``, ``fraction`` and ``ranks``."""
+    """Some nodes, given by exactly one of ``count``, ``fraction`` and ``ranks``, take ``factor`` times as
+    long as the base."""
 
-    factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
+    factor: PositiveFloat = 5.0  # multiplier of a slow node's durations
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         slow = set(self.chosen(nodes, seed, "compute"))
@@ -183,10 +186,10 @@ class SlowNodes(ModifiedProfile, SomeNodes):
 class SlowdownWindow(Component):
     """A slowdown at a given time."""
 
-    from_s: NonNegativeFloat  # its start, seconds of the engine's clock
-    to_s: PositiveFloat  # its end
+    from_s: NonNegativeFloat  # start, seconds of the engine's clock
+    to_s: PositiveFloat  # end, seconds of the engine's clock
     factor: PositiveFloat  # what the duration of a step is multiplied by
-    ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes that it slows down; null is all
+    ranks: tuple[NonNegativeInt, ...] | None = None  # the affected nodes; null is all
 
     @model_validator(mode="after")
     def _check_order(self) -> SlowdownWindow:
@@ -196,26 +199,26 @@ class SlowdownWindow(Component):
 
     @classmethod
     def unchecked(cls, from_s: float, to_s: float, factor: float, ranks: tuple[int, ...]) -> SlowdownWindow:
-        """A window of a fault, whose end and factor may be infinite."""
+        """A window for a fault, whose end and factor may be infinite."""
         return cls.model_construct(from_s=from_s, to_s=to_s, factor=factor, ranks=ranks)
 
 
 class RandomSlowdowns(Component):
     """Random slowdowns of each node, one at a time; the times between them and their durations are exponential."""
 
-    per_hour: PositiveFloat  # mean number that start in an hour without any
+    per_hour: PositiveFloat  # rate at which slowdowns start while there is none, per hour
     mean_s: PositiveFloat  # mean duration, seconds
     factor: PositiveFloat  # what the duration of a step is multiplied by
 
 
 @register("compute", "slowdowns")
 class Slowdowns(ModifiedProfile):
-    """Nodes slow down for a while and recover; a step may begin before a slowdown and end in or after it.
+    """Nodes slow down for a while and recover. A step may begin before a slowdown and end during or after it.
 
     Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed."""
 
     windows: tuple[SlowdownWindow, ...] = ()  # slowdowns at given times
-    random: RandomSlowdowns | None = None  # slowdowns that are drawn; null for none
+    random: RandomSlowdowns | None = None  # randomly drawn slowdowns; null for none
     depends_on_time: ClassVar[bool] = True
 
     @model_validator(mode="after")
@@ -245,7 +248,8 @@ class Slowdowns(ModifiedProfile):
             now = until
 
     def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
-        """The first random slowdown of a node that ends after an instant; each starts after the one before."""
+        """The first random slowdown of a node that ends after ``now_s``. Each one starts after the previous
+        one."""
         if self.random is None:
             return []
         known = self._known[seed, rank]

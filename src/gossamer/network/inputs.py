@@ -1,4 +1,5 @@
-"""Parameters that select nodes or give a value to each of them, and tables from CSV files, which may be gzipped."""
+"""Parameters that select nodes or assign a value to each node, and tables from CSV files, which may be
+gzipped."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class SomeNodes(Component):
         return self
 
     def chosen(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        """The selected ranks, sorted; a BadInput for more nodes than there are, or a rank out of range. ``field`` is this
-        component's field in the experiment, for errors and the key of the draw."""
+        """The selected ranks, sorted. BadInput for more nodes than exist, or a rank out of range. ``field``
+        is this component's field in the experiment, used in errors and in the key of the draw."""
         if self.ranks is not None:
             check_ranks(self.ranks, nodes, f"{field}.ranks")
             return tuple(sorted(set(self.ranks)))
@@ -54,15 +55,15 @@ class SomeNodes(Component):
 
 
 def check_ranks(ranks: Iterable[int], nodes: int, field: str) -> None:
-    """Raise a BadInput that names the field and the first rank out of range, if there is one."""
+    """Raise a BadInput with the field and the first rank that is out of range, if any."""
     for rank in ranks:
         if rank >= nodes:
             raise BadInput(f"{field}: node {rank} of {nodes} nodes; accepted: ranks 0 to {nodes - 1}")
 
 
 def for_each(value: float | Sequence[float] | None, nodes: int, field: str) -> Float[np.ndarray, " nodes"]:
-    """A value for each node: the same for all, or one of a list each; null is infinite. A BadInput that names the field for
-    a list of another length than the number of nodes."""
+    """A value for each node: the same for all, or one list entry each; null is infinite. BadInput for a list
+    whose length is not the number of nodes."""
     if isinstance(value, Sequence) and len(value) != nodes:
         raise BadInput(
             f"{field}: {len(value)} values for {nodes} nodes; accepted: one value, or a list of {nodes}"
@@ -72,7 +73,7 @@ def for_each(value: float | Sequence[float] | None, nodes: int, field: str) -> F
 
 @contextmanager
 def nested(kind: str) -> Iterator[None]:
-    """Rename ``kind.x`` in errors to ``kind.base.x``: for a component inside another one."""
+    """Rename ``kind.x`` in errors to ``kind.base.x``, for a component inside another one."""
     try:
         yield
     except BadInput as error:
@@ -82,9 +83,10 @@ def nested(kind: str) -> Iterator[None]:
 def read_csv(
     path: Path, field: str, columns: Mapping[str, Any], optional: Collection[str] = ()
 ) -> pl.DataFrame:
-    """The columns, by name and polars type, of a CSV file (.csv or .csv.gz) with a header; lines that begin with ``#`` are
-    comments. Blank cells, and optional columns that are not there, are null. A BadInput, which names the experiment's
-    ``field``, refuses a file that can't be read, that lacks a column, or that has a negative or infinite number."""
+    """Read ``columns`` (name -> polars type) of a CSV file (.csv or .csv.gz) with a header. Lines that begin
+    with ``#`` are comments. Blank cells and missing optional columns are null. BadInput, with the
+    experiment's ``field``, for a file that can't be read, that lacks a column, or that has a negative or
+    infinite number."""
     cells = read_cells(path, field, header=True)
     missing = columns.keys() - set(cells.columns)
     if lacking := missing - set(optional):
@@ -114,7 +116,7 @@ def read_cells(path: Path, field: str, *, header: bool) -> pl.DataFrame:
 
 
 def check_rows(table: pl.DataFrame, fits: pl.Expr, where: str, accepted: str) -> None:
-    """Raise a BadInput that shows the first row that does not fit, if there is one."""
+    """Raise a BadInput that shows the first invalid row, if any."""
     wrong = table.filter(~fits.fill_null(False))
     if len(wrong):
         raise BadInput(f"{where}: {wrong.row(0, named=True)}; accepted: {accepted}")

@@ -1,4 +1,4 @@
-"""The network of a Kollaps file: services, bridges, links and their changes; and its shortest paths."""
+"""The network of a Kollaps file: services, bridges, links and their changes, and the shortest paths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bridge(BaseModel):
 
 
 class Service(Bridge):
-    """A service. Other attributes, such as images and commands, only matter to an emulation."""
+    """A service. Other attributes, such as images and commands, matter only for an emulation."""
 
     replicas: Count = 1
     supervisor: Literal["true", "false"] = "false"
@@ -61,7 +61,8 @@ class Service(Bridge):
 
 
 class Link(BaseModel):
-    """A link between each replica of one name and each of another. Without a download it leads one way."""
+    """A link between each replica of one name and each replica of another. Without a download, it is
+    one-way."""
 
     model_config = ConfigDict(extra="forbid")
     origin: str
@@ -91,7 +92,7 @@ class LinkEvent(BaseModel):
 
 
 class Joining(BaseModel):
-    """Replicas of a service join at the start, in place of its ``replicas``."""
+    """Replicas of a service that join at the start, replacing its ``replicas``."""
 
     model_config = ConfigDict(extra="forbid")
     time: Annotated[float, Field(ge=0, le=0), accepting(_AT_START)]
@@ -112,13 +113,19 @@ class KollapsFile(BaseModel):
 
 
 def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
-    """Read a topology file. A BadInput that begins with ``where`` refuses what is not Kollaps, or is not supported."""
+    """Read a topology file. A BadInput that begins with ``where`` for a file that is not in Kollaps' format,
+    or uses unsupported features."""
     try:
-        # A document type is refused, because its entities could stand for anything.
+        # A document type is refused, because its entities could expand to anything.
         root = fromstring(path.read_bytes(), forbid_dtd=True)
     except DefusedXmlException:
         raise BadInput(f"{where}: a document type; accepted: XML without one") from None
-    except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+    except (
+        OSError,
+        ParseError,
+        LookupError,
+        ValueError,
+    ) as error:  # the last two are raised for an unknown encoding
         raise BadInput(f"{where}: {error}; accepted: well-formed XML") from None
     if root.tag != "experiment" or (unknown := {element.tag for element in root.iter()} - _TAGS):
         found = root.tag if root.tag != "experiment" else listed(unknown)
@@ -147,7 +154,7 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
 
 @dataclass(frozen=True, slots=True)
 class _Arc:
-    """One direction of a link, whose number is ``link``."""
+    """One direction of the link with the number ``link``."""
 
     origin: str
     dest: str
@@ -171,8 +178,8 @@ class _Routes(Conditions):
 
     def path(self, source: int, to: int) -> Path | None:
         root, vertex = self.nodes[source], self.nodes[to]
-        # The vertices before each one on shortest paths. networkx lists those first that it finds first, and follows edges
-        # in the order of the file.
+        # The predecessors of each vertex on shortest paths. networkx lists them in the order in which it
+        # finds them, and follows edges in the order of the file.
         if root not in self._trees:
             self._trees[root] = nx.dijkstra_predecessor_and_distance(self.graph, root, weight="cost")[0]
         before = self._trees[root]
@@ -193,7 +200,7 @@ class _Routes(Conditions):
 
 
 class _Layout:
-    """The vertices (replicas and bridges) and the edges of a file; ``nodes`` has the vertex of each node."""
+    """The vertices (replicas and bridges) and edges of a file. ``nodes`` has the vertex of each node."""
 
     def __init__(self, file: KollapsFile, where: str) -> None:
         self._where = where
@@ -223,8 +230,9 @@ class _Layout:
         self._links = self._number_links()
 
     def _number_links(self) -> list[int]:
-        """The link of each edge. A node that is connected to one other vertex, by at most one edge each way, has these edges
-        as its uplink and its downlink, unless they belong to another such node. All other edges are inner links."""
+        """The link of each edge. If a node is connected to a single other vertex, by at most one edge in each
+        direction, these edges are its uplink and downlink, unless they already belong to another such node.
+        All other edges are inner links."""
         out, into = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for number, (tail, head, _) in enumerate(self._edges):
             out[tail].append(number)
@@ -239,21 +247,23 @@ class _Layout:
         return [links[number] if number in links else next(inner) for number in range(len(self._edges))]
 
     def conditions(self) -> Conditions:
-        """The network as it is now."""
+        """The current state of the network."""
         rates = np.full(max(2 * len(self.nodes) - 1, *self._links, -1) + 1, np.inf)
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_nodes_from(range(self._size))
         for (tail, head, number), link in zip(self._edges, self._links, strict=True):
             arc = self.arcs[number]
             rates[link] = arc.rate
-            # The latency in nanoseconds, then the number of hops, in one integer that adds up exactly.
+            # The latency in nanoseconds and the number of hops, combined in one integer, so that sums are
+            # exact.
             cost = (round(1e9 * arc.latency_s) << 32 if self._by_latency else 0) + 1
             if arc.present and (not graph.has_edge(tail, head) or cost < graph[tail][head]["cost"]):
                 graph.add_edge(tail, head, cost=cost, link=link, arc=arc)
         return _Routes(rates, self.nodes, graph)
 
     def change(self, event: LinkEvent) -> None:
-        """Apply an event: its upload to one direction, its download to the other, and everything else to both."""
+        """Apply an event: its upload to one direction, its download to the other, and all other values to
+        both."""
         ahead, back = self._between(event.origin, event.dest), self._between(event.dest, event.origin)
         if not ahead or (event.download is not None and not back):
             found = f"{self._where}: a link from {event.origin!r} to {event.dest!r} at {event.time:g} s"
@@ -277,16 +287,17 @@ class _Layout:
 
 @register("network", "kollaps")
 class Kollaps(Network):
-    """The network of a topology file of Kollaps (Gouveia et al., EuroSys 2020), with its schedule of the links.
+    """The network of a Kollaps topology file (Gouveia et al., EuroSys 2020), including its schedule of link
+    changes.
 
-    Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
-    or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
-    docs/networks.md lists what is not supported, and the differences from Kollaps."""
+    Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the
+    shortest one by hops or by latency. Along a path, latencies and variances of the jitter add up; a message
+    lost on any link is lost. docs/networks.md lists unsupported features and the differences from Kollaps."""
 
     path: FilePath  # the file, XML
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        states = list(self._states(nodes, seed))  # all of the schedule is checked before anything starts
+        states = list(self._states(nodes, seed))  # the whole schedule is checked before the run starts
         return states[0][1]
 
     def loses(self, nodes: int, seed: int) -> bool:

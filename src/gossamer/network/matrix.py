@@ -1,4 +1,4 @@
-"""A network of sites, with a latency and a bandwidth between each two of them, from files."""
+"""A network of sites, with a latency and a bandwidth between each pair of sites, read from files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from gossamer.network.inputs import for_each, read_cells
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
-"""Matrices that come with the package, by name."""
+"""Matrices included in the package, by name."""
 _Square = Float[np.ndarray, "sites sites"]
 
 
 @dataclass(frozen=True, eq=False)
 class _SiteConditions(Conditions):
-    """Nodes at sites: a path depends on the sites of its ends only. If the nodes of two sites share one link, ``rates`` has a
-    link for each ordered pair of sites, row by row; else their ``limit`` (bytes per second) is the rate of each path."""
+    """Nodes at sites. A path depends only on the sites of its ends. If the nodes of two sites share one link,
+    ``rates`` has a link for each ordered pair of sites, row by row; otherwise ``limit`` (bytes per second) is
+    the rate of each path."""
 
     rates: Float[np.ndarray, " links"]
     site: Int[np.ndarray, " nodes"]
@@ -53,26 +54,26 @@ class _SiteConditions(Conditions):
 class Matrix(Network):
     """Nodes at sites, with a latency and a bandwidth for each ordered pair of sites (row: from, column: to).
 
-    A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first column. The
-    diagonal applies to nodes of one site; if it is blank, the ``within_...`` parameters do. ``bandwidth_mbps:
-    aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology of DivShare's experiments
-    (there with a latency of 1 ms)."""
+    A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first
+    column. The diagonal applies to nodes at the same site; if it is blank, the ``within_...`` parameters
+    apply. ``bandwidth_mbps: aws-ten-regions`` is a file included in gossamer: ten AWS regions, as in the
+    topology of DivShare's experiments (there with a latency of 1 ms)."""
 
-    latency_ms: FilePath | None = None  # one-way delays, a CSV file; or else latency_s
+    latency_ms: FilePath | None = None  # one-way delays, a CSV file; otherwise latency_s
     # 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
     bandwidth_mbps: Literal["aws-ten-regions"] | FilePath | None = None
-    latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, in place of a file
+    latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, instead of a file
     within_latency_s: NonNegativeFloat = 0.0  # delay within a site
     within_bandwidth_mbps: PositiveFloat | None = None  # bandwidth within a site; null is unlimited
     jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay, seconds
     loss: float = Field(default=0.0, ge=0, lt=1)  # probability that a message is lost
-    # Node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
-    # ("blocks").
+    # "round-robin": node k is at site k modulo the number of sites. "blocks": the first nodes are at the
+    # first site, and so on.
     placement: Literal["round-robin", "blocks"] = "round-robin"
-    # Whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
+    # Whether all nodes of two sites share the bandwidth between these; otherwise each pair of nodes has it.
     shared: bool = False
-    # A pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site with the
-    # most such pairs (of several, the last), until none is left.
+    # "error" refuses a pair of sites with a negative or blank value. "drop-sites" repeatedly removes the site
+    # with the most such pairs (the last one in a tie) until none is left.
     unmeasured: Literal["error", "drop-sites"] = "error"
     # Of every node, or a list with one for each; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
@@ -97,7 +98,7 @@ class Matrix(Network):
         return _SiteConditions(rates, site, latency_s, limit, self.shared, self.jitter_s, self.loss)
 
     def _between_sites(self) -> tuple[_Square, _Square]:
-        """Seconds and bytes per second between the sites that are used."""
+        """Latency in seconds and bandwidth in bytes per second between the used sites."""
         tables: dict[str, _Square] = {}
         if self.latency_ms is not None:
             tables["latency_ms"] = _read_square(self.latency_ms, "network.latency_ms")
@@ -121,7 +122,8 @@ class Matrix(Network):
         return latency_s, limit
 
     def _measured_sites(self, tables: Mapping[str, _Square]) -> list[int]:
-        """The sites that are used: without those that have no value, or a BadInput if that is an error."""
+        """The sites that are used, without those that lack values. BadInput if missing values are an
+        error."""
         missing: Any = np.any([np.isnan(values) for values in tables.values()], axis=0)
         np.fill_diagonal(missing, False)
         if self.unmeasured == "error" and missing.any():
@@ -138,8 +140,8 @@ class Matrix(Network):
 
 
 def _read_square(path: FileSystemPath, field: str) -> _Square:
-    """The numbers between sites, whose names may be in the first row and the first column; NaN for those that are blank or
-    below 0."""
+    """A square of numbers, with or without names of sites in the first row and column. Blank or negative
+    values become NaN."""
     cells = read_cells(path, field, header=False).select(pl.all().str.strip_chars().replace("", None))
     numbers = cells.select(pl.all().cast(pl.Float64, strict=False))
     words = numbers.select(pl.all().is_null()).to_numpy() & cells.select(pl.all().is_not_null()).to_numpy()

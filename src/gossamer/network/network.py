@@ -1,7 +1,7 @@
-"""Networks: what links do to a message. This is the description; an engine carries it out.
+"""Networks: a description of the links between nodes. An engine applies it to messages.
 
-A network is a set of links, each with a rate, and a path for each pair of nodes. Link r is the uplink of node r, link n + r
-its downlink; links from 2 n on lie between them. All of it may change with time.
+A network is a set of links, each with a rate, and a path for each pair of nodes. Link r is the uplink of node
+r, and link n + r its downlink; links from 2 n on connect them. Everything may change with time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class Path:
     """The path of a message from one node to another.
 
-    The latency is normal, truncated at 0, and drawn for each message; messages of one pair of nodes do not overtake each
-    other. A message that is lost takes its time on the sender's uplink all the same."""
+    The latency of each message is drawn from a normal distribution truncated at 0. Messages between the same
+    pair of nodes do not overtake each other. A lost message still takes its time on the sender's uplink."""
 
-    # Those that it crosses, in order: the sender's uplink first, the receiver's downlink last.
+    # The links on the path, in order: the sender's uplink first, the receiver's downlink last.
     links: tuple[int, ...]
     latency_s: float = 0.0  # from the departure of the first bit to its arrival
     jitter_s: float = 0.0  # standard deviation of the latency
@@ -44,9 +44,11 @@ class Path:
 
 
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:
-    """Seconds from the departure of a message's first bit to its arrival; None if the message is lost, or has no path.
+    """Seconds from the departure of a message's first bit to its arrival. None if the message is lost or
+    there is no path.
 
-    The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages."""
+    The draw depends only on the number k of the message between these nodes, so both engines lose the same
+    messages."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -58,21 +60,22 @@ def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> floa
 
 
 class Conditions(ABC):
-    """The state of a network between two changes; ``rates`` are bytes per second of every link (``math.inf`` is
-    unlimited)."""
+    """The state of a network between two changes. ``rates`` has the rate of every link in bytes per second
+    (``math.inf`` is unlimited)."""
 
     rates: Float[np.ndarray, " links"]
 
     @abstractmethod
     def path(self, source: int, to: int) -> Path | None:
-        """The path from one node to another; None if they are not connected (the message is lost)."""
+        """The path from one node to another; None if they are not connected, in which case the message is
+        lost."""
 
     def common_latency(self) -> float | None:
-        """The latency, if it is the same for all pairs and no message is delayed further or lost; else None."""
+        """The latency, if it is the same for all pairs and there is neither jitter nor loss; else None."""
         return None
 
     def loses(self, nodes: int) -> bool:
-        """Whether a message may be lost. The default looks at every path."""
+        """Whether a message may be lost. The default checks every path."""
         if self.common_latency() is not None:
             return False
         paths = (self.path(source, to) for source in range(nodes) for to in range(nodes) if source != to)
@@ -82,35 +85,39 @@ class Conditions(ABC):
 class Network(Component):
     """The paths and links of messages between nodes."""
 
-    # How transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one at a
-    # time, first come first served; a link between nodes limits the rate of a transfer, and is not shared. "in-turn":
-    # a node sends one message at a time, to whichever peer; the transfers of all nodes share all links max-min
-    # fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one connection, on which
-    # messages follow one another; all connections share all links max-min fairly. "rtt-fair": the same, in proportion
-    # to the inverse of the round-trip time, as TCP does and Kollaps assumes.
+    # How transfers share links. "fifo": a node sends one message at a time over all peers, and receives one
+    # at a time, first come, first served; an inner link limits the rate of a transfer but is not shared.
+    # "in-turn": a node sends one message at a time over all peers; the transfers of all nodes share all links
+    # max-min fairly, and a slow receiver slows down its senders. "fair": each pair of nodes has one
+    # connection, on which messages are sent one after the other; all connections share all links max-min
+    # fairly. "rtt-fair": the same, in proportion to the inverse of the round-trip time, as TCP does and
+    # Kollaps assumes.
     sharing: Literal["fifo", "in-turn", "fair", "rtt-fair"] = "fifo"
 
     @abstractmethod
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        """The network at the start; a BadInput names a field that does not fit the number of nodes."""
+        """The network at the start. BadInput for a field that does not fit the number of nodes."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """Its changes: seconds since the start, ascending, and the network from then on. May be infinite."""
+        """The changes: pairs of seconds since the start, ascending, and the network from then on. May be
+        infinite."""
         return islice(self._states(nodes, seed), 1, None)
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change; seconds ascend from 0."""
+        """The network at the start and after each change, with ascending seconds from 0."""
         yield 0.0, self.conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
-        """Whether messages can be lost. The default is True for a network that changes, since a path may vanish."""
+        """Whether messages can be lost. The default is True for a network that changes, since a path may
+        disappear."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 
 def states_of(
     base: Network, nodes: int, seed: int, times_s: Iterable[float]
 ) -> Iterator[tuple[float, Conditions]]:
-    """The states of a network, by time from 0, with its state at some more times: for a network that changes another."""
+    """The states of a network by time from 0, repeated at some additional times, for a network that modifies
+    another one."""
     state = base.conditions(nodes, seed)
     more: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
     changes = merge(more, base.changes(nodes, seed), key=itemgetter(0))
@@ -127,8 +134,9 @@ def bytes_per_second(mbps: float | None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Access(Conditions):
-    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the latency, jitter and loss of every pair.
-    ``own`` are those of each node's own link, float64 [3, nodes]; a message crosses two of these as well."""
+    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the latency, jitter and loss
+    of every pair. ``own`` has the latency, jitter and loss of each node's own link, float64 [3, nodes]; a
+    message also crosses two of these."""
 
     rates: Float[np.ndarray, " links"]
     latency_s: float = 0.0
@@ -170,8 +178,8 @@ class Uniform(Network):
     loss: Probability = 0.0  # probability that a message is lost
     # Uplink and downlink of every node, 10^6 bits per second; null is unlimited.
     bandwidth_mbps: PositiveFloat | None = None
-    uplink_mbps: PositiveFloat | None = None  # the uplink, in place of bandwidth_mbps
-    downlink_mbps: PositiveFloat | None = None  # the downlink, in place of bandwidth_mbps
+    uplink_mbps: PositiveFloat | None = None  # the uplink, instead of bandwidth_mbps
+    downlink_mbps: PositiveFloat | None = None  # the downlink, instead of bandwidth_mbps
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         up = bytes_per_second(self.bandwidth_mbps if self.uplink_mbps is None else self.uplink_mbps)
@@ -184,12 +192,12 @@ class Uniform(Network):
 class Stragglers(Uniform, SomeNodes):
     """Like ``uniform``, but the bandwidth of some nodes is divided by ``factor``, with a normal deviation.
 
-    DivShare's experiments, as published, use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the stragglers at the
-    first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``."""
+    DivShare's published experiments use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the
+    stragglers at the first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``."""
 
     factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth
-    # Standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink and downlink
-    # together, and drawn again if no bandwidth would be left.
+    # Standard deviation of a straggler's bandwidth, 10^6 bits per second. The deviation is drawn once per
+    # node for uplink and downlink, and redrawn if the bandwidth would not be positive.
     spread_mbps: NonNegativeFloat = 0.0
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
@@ -206,9 +214,11 @@ class Stragglers(Uniform, SomeNodes):
 
 @register("network", "star")
 class Star(Network):
-    """A link for each node to a centre. Each parameter is one value for all nodes, or a list with one for each.
+    """A link from each node to a centre. Each parameter is one value for all nodes, or a list with one value
+    per node.
 
-    A message crosses two links: their latencies add up, and so do the variances of their jitter; either may lose it."""
+    A message crosses two links. Their latencies and the variances of their jitter add up, and each may lose
+    the message."""
 
     # Towards the centre, 10^6 bits per second; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None

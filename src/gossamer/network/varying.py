@@ -1,4 +1,4 @@
-"""Networks whose bandwidth changes with time: by a trace file, or by factors at given times."""
+"""Networks whose bandwidth changes with time, according to a trace file or to factors at given times."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class Trace(Uniform):
     """Uplinks and downlinks from a CSV file with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
     and, optionally, ``latency_ms``.
 
-    A line applies from its time on, to a rank or to all ("*"); a blank cell leaves a value unchanged. The first values are
-    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``."""
+    A line applies from its time on, to one rank or to all ("*"); a blank cell leaves a value unchanged. The
+    initial values are those of ``uniform``. ``latency_ms`` is the delay of a node's own link; the delays of
+    both ends are added to ``latency_s``."""
 
     path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
-    # Period after which the trace starts again, with its first values; null: its last values stay.
+    # Period after which the trace starts again; null: the last values stay.
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
@@ -60,7 +61,7 @@ class Trace(Uniform):
 
     @cached_property
     def _lines(self) -> pl.DataFrame:
-        """Lines about the link of one ``node`` or (null) of all; other nulls leave a value unchanged."""
+        """The lines of the trace. ``node`` is null for all nodes; other nulls leave a value unchanged."""
         rates = {"uplink_mbps": pl.Float64, "downlink_mbps": pl.Float64}
         columns = {"time_s": pl.Float64, "rank": pl.String, **rates, "latency_ms": pl.Float64}
         table = read_csv(self.path, "network.path", columns, optional=["latency_ms"])
@@ -82,14 +83,15 @@ class Trace(Uniform):
 class RateChange(Component):
     """A change of the bandwidth of some nodes."""
 
-    at_s: NonNegativeFloat  # when, seconds of the engine's clock
-    factor: PositiveFloat  # what the base's bandwidth is multiplied by from then on; 1 restores it
+    at_s: NonNegativeFloat  # time of the change, seconds of the engine's clock
+    factor: PositiveFloat  # multiplier of the base's bandwidth from then on; 1 restores it
     ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes; null is all
 
 
 @dataclass(frozen=True, eq=False)
 class _ScaledConditions(Conditions):
-    """Conditions with a factor for each node; the rate of a path is multiplied by the smaller factor of its ends."""
+    """Conditions with a factor for each node. The rate of a path is multiplied by the smaller factor of its
+    two ends."""
 
     rates: Float[np.ndarray, " links"]
     base: Conditions
@@ -107,11 +109,12 @@ class _ScaledConditions(Conditions):
 
 @register("network", "varying")
 class Varying(Network):
-    """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
+    """Another network in which the nodes' bandwidth is multiplied by factors that change at given times.
 
-    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change."""
+    The factor multiplies a node's uplink, its downlink and the rates of its paths. Shared links do not
+    change."""
 
-    # The other network; transfers share links as it says.
+    # The other network, which also determines how transfers share links.
     base: Annotated[Network, ComponentField("network", "network.base")]
     rate_changes: Annotated[tuple[RateChange, ...], Field(min_length=1)]  # the changes, in any order
 

@@ -1,4 +1,4 @@
-"""Node, all that an algorithm may do, and NodeRuntime, the same node as its engine sees it."""
+"""Node, an algorithm's interface to the system, and NodeRuntime, the engine's interface to the same node."""
 
 from gossamer.node.mailbox import PeerLost
 from gossamer.node.node import Node

@@ -1,9 +1,9 @@
-"""Checkpoints: everything that one node needs to continue from a round's end, and its file.
+"""Checkpoints: everything that one node needs to continue from the end of a round, and the file format.
 
-A file is safetensors, so that any reader of that format sees the vectors in it: ``model.0`` are the parameters, ``model.1``
-the buffers, ``optimizer.K`` the optimizer's state in the order of its names, ``state.K`` the tensors in ``node.state``. What
-is not a tensor lies in the file's metadata: for each of these sections its structure (:mod:`gossamer.messages`, in base64),
-and a checksum of everything. Nothing is unpickled."""
+A file is in the safetensors format, so that any reader of that format can show its vectors: ``model.0`` are
+the parameters, ``model.1`` the buffers, ``optimizer.K`` the optimizer's state in the order of its names, and
+``state.K`` the tensors in ``node.state``. The metadata has everything else: the structure of each of these
+sections (:mod:`gossamer.messages`, in base64), and a checksum of the whole file. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gossamer.messages import decode, describe, encode, raw
 from gossamer.messages.tags import Message, Model, Payload
 
 VERSION = "4"
-"""Of the file format; a file of another version is refused."""
+"""Version of the file format. A file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"
 Place = Callable[[Tensor], Tensor]
-"""Moves a tensor that was read to where its node keeps such tensors."""
+"""Moves a tensor from the file to where the node keeps such tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor] | None  # its state; None before the first step
     state: Mapping[str, Payload]  # node.state
     node: Mapping[str, Payload]  # the node's other values, as NodeRuntime.restore takes them
-    unread: Sequence[Message] = ()  # in its mailbox, oldest first
-    arriving: Sequence[Message] = ()  # on their way to it, sent before their senders were saved
+    unread: Sequence[Message] = ()  # messages in its mailbox, oldest first
+    arriving: Sequence[Message] = ()  # messages in flight to it, sent before their senders were saved
     engine: Mapping[str, Payload] = field(default_factory=dict)  # what the engine keeps about the node
 
     def sections(self) -> dict[str, Payload]:
-        """The checkpoint as payloads, by the names that a file has for them."""
+        """The checkpoint as payloads, by their names in a file."""
         fields = {"rank": self.rank, "round": self.round, "time_s": self.time_s}
         # One section for each message: a full mailbox may exceed the limits of a payload.
         unread = {f"unread-{k}": _fields(message) for k, message in enumerate(self.unread)}
@@ -63,7 +63,8 @@ class Checkpoint:
 
     @staticmethod
     def of(sections: Mapping[str, Payload]) -> Checkpoint:
-        """The checkpoint that has these :meth:`sections`; LookupError, TypeError, ValueError or AttributeError for others."""
+        """The checkpoint with these :meth:`sections`. LookupError, TypeError, ValueError or AttributeError if
+        they are invalid."""
 
         def messages(name: str) -> list[Message]:
             found = [section for each, section in sections.items() if each.startswith(f"{name}-")]
@@ -90,9 +91,9 @@ def _fields(message: Message) -> Payload:
 
 
 def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> None:
-    """Write a checkpoint's file in place, with what identifies it, such as its run; callers that need an atomic write rename
-    it afterwards. OSError or SafetensorError where it can't be written; TypeError or ValueError for something in
-    ``node.state`` that is no payload."""
+    """Write a checkpoint's file in place, with its ``identity``, such as the run. Callers that need an atomic
+    write rename the file afterwards. OSError or SafetensorError if it can't be written; TypeError or
+    ValueError for a value in ``node.state`` that is not a payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
     metadata = {
@@ -112,8 +113,9 @@ def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> No
 
 
 def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = None) -> Checkpoint:
-    """Read a checkpoint's file, and check all of it; its tensors are placed where the node keeps them. BadInput for a file
-    that is missing, damaged, or has another ``identity``, which may name its rank and round too."""
+    """Read and check a checkpoint's file; ``place`` moves its tensors to where the node keeps them. BadInput
+    for a file that is missing or damaged, or has another ``identity``, which may include its rank and
+    round."""
     files.checked(path, files.MOST_ROWS_BYTES, path.parent, "a checkpoint")
     try:
         return _read(path, identity, place or (lambda tensor: tensor))
@@ -137,7 +139,8 @@ def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
             structure = base64.b64decode(text, validate=True)
             buffers = []
             for k in range(len(describe(structure))):
-                # A copy is aligned, on which bits depend; the file's own memory is not, and would stay mapped.
+                # Copy, because results depend on alignment. The file's own memory is not aligned, and would
+                # stay mapped.
                 tensor = file.get_tensor(f"{name}.{k}").clone()
                 found = zlib.crc32(raw(tensor), found)
                 buffers.append(place(tensor))

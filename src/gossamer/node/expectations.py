@@ -1,11 +1,12 @@
-"""The form that a node expects of its peers' payloads, and the faults of those that arrive.
+"""The forms of payloads that a node expects from its peers, and the faults in those that arrive.
 
-A node expects what it sends itself: under one tag, all payloads have one form. An algorithm that waits for something else, or
-before it has sent anything, declares it (:meth:`gossamer.Node.expect`). The form of a payload is the kind of each item, the
-dtypes and shapes of tensors, and the keys of dicts. Floating-point values have to be finite in any case.
+A node expects what it sends itself: all payloads under one tag have the same form. An algorithm that receives
+something else, or receives before it has sent anything, declares the form (:meth:`gossamer.Node.expect`). The
+form of a payload consists of the kind of each item, the dtypes and shapes of tensors, and the keys of dicts.
+Floating-point values always have to be finite.
 
-A simulated broadcast has one message for all receivers, whose form is computed once, and values are looked at once for each
-tensor.
+In a simulation, all receivers of a broadcast share one message. Its form is computed once, and the values of
+each tensor are checked once.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from gossamer.learning.parameters import is_finite
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as_tag
 
 Form = tuple[Any, ...]
-"""The kind of a payload, and what is known of its items; readable as it is."""
+"""The kind of a payload and the forms of its items. Its repr is readable."""
 Prefix = tuple[str | int, ...]
 MOST_SHAPES, MOST_FORMS = 1024, 16
-"""The shapes of tags (with any number for all numbers) that are remembered; and the forms under one of them, above which a
-node takes all."""
+"""Limits: the number of tag patterns (in which any number stands for all numbers) that a node remembers, and
+the number of forms under one pattern, above which the node accepts any form."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Undecodable:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """An algorithm's declaration for a tag: accepted forms (none given: any form), and a function that checks values."""
+    """An algorithm's declaration for a tag: the accepted forms (empty: any form), and a function that checks
+    values."""
 
     forms: tuple[Form, ...]
     check: Callable[[Message], Any] | None
@@ -47,8 +49,8 @@ class Declared:
 
 
 class Expectations:
-    """The expectations of one node. ``size`` is the number of parameters; ``encoded`` says whether a codec encodes models, so
-    that a part may stand for a whole vector."""
+    """The expectations of one node. ``size`` is the number of parameters. ``encoded`` tells whether a codec
+    encodes models, so that a part may replace a whole vector."""
 
     def __init__(self, size: int, *, encoded: bool) -> None:
         self._size, self._encoded = size, encoded
@@ -63,13 +65,13 @@ class Expectations:
         self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
     def sent(self, tag: Prefix, payload: Payload) -> bool:
-        """The node sends this itself, before it is encoded. False, and nothing is learned from it, if it has values that are
-        not finite, or of kinds that can't be sent."""
+        """Learn from a payload that the node sends, before it is encoded. Returns False, and learns nothing,
+        if it has non-finite values or kinds that can't be sent."""
         try:
             form = self._form(payload)
         except ValueError:
             return False
-        if tag[:1] == ("answer",):  # of questions of several kinds, whose answers have one tag
+        if tag[:1] == ("answer",):  # answers to several kinds of questions share one tag
             return True
         known = self._sent.setdefault(_shape(tag), [])
         if form not in known and form not in _SAYS_NOTHING:
@@ -79,11 +81,11 @@ class Expectations:
         return True
 
     def fault(self, message: Message) -> str | None:
-        """The fault of a decoded message, in words; None if it is as expected."""
+        """A description of what is wrong with a decoded message; None if it is as expected."""
         shape = _shape(message.tag)
         known = self._sent.get(shape)
         if message.form and known and not self._declared and message.form[0] in known:
-            return None  # as almost all are
+            return None  # the usual case
         if not message.form:
             try:
                 message.form.append(self._form(message.payload))
@@ -99,11 +101,11 @@ class Expectations:
         return _unlike(form, known, parts=self._encoded)
 
     def _form(self, payload: Payload) -> Form:
-        """The form of a payload; ValueError for values that are not finite, or of kinds that can't be sent."""
+        """The form of a payload. ValueError for non-finite values, or kinds that can't be sent."""
         kind = type(payload)
         if kind is Model:
             parameters, buffers = payload
-            if type(parameters) is Coded and self._encoded:  # the node's own: it was encoded by node.compress
+            if type(parameters) is Coded and self._encoded:  # the node's own, encoded by node.compress
                 return "model", torch.float32, self._size, _checked(buffers).numel(), "part"
             if type(parameters) is Part:
                 vector = _checked(parameters.values)
@@ -145,7 +147,7 @@ _SCALARS: dict[type, str] = {
     type(None): "nothing",
 }
 _SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
-"""Forms of what a node may send in place of anything else."""
+"""Forms that a node may send in place of any other."""
 
 
 def _checked(vector: Any) -> Tensor:
@@ -163,7 +165,7 @@ def _shape(tag: Prefix) -> tuple[Any, ...]:
 
 
 def _breach(declared: Declared, message: Message, form: Form) -> str | None:
-    """The fault that an algorithm's own check finds."""
+    """The fault found by an algorithm's own check."""
     if declared.forms and (fault := _unlike(form, declared.forms, parts=declared.parts)) is not None:
         return fault
     try:
@@ -174,15 +176,15 @@ def _breach(declared: Declared, message: Message, form: Form) -> str | None:
 
 
 def _unlike(form: Form, accepted: Sequence[Form], *, parts: bool) -> str | None:
-    """The fault of a form that no accepted form fits."""
+    """The fault of a form that matches no accepted form."""
     if any(_fits(form, each, parts=parts) for each in accepted):
         return None
     return f"{_said(form)}; accepted: {', or '.join(map(_said, accepted))}"
 
 
 def _fits(theirs: Form, own: Form, *, parts: bool) -> bool:
-    """Whether a payload of one form can replace one of the other: a whole vector stands for a part of it, and a list of items
-    that are all alike may have any length."""
+    """Whether a payload of one form can replace one of the other. A whole vector can replace a part, and a
+    list of items of one form may have any length."""
     if theirs == own:
         return True
     if theirs[0] != own[0]:

@@ -1,6 +1,6 @@
-"""A node's mailbox: messages wait in it, never inside a future, until a task takes them.
+"""A node's mailbox. Messages stay in it, never inside a future, until a task takes them.
 
-So a message is not lost when the task that waited for it is cancelled or times out at the same instant."""
+So no message is lost when the task that waits for it is cancelled or times out at the same instant."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from gossamer.node.node import Node
 
 MOST_REPORTED = 8
-"""Malformed messages of one sender that are events; the counter has all of them."""
+"""Number of malformed messages of one sender that are recorded as events. The counter includes all of
+them."""
 
 
 class PeerLost(PeerFailure):
-    """A node waits for a peer that is dead, and the experiment says that this ends the run."""
+    """A node waits for a dead peer, and the experiment ends the run in this case."""
 
 
 class MalformedMessage(PeerFailure):
-    """A peer sent what its receiver does not expect, and the experiment says that this ends the run."""
+    """A peer has sent a message that its receiver does not expect, and the experiment ends the run in this
+    case."""
 
 
 class Inbox(dict[int, Any]):
     """The result of ``gather``: rank -> payload in rank order.
 
     Attributes:
-        missing: ranks that were asked for and are not here, ascending."""
+        missing: requested ranks whose message is not included, ascending."""
 
     def __init__(self, payloads: dict[int, Any], missing: Iterable[int] = ()) -> None:
         super().__init__(sorted(payloads.items()))
@@ -44,8 +46,9 @@ class Inbox(dict[int, Any]):
 
 
 class _Waiter:
-    """One task that waits for messages, within a ``with`` statement: until ``wanted`` of the ``sources`` (None is any) have a
-    message here whose tag begins with the prefix, or is the prefix if ``exact``."""
+    """One task that waits for messages, within a ``with`` statement. It waits until ``wanted`` of the
+    ``sources`` (None is any) have a message in the mailbox whose tag begins with the prefix, or equals it if
+    ``exact``."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class _Waiter:
     ) -> None:
         self._mailbox, self._timeout = mailbox, timeout
         self.prefix, self.sources, self.wanted = prefix, sources, 1
-        self.length = len(prefix) + exact  # parts of a tag that are compared
+        self.length = len(prefix) + exact  # number of tag parts to compare
         self.seen: set[int] = set()
         self.expired = False
         self._future: asyncio.Future[None] | None = None
@@ -94,7 +97,7 @@ class _Waiter:
         self.wake()
 
     def woken(self) -> asyncio.Future[None]:
-        """Done when there may be more to take, or nothing to wait for."""
+        """A future that is done when there may be more messages to take, or nothing left to wait for."""
         self._future = asyncio.get_running_loop().create_future()
         return self._future
 
@@ -106,7 +109,7 @@ class _Waiter:
 
 
 class _Decoding:
-    """Messages that are to be decoded: a :class:`~gossamer.learning.mixing.Step`."""
+    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.Step`."""
 
     def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
         self._opened, self._messages, self._node = opened, messages, node
@@ -117,13 +120,13 @@ class _Decoding:
         self.own = self._node.parameters
 
     def terms(self) -> None:
-        """It is no sum."""
+        """None: decoding is not a weighted sum."""
 
     def run(self, fresh: Any) -> list[Message]:
         return [self._opened(message) for message in self._messages]
 
     def commit(self, found: Any) -> Any:
-        """The messages are what the mailbox asked for."""
+        """The decoded messages, unchanged."""
         return found
 
 
@@ -131,13 +134,14 @@ class Mailbox:
     """The messages of one node that no task has taken, in order of arrival, and the tasks that wait for messages.
 
     Attributes:
-        messages: what is here, oldest first.
-        first: the first round in which a node that was away takes part again, by rank; this node may be among them.
-        presence: says so in place of ``first``, in a simulation with faults.
+        messages: those not yet taken, oldest first.
+        first: rank -> the first round in which a node that was away takes part again. This node may be
+            included.
+        presence: replaces ``first`` in a simulation with faults.
         coder: decodes the models in messages, if the experiment has a codec.
         expectations: what the node expects of its peers.
         drops_malformed: whether the node goes on if a peer's message is malformed.
-        retired: whether nobody takes messages any more."""
+        retired: whether no task will take messages any more."""
 
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
@@ -152,20 +156,20 @@ class Mailbox:
         self.presence = host.presence
         self.coder: Coder | None = None
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
-        self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
+        self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
         self.retired = False
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
 
     # --- delivery
 
     def deliver(self, message: Message) -> None:
-        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late."""
+        """Add a message and wake the tasks that wait for it, or drop it if it is late."""
         if (self._late or self.retired) and self._is_late(message):
             self.late(1)
             return
         self.messages.append(message)
         source, tag = message.source, message.tag
-        for waiter in self.waiters:  # as in fits(); a call less for every message
+        for waiter in self.waiters:  # inlined from fits(), to save a call per message
             sources = waiter.sources
             if (sources is None or source in sources) and tag[: waiter.length] == waiter.prefix:
                 waiter.seen.add(source)
@@ -187,17 +191,17 @@ class Mailbox:
         self.host.counters.messages_late += count
 
     def retire(self) -> None:
-        """No task will take a message any more: drop all that are here, and all that come."""
+        """Drop all messages in the mailbox and all later ones: no task will take any more."""
         self.retired = True
         self.late(len(self.messages))
         self.messages = []
 
     def forget_late(self, sources: Set[int]) -> None:
-        """Some sources were restarted: expect no late messages of them."""
+        """Stop expecting late messages from some sources, which were restarted."""
         self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
 
     def first_round(self, rank: int) -> int:
-        """The first round in which a node that was away takes part again, for this one."""
+        """The first round in which this node waits again for a node that was away."""
         return self.first.get(rank, 0) if self.presence is None else self.presence.first(self.rank, rank)
 
     def wake_all(self) -> None:
@@ -207,7 +211,7 @@ class Mailbox:
     # --- malformed messages
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
-        """A peer has sent a malformed message, which was dropped; MalformedMessage if that ends the run."""
+        """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
         self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
         shown = tag[0] if len(tag) == 1 else tag
@@ -218,7 +222,7 @@ class Mailbox:
             raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
-        """Those of some decoded messages that are as the node expects; the others are refused."""
+        """The decoded messages that the node expects. The others are refused."""
         admitted, fault_of = [], self.expectations.fault
         for message in messages:
             if (fault := fault_of(message)) is None:
@@ -238,8 +242,8 @@ class Mailbox:
         *,
         exact: bool = False,
     ) -> Message:
-        """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`. With ``exact``, its tag is
-        the prefix and nothing more."""
+        """Take the oldest matching message, and wait for one if there is none; see :meth:`Node.receive`. With
+        ``exact``, its tag must equal the prefix."""
         until = None if timeout is None else self.host.now() + timeout
         while True:
             left = None if until is None else max(until - self.host.now(), 0.0)
@@ -254,7 +258,8 @@ class Mailbox:
     async def take(
         self, prefix: Prefix, source: int | None, timeout: float | None, *, exact: bool = False
     ) -> Message:
-        """Wait for a message as :meth:`receive` does, and give it as it came: it is not decoded, checked or counted."""
+        """Wait for a message as in :meth:`receive`, and return it as it arrived: not decoded, checked or
+        counted."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
             while (message := next(filter(waiter.fits, self.messages), None)) is None:
@@ -269,7 +274,7 @@ class Mailbox:
     def take_all(
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
-        """Take out every message that fits (and is one of ``only`` these), oldest first."""
+        """Take every matching message, oldest first. ``only`` restricts the selection."""
         taken: list[Message] = []
         left: list[Message] = []
         for message in self.messages:
@@ -286,8 +291,8 @@ class Mailbox:
         newest: bool,
         only: Callable[[Message], bool] | None = None,
     ) -> list[Message]:
-        """Take every message that fits (and is one of ``only`` these); see :meth:`Node.drain`."""
-        # Superseded ones are decoded too: a codec may need to see each message of a sender.
+        """Take every matching message; see :meth:`Node.drain`. ``only`` restricts the selection."""
+        # Superseded messages are decoded too, since a codec may need every message of a sender.
         taken = [self._opened(message) for message in self.take_all(prefix, source, only)]
         if newest:
             last = {(message.source, message.tag): message for message in taken}
@@ -300,9 +305,9 @@ class Mailbox:
     async def gather(
         self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
     ) -> Inbox:
-        """Take one message of each of some ranks; see :meth:`Node.gather`."""
+        """Take one message from each of some ranks; see :meth:`Node.gather`."""
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
-        away: set[int] = set()  # ranks not to wait for, though they may come back meanwhile
+        away: set[int] = set()  # ranks not to wait for, even if they come back in the meantime
         malformed: set[int] = set()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
             while True:
@@ -336,7 +341,7 @@ class Mailbox:
         return Inbox({message.source: message.payload for message in admitted}, missing)
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
-        """The oldest message of each of some ranks under a tag, and all others."""
+        """The oldest message of each of some ranks under a tag, and all other messages."""
         taken: dict[int, Message] = {}
         left = []
         length = len(prefix)
@@ -349,8 +354,8 @@ class Mailbox:
         return taken, left
 
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages that were taken out, decoded: by the engine, which can do it for many nodes at once. They are put back
-        if the task is cancelled meanwhile."""
+        """Decode taken messages. The engine does it, for many nodes at once if it can. The messages are put
+        back if the task is cancelled in the meantime."""
         assert self.coder is not None
         step = _Decoding(self._opened, messages, self.coder.node)
         try:
@@ -378,13 +383,13 @@ class Mailbox:
             self._ages = count + len(ages), total + sum(ages), max(largest, *ages)
 
     def take_ages(self) -> tuple[float | None, float | None]:
-        """How old messages were when they were taken, since the last call: the mean and the largest, in seconds since their
-        senders queued them; None where no message was taken."""
+        """The mean and the largest age of the messages taken since the last call, in seconds since their
+        senders queued them. None if no message was taken."""
         (count, total, largest), self._ages = self._ages, (0, 0.0, -math.inf)
         return (total / count, largest) if count else (None, None)
 
     def _away(self, awaited: set[int], waiter: _Waiter) -> set[int]:
-        """Those of ``awaited`` that send nothing in this round."""
+        """The ranks in ``awaited`` that send nothing in this round."""
         lost = awaited & self.host.lost
         if lost and self._lost_peer == "fail":
             raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(lost)} are dead")
@@ -402,8 +407,9 @@ class Mailbox:
         return {"late": late, "ages": list(self._ages)}
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
-        """Take the saved form of the messages here that their sources sent before they were saved themselves; ``sent`` says
-        how many those are. LookupError if not exactly these are here."""
+        """Overwrite the messages in the mailbox that their sources sent before they were saved with the saved
+        ones. ``sent`` has the number of these messages of each source. LookupError if the mailbox has other
+        messages."""
         saved = {(message.source, message.number): message for message in messages}
         for k, message in enumerate(self.messages):
             if message.number < sent.get(message.source, 0):
@@ -412,7 +418,7 @@ class Mailbox:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
-        """Continue with saved values; for a node that has received nothing yet."""
+        """Continue with saved values. The node must not have received anything yet."""
         self.messages = list(messages)
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
         if self.presence is not None:
@@ -428,5 +434,5 @@ def _check_unchanged(messages: Iterable[Message]) -> None:
             if tensor._version != version:
                 raise RuntimeError(
                     f"message {message.tag} from node {message.source} was modified in place by another of its"
-                    " receivers or its sender; what is in a message is immutable: compute a new vector"
+                    " receivers or its sender; payloads are immutable: compute a new vector"
                 )

@@ -1,4 +1,4 @@
-"""A node's own model: snapshots that nobody writes into, and the computations whose results are committed to it."""
+"""A node's own model: immutable snapshots, and the computations whose results are committed to it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from gossamer.randomness import torch_seed
 
 
 class Snapshot:
-    """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, but
-    for those through ``.data`` and ``.numpy()``, so they are noticed: RuntimeError where the vector is next read or
-    replaced. ``vector`` and ``version`` are for comparisons; :meth:`read` gives the vector for use."""
+    """One vector of the model, which is replaced but never modified, and the number of replacements. Torch
+    counts in-place writes, except those through ``.data`` and ``.numpy()``; such a write raises RuntimeError
+    when the vector is next read or replaced. ``vector`` and ``version`` are for comparisons; :meth:`read`
+    returns the vector for use."""
 
     __slots__ = ("_name", "_rank", "vector", "version", "writes")
 
@@ -47,16 +48,16 @@ class Snapshot:
 
 
 class OwnModel:
-    """One node's model, the optimizer's state, and what the node computes with them; the engine carries it out.
+    """One node's model and optimizer state, and the node's computations with them, which the engine runs.
 
     Attributes:
         parameters: the flat parameter vector.
         buffers: the model's buffers.
-        state: the optimizer's, as the last committed step left it; None is a fresh one.
-        reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row.
-        steps_per_epoch: the steps that see every sample of the node.
-        encoding: the last task that spends time on encoding; computations that are asked for later wait for it."""
+        state: the optimizer's state after the last committed step; None is a fresh state.
+        reset: whether the next requested step starts with a fresh state.
+        losses: mean losses of the steps committed since the last row.
+        steps_per_epoch: number of steps in one pass over the node's samples.
+        encoding: the last task that spends time on encoding. Later computations wait for it."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
@@ -72,19 +73,19 @@ class OwnModel:
         self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
-        """The model for a reader that settles it first: its values may not be written yet."""
+        """The model, for a reader that settles it first: its values may not be written yet."""
         return Model(self.parameters.read(), self.buffers.read())
 
     def check(self) -> None:
-        """RuntimeError if the author has modified the model in place. The node's calls that wait begin with it: whatever
-        shares these vectors runs while it waits."""
+        """RuntimeError if user code has modified the model in place. Every call of the node that waits begins
+        with this check, because other code that shares these vectors runs during the wait."""
         parameters, buffers = self.parameters, self.buffers
         if parameters.vector._version != parameters.version or buffers.vector._version != buffers.version:
             parameters.read()
             buffers.read()
 
     def train(self, first: int, steps: int, lr: float) -> Awaitable[float]:
-        """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
+        """Take local steps from the current model, numbered from ``first``. Returns their mean loss."""
         start, seed = self.snapshot(), self._seed(first)
         batches, kind = [self._batches.batch(first + k) for k in range(steps)], ComputationKind.TRAIN
         return self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
@@ -97,7 +98,8 @@ class OwnModel:
     async def _step(
         self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float
     ) -> float:
-        """Take steps from the current model by a job that is made of the optimizer's state; gives their loss."""
+        """Take steps from the current model with a job made from the optimizer's state. Returns their
+        loss."""
         before = self.parameters.writes, self.buffers.writes
         reset, self.reset = self.reset, False
 
@@ -114,11 +116,11 @@ class OwnModel:
         try:
             return float(await self._compute(kind, prepare, first, work, commit))
         except asyncio.CancelledError:
-            self.reset |= reset  # the next step that is asked for starts with a fresh state instead
+            self.reset |= reset  # the next requested step starts with a fresh state instead
             raise
 
     def _commit(self, result: TrainResult, start: Model, before: tuple[int, int]) -> None:
-        """Assign a result if nothing was written since it was asked for; otherwise add it as an update."""
+        """Assign a result if nothing was written since it was requested; otherwise add it as an update."""
         new, (writes, buffer_writes) = result.model, before
         own = self.parameters.read()
         if self.parameters.writes != writes:
@@ -153,18 +155,18 @@ class OwnModel:
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
         job = EvaluateJob(model, on, self._samples)
-        # A forward pass is about a third of a step's work.
+        # A forward pass takes about a third of the work of a step.
         work = known[on] / max(self._batches.batch_size, 1) / 3
         found: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return found
 
     async def encoded(self) -> None:
-        """Wait until all that was encoded so far has taken its time."""
+        """Wait until all encoding so far has taken its time."""
         if self.encoding is not None and not self.encoding.done():
             await asyncio.wait((self.encoding,))
 
     async def encode(self, step: int, steps: float) -> None:
-        """Spend the time of some local steps on what a codec has encoded."""
+        """Spend the time of some local steps on encoding that a codec has done."""
         await self._host.compute(
             Computation(ComputationKind.ENCODE, self._rank, step, steps, lambda: None, lambda _: None)
         )

@@ -1,4 +1,4 @@
-"""Node: all that an algorithm may do. The same under every engine."""
+"""Node: the interface between an algorithm and the system. It is the same under every engine."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class Node:
         rank: this node's number, from 0.
         size: number of nodes.
         samples: number of training samples that this node holds.
-        steps_per_epoch: the local steps that see each of them at least once.
-        label_counts: how many of them are of each class, int64 [classes]; None where the targets are no classes.
+        steps_per_epoch: number of local steps in one pass over the node's samples.
+        label_counts: number of the node's samples in each class, int64 [classes]; None if the targets are not
+            classes.
         layout: fields (name, start, shape) of the flat parameter vector.
-        lr: learning rate of the next steps. The optimizer's schedule, if any, sets it when a round ends; a value that an
-            algorithm assigns lasts until then, or forever without a schedule.
-        state: everything that must outlive a round, by name; values are payloads.
-        round: rounds completed.
-        step: local steps asked for so far."""
+        lr: learning rate of the next steps. The optimizer's schedule, if any, sets it at the end of each
+            round. A value that an algorithm assigns holds until then, or for good without a schedule.
+        state: everything that must outlive a round, by name. The values must be payloads.
+        round: number of completed rounds.
+        step: number of local steps requested so far."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
@@ -91,8 +92,8 @@ class Node:
 
     @property
     def model(self) -> Model:
-        """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
-        parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
+        """Parameters and buffers together: what nodes send, mix and assign. Assigning a model that has only
+        some of the parameters (from a sparsifying codec) sets those and keeps the others."""
         return Model(self.parameters, self._own.buffers.read())
 
     @model.setter
@@ -111,11 +112,13 @@ class Node:
     # --- computing
 
     async def train(self, steps: int = 1) -> float:
-        """Take mini-batch steps from the parameters as they are at the call; gives the mean training loss over the steps.
+        """Take mini-batch steps from the parameters as of the call. Returns the mean training loss over the
+        steps.
 
-        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is
-        added as the update ``result - snapshot``. A node computes one thing at a time, first come first served. A cancelled
-        call applies nothing, but the step counter has advanced."""
+        The result is applied when the computation ends. It is assigned if nothing has written the parameters
+        since the call; otherwise the update ``result - snapshot`` is added. A node computes one thing at a
+        time, in the order of the calls. A cancelled call applies nothing, but the step counter stays
+        advanced."""
         first = self.step
         self.step += steps
         return await self._own.train(first, steps, self.lr)
@@ -128,10 +131,10 @@ class Node:
         """The mean gradient of the loss over one batch, a vector float32 [P].
 
         Args:
-            at: where; None is the node's parameters at the call.
-            batch: None is the node's next batch (the step counter advances); a number is that batch of the
-                node's stream (``node.step - 1`` is the last one drawn); "full" is all of its samples; a
-                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``."""
+            at: the point at which the gradient is taken. None is the node's parameters as of the call.
+            batch: None is the node's next batch, and advances the step counter. A number is that batch of the
+                node's stream (``node.step - 1`` is the last one drawn). "full" is all of the node's samples.
+                A sequence selects samples by position, from 0 to ``node.samples - 1``."""
         model, step = self._as_model(at), self.step
         indices = self._own.indices(step if batch is None else batch)
         if batch is None:
@@ -139,8 +142,8 @@ class Node:
         return await self._own.gradient(step, model, indices)
 
     async def apply(self, v: Float[Tensor, " params"]) -> None:
-        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed as in
-        ``train``."""
+        """Take one optimizer step with a gradient [P] from the parameters as of the call. The result is
+        applied as in ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
         await self._own.apply(self.step, self.model, v.detach().clone(), self.lr)
 
@@ -161,13 +164,14 @@ class Node:
             own: a vector of any length, or a :class:`Model`; integer vectors are summed in the ring of their dtype.
             inbox: rank -> a vector, a :class:`Part` of one or a :class:`Model`.
             weights: rank -> weight.
-            self_weight: None is one minus the sum of ``weights``. Where it is given, nothing checks what all sum to.
-            missing: what stands for values that did not come, of absent ranks or of coordinates that a part lacks; None is
-                the experiment's ``gather.missing``.
-            aggregate: whether own and inbox are models, which the experiment's aggregator combines.
+            self_weight: weight of ``own``. None is one minus the sum of ``weights``. If it is given, the sum
+                is not checked.
+            missing: what replaces values that did not arrive, from absent ranks or at coordinates that a part
+                lacks. None is the experiment's ``gather.missing``.
+            aggregate: whether the experiment's aggregator combines the models in ``own`` and ``inbox``.
 
         Returns:
-            A vector or a model, as ``own`` is."""
+            A vector or a model, of the same type as ``own``."""
         self._own.check()
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
@@ -187,11 +191,11 @@ class Node:
         self_weight: float | None = None,
         missing: Missing | None = None,
     ) -> None:
-        """Read the parameters, combine them with the inbox by the experiment's aggregator (the weighted mean, unless it
-        names another one) and write the result, indivisibly.
+        """Combine the parameters with the inbox by the experiment's aggregator (the weighted mean by default)
+        and write the result, in one atomic step.
 
-        An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
-        :meth:`combine`."""
+        An inbox of :class:`Model` mixes the buffers too, if there are any. ``missing`` and ``self_weight``
+        are as in :meth:`combine`."""
         self._own.check()
         if self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
@@ -208,14 +212,14 @@ class Node:
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
     ) -> dict[str, float]:
-        """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
-        evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
-        a third of a step for every batch of samples), unlike the evaluation that the engine records. ValueError for a
-        name that is no evaluation set."""
+        """Evaluate a model (None: the node's own) on one of the task's evaluation sets, subsampled as the
+        experiment says, or on the node's training samples (``train``). Returns ``loss`` and the task's
+        metrics. Unlike the evaluation that the engine records, it takes time on the node's clock: in a
+        simulation, a third of a step for each batch of samples. ValueError for an unknown evaluation set."""
         return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:
-        """Forget the optimizer's state (momentum) before the next step that is asked for."""
+        """Clear the optimizer's state (such as momentum) before the next requested step."""
         self._own.reset = True
 
     def _as_model(self, v: Tensor | Model | None) -> Model:
@@ -223,39 +227,42 @@ class Node:
         if v is None or isinstance(v, Model):
             return v or self.model
         self._check_vector(v, "model", self._setup.layout.size)
-        # The caller may write its own vector later; nobody writes the store's vectors.
+        # The caller may modify its own vector later; vectors in the store are never modified.
         return Model(self._host.store(v), self.buffers)
 
     # --- talking
 
     def peers(self) -> tuple[int, ...]:
-        """Every rank that this node may send to, ascending: all the others."""
+        """The ranks of all other nodes, ascending. This node may send to any of them."""
         return tuple(rank for rank in range(self.size) if rank != self.rank)
 
     def send(self, to: int, payload: Payload, tag: Tag, *, exact: bool = False) -> Sending:
-        """Queue a message, first in first out per node; the payload is fixed at the call.
+        """Queue a message. Each node's queue is first in, first out. The payload is fixed at the call.
 
-        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; ``done()``
-        says whether it is; ``cancel()`` takes the message back. A message to a peer known dead is counted as lost. Where
-        encoding takes time (``steps_per_encoding`` of the compute profile), the message is queued afterwards, and later
-        messages and computations of this node wait for it.
+        Awaiting the result waits until at most one window (64 KiB) of the message is unacknowledged. Its
+        ``done()`` tells whether that is so, and its ``cancel()`` cancels the message. A message to a peer
+        known to be dead is counted as lost. If encoding takes time (``steps_per_encoding`` of the compute
+        profile), the message is queued once it is encoded, and later messages and computations of this node
+        wait for it.
 
         Args:
             to: the receiver's rank.
-            payload: what is sent. The experiment's codec encodes every :class:`Model` in it, and nothing else: send
-                ``node.model``, or mark a vector of your own as ``Model(vector)``.
+            payload: the content. The experiment's codec encodes every :class:`Model` in it, and nothing else.
+                Send ``node.model``, or mark your own vector as ``Model(vector)``.
             tag: what it is about.
-            exact: leave models as they are, for what is no model but a difference or a sum of models.
+            exact: do not encode models. Use it for differences and sums of models.
 
         Raises:
-            ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
-            TypeError: for a payload or tag that can't travel."""
+            ValueError: for a rank that is not a peer, or a message larger than the algorithm's
+                ``message_limit``.
+            TypeError: for a payload or tag that can't be sent."""
         return self.broadcast((to,), payload, tag, exact=exact)[0]
 
     def broadcast(
         self, to: Iterable[int], payload: Payload, tag: Tag, *, exact: bool = False
     ) -> list[Sending]:
-        """``send`` the same payload to several ranks, in ascending order. It is encoded once."""
+        """Send the same payload to several ranks, in ascending order. It is encoded once. See
+        :meth:`send`."""
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             accepted = f"0 to {self.size - 1}, except its own rank"
@@ -278,7 +285,7 @@ class Node:
         return self._send(ranks, payload, name)
 
     def _send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
-        """Send a payload that is encoded; wrappers may change it for each receiver."""
+        """Send an encoded payload. Wrappers may change it for each receiver."""
         runtime, own = self._runtime, self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
         if payload is not own and not (
@@ -298,15 +305,15 @@ class Node:
         return sendings
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
-        """Encode a difference of models or a piece of a model by the experiment's codec, without sending it; for an algorithm
-        with ``sends_differences`` or ``sends_pieces``.
+        """Encode a difference of models or a piece of a model with the experiment's codec, without sending
+        it. For algorithms with ``sends_differences`` or ``sends_pieces``.
 
         Args:
             v: the difference, float32 [P], or the piece, float32 [n].
 
         Returns:
-            The vector to send, as ``Model(sent, node.buffers)``, and the vector that it stands for. Without a codec both are
-            ``v``."""
+            The vector to send, as ``Model(sent, node.buffers)``, and the vector that receivers decode from
+            it. Without a codec, both are ``v``."""
         algorithm = self._setup.experiment.algorithm
         if not (algorithm.sends_differences or algorithm.sends_pieces()):
             raise ValueError("node.compress: accepted with sends_differences = True, or with sends_pieces()")
@@ -324,19 +331,19 @@ class Node:
         *,
         keep_as: Tag | None = None,
     ) -> Message:
-        """Take the oldest message whose tag begins with ``tag``, waiting for one if need be.
+        """Take the oldest message whose tag begins with ``tag``, and wait for one if there is none.
 
         Args:
-            tag: a tag or the beginning of one; None is any.
-            source: the sender; None is anyone.
-            timeout: seconds to wait at most; a message delivered at that very instant still counts.
-            keep_as: leave the message in the mailbox for another task, under this tag instead of its own. Ages and
-                counters include it when that task takes it.
+            tag: a tag or a prefix of one; None is any tag.
+            source: the sender; None is any.
+            timeout: maximum wait in seconds. A message delivered at exactly that time still counts.
+            keep_as: keep the message in the mailbox for another task, under this tag instead of its own. Ages
+                and counters include the message when that task takes it.
 
         Raises:
-            TimeoutError: if none came in time.
+            TimeoutError: if no message arrived in time.
             PeerLost: if ``source`` is dead and left no message.
-            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
+            ValueError: if ``keep_as`` begins with ``tag``: the same message would be returned again."""
         self._own.check()
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
@@ -346,8 +353,9 @@ class Node:
     def drain(
         self, tag: Tag | None = None, source: int | None = None, *, newest: bool = False
     ) -> list[Message]:
-        """Take every message that is here now and fits, as for :meth:`receive`, oldest first; never waits. ``newest`` gives
-        only the newest of each sender and (whole) tag; older ones are counted as superseded."""
+        """Take every matching message that has arrived, oldest first, without waiting. Arguments are as in
+        :meth:`receive`. ``newest`` returns only the newest message of each sender and complete tag; the older
+        ones are counted as superseded."""
         return self._mailbox.drain(() if tag is None else as_tag(tag), source, newest=newest)
 
     async def gather(
@@ -357,15 +365,16 @@ class Node:
 
         Args:
             peers: the ranks to wait for.
-            tag: the tag, or the beginning of it.
-            at_least: go on as soon as this many are here (with all that are here by then).
-            timeout: seconds after which to go on with what is here; None is the experiment's
-                ``gather.timeout_s``.
+            tag: the tag, or a prefix of it.
+            at_least: return as soon as this many messages have arrived. The result has all that have arrived
+                by then.
+            timeout: seconds after which to return with the messages that have arrived. None is the
+                experiment's ``gather.timeout_s``.
 
         Returns:
-            Rank -> payload in rank order; ``.missing`` names the ranks that did not send, or whose message was malformed
-            (:meth:`expect`). Later messages of theirs under this tag are counted and dropped. PeerLost if one is dead and the
-            experiment's ``gather.lost_peer`` is "fail"."""
+            Rank -> payload in rank order. Its ``missing`` lists the ranks that sent nothing or a malformed
+            message (:meth:`expect`). If messages of these ranks under this tag arrive later, they are counted
+            and dropped. PeerLost if a peer is dead and the experiment's ``gather.lost_peer`` is "fail"."""
         self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
@@ -377,16 +386,17 @@ class Node:
         check: Callable[[Message], Any] | None = None,
         exact: bool = False,
     ) -> None:
-        """Declare what peers send under tags that begin with ``tag``, in which any number stands for all numbers. For any
-        other message, ``gather.malformed`` says what happens. Without a declaration, a node expects under a tag payloads of
-        the forms that it has sent itself: the same kinds, keys, dtypes and shapes. It takes anything under a tag that it has
-        not used. Values that are not finite are always refused.
+        """Declare what peers send under tags that begin with ``tag``. A number in the tag stands for any
+        number. ``gather.malformed`` determines what happens to other messages. Without a declaration, a node
+        expects payloads of the forms that it has itself sent under the tag: the same kinds, keys, dtypes and
+        shapes. It accepts anything under a tag that it has not used. Non-finite values are always refused.
 
         Args:
-            tag: a tag or the beginning of one; of several declarations the longest that fits counts.
-            like: payloads of the forms that are accepted; none: all forms.
-            check: called with a decoded message of such a form; refuses it by returning False, or by any exception.
-            exact: whether models come as they are, as for :meth:`send`, and not from a codec."""
+            tag: a tag or a prefix of one. The longest matching declaration applies.
+            like: payloads of the accepted forms. Without any, all forms are accepted.
+            check: called with each decoded message of such a form. It refuses the message by returning False
+                or raising.
+            exact: whether models arrive unencoded, as in :meth:`send`."""
         self._runtime.expectations.declare(tag, like, check, exact=exact)
 
     # --- questions and answers
@@ -401,41 +411,44 @@ class Node:
         keep_s: float | None = None,
         exact: bool = False,
     ) -> Payload:
-        """Send a question to a peer that answers such questions (:meth:`answer`), and wait for its answer's payload.
+        """Send a question to a peer that answers such questions (:meth:`answer`), and wait for the answer.
+        Returns its payload.
 
-        The answer to a question (tag, ...) has the tag ("answer", ...): what follows the question's first part, such as
-        the round, tells apart the questions that are open between two nodes. An answer that belongs to no question is
+        The answer to a question (tag, ...) has the tag ("answer", ...). The parts after the first, such as
+        the round, distinguish the open questions between two nodes. An answer without an open question is
         counted as late and dropped.
 
         Args:
-            peer: the rank that is asked.
+            peer: the rank to ask.
             payload: the question.
             tag: what it is about.
-            timeout: seconds to wait at most; None waits without end.
-            keep_s: how long after the question :meth:`next_answer` waits for its answer. One that comes after ``timeout``
-                is kept for it and for :meth:`drain_answers`. None: it is counted as late and dropped.
-            exact: as for :meth:`send`.
+            timeout: maximum wait in seconds; None sets no limit.
+            keep_s: seconds after the question for which :meth:`next_answer` waits for the answer. An answer
+                that arrives after ``timeout`` is kept for that method and for :meth:`drain_answers`. None: a
+                late answer is counted and dropped.
+            exact: as in :meth:`send`.
 
         Raises:
-            TimeoutError: if no answer came in time.
+            TimeoutError: if no answer arrived in time.
             PeerLost: if the peer is dead.
-            ValueError: if a question of the same tag to the same peer is open."""
+            ValueError: if a question to this peer with the same tag is still open."""
         self._own.check()
         return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
 
     def answer(
         self, tag: Tag, handler: Callable[[Message], Payload], *, exact: bool = False
     ) -> asyncio.Task[None]:
-        """Answer every question whose tag begins with ``tag``, in a task of this node, as long as the run lasts. ``handler``
-        gives the answer to a question; nothing else of the node runs meanwhile. ``exact`` is as for :meth:`send`."""
+        """Answer every question whose tag begins with ``tag``, in a task of this node, until the run ends.
+        ``handler`` returns the answer to a question; no other task of the node runs meanwhile. ``exact`` is
+        as in :meth:`send`."""
         return self.spawn(self._questions.serve(as_tag(tag), handler, exact))
 
     def drain_answers(self) -> list[Payload]:
-        """The answers that came too late for their :meth:`ask` and are here now, oldest first; never waits."""
+        """Take the answers that arrived too late for their :meth:`ask`, oldest first, without waiting."""
         return self._questions.drain()
 
     async def next_answer(self) -> Payload | None:
-        """Wait for the answer to the oldest question that is still open; None when no answer is wanted any more."""
+        """Wait for the answer to the oldest open question. None if no question is open."""
         self._own.check()
         return await self._questions.next()
 
@@ -444,28 +457,28 @@ class Node:
     async def neighbors(
         self, r: int | None = None, direction: Literal["both", "in", "out"] = "both", layer: str | None = None
     ) -> tuple[int, ...]:
-        """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending. For a directed graph the
-        direction must be named: "in" (who sends to this node) or "out". Where neighbours are sampled, this is the node's
-        present view, and there is no "in"."""
+        """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending. A directed graph
+        requires a direction: "in" (nodes that send to this one) or "out". If neighbours are sampled, this is
+        the node's current view, and only "out" is accepted."""
         if self._sampler is not None and layer is None:
             return self._sampler.neighbors(self._round(r), direction)
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
-        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own.
-        ValueError where neighbours are sampled: nobody knows who will send to it."""
+        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
+        node's own. ValueError if neighbours are sampled: the in-neighbours are unknown."""
         self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
-        """The whole graph of round ``r``: an oracle, which no node of a real deployment has. ValueError where neighbours are
-        sampled, because there is no graph of all nodes."""
+        """The whole graph of round ``r``. This is an oracle: no node of a real deployment knows the graph.
+        ValueError if neighbours are sampled, because there is no global graph."""
         self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
     @property
     def view(self) -> tuple[int, ...] | None:
-        """The ranks that a node with a peer sampler knows at present, ascending; None where there is a graph."""
+        """The ranks in the peer sampler's current view, ascending; None for a topology with a graph."""
         return None if self._sampler is None else self._sampler.view
 
     def _check_graph(self, call: str, instead: str) -> None:
@@ -482,7 +495,7 @@ class Node:
         return self._host.now()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds of the engine's time."""
+        """Sleep for some seconds of the engine's clock."""
         self._own.check()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self._host.timer(seconds, partial(_set, done))
@@ -493,37 +506,42 @@ class Node:
             raise
 
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
-        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the same again.
-        Counters, e.g. the round, tell repeated draws apart; ``shared`` leaves the rank out: all nodes draw the same."""
+        """A new generator for the key (experiment seed, purpose, this rank, counters). The same key always
+        gives the same draws. Counters, e.g. the round, distinguish repeated draws. ``shared`` leaves the rank
+        out of the key, so that all nodes draw the same numbers."""
         rank = SHARED if shared else self.rank
         return generator(self._setup.experiment.seed, f"algorithm/{purpose}", rank, *counters)
 
     def secret(self, n: int) -> bytes:
-        """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
+        """n bytes that no other node knows: from a keyed generator in a simulation, from the operating system
+        otherwise."""
         return self._host.secret(n)
 
     def store(self, v: Float[Tensor, " params"]) -> Float[Tensor, " params"]:
-        """An immutable copy of a vector [P]. It and its slices are sent without another copy, however often."""
+        """An immutable copy of a vector [P]. It and its slices can be sent any number of times without
+        another copy."""
         self._check_vector(v, "store", self._setup.layout.size)
         return self._host.store(v)
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
-        """Put values into columns of the node's next recorded row; TypeError for a value that no record holds."""
+        """Put values into columns of the node's next recorded row. TypeError for a value that can't be
+        recorded."""
         for name, value in values.items():
             if not isinstance(value, _RECORDED):
                 found = type(value).__name__
                 raise TypeError(
                     f"node.record: {name}: got a {found}; accepted: numbers, text, None, lists, mappings"
                 )
-            # NumPy's and torch's scalars are recorded as Python numbers.
+            # NumPy and torch scalars are recorded as Python numbers.
             self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
     def rounds(self) -> AsyncRounds:
-        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are recorded between."""
+        """``async for r in node.rounds()``: the round numbers, until the stop rule ends the run. Each round
+        is recorded when it ends."""
         return AsyncRounds(self)
 
     async def end_round(self, r: int) -> None:
-        """Do the work between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        """Complete round ``r``: count it, and record, evaluate and checkpoint if due."""
         self._own.check()
         if self._own.encoding is not None:
             await self._own.encoded()
@@ -540,23 +558,23 @@ class Node:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages so far; of a message that is leaving, the part that is gone."""
+        """Bytes and messages so far. A message in transmission counts with the part that has been sent."""
         return self._host.traffic
 
     @property
     def finished(self) -> bool:
-        """Whether the stop rule's number of rounds is reached."""
+        """Whether this node has completed the stop rule's number of rounds."""
         return self._host.finished(self.round)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable. It starts when the spawning
-        task next waits. It ends with the node at the latest: when ``run`` of every node has returned, tasks that are still
-        there are cancelled. An exception in it, awaited or not, fails the node."""
+        """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable. It starts when
+        the spawning task next waits. Tasks that still run when ``run`` of every node has returned are
+        cancelled. An exception in a task, awaited or not, fails the node."""
         return self._runtime.spawn(coroutine)
 
 
 class _MixOwn(Mix):
-    """A mixing step that reads the node's own model, buffers included if ``whole``, and replaces it."""
+    """A mixing step that reads and replaces the node's own model, including its buffers if ``whole``."""
 
     node: Node
     whole: bool
@@ -573,7 +591,7 @@ class _MixOwn(Mix):
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
-    """An inbox with the parameters of its models."""
+    """The inbox with each model replaced by its parameters."""
     return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
 
 
@@ -583,7 +601,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 class AsyncRounds:
-    """The iterator behind ``Node.rounds``; an async generator would be left to be finalised by a break."""
+    """The iterator behind ``Node.rounds``. An async generator would remain unfinalised after a ``break``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

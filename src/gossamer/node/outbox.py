@@ -1,4 +1,5 @@
-"""A node's messages on the way to its engine. A message that took time to encode is queued when that time is over."""
+"""A node's messages on the way to its engine. A message whose encoding takes time is queued after that
+time."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class LateSending(Sending):
-    """A message that is queued later than it was sent; cancelled before that, it never is."""
+    """A message that is queued later than it was sent. If it is cancelled before that, it is never queued."""
 
     def __init__(self, counters: Traffic) -> None:
         self._counters = counters
         self._queued: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
 
     def queued(self, sending: Sending) -> None:
-        """It is queued at the engine."""
+        """Note that the engine has queued the message."""
         self._queued.set_result(sending)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -40,12 +41,12 @@ class LateSending(Sending):
 
 
 class Outbox:
-    """Sends a node's messages in the order in which they come. Where computations take as long as the compute profile says,
-    encoding does too: a message waits until what was encoded for it, and every message before it, is done."""
+    """Sends a node's messages in order. If computations take the time given by the compute profile, so does
+    encoding: a message waits until it and every earlier message is encoded."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
-        self._paid = 0  # encodings that have taken their time
+        self._paid = 0  # number of encodings whose time has passed
 
     def send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
         """Queue a frozen payload for some ranks."""
@@ -61,7 +62,7 @@ class Outbox:
         return list(late.values())
 
     def withhold(self) -> Sending:
-        """A message that is taken back before it is queued."""
+        """A message that is cancelled before it is queued."""
         sending = LateSending(self._runtime.host.counters)
         sending.cancel()
         return sending

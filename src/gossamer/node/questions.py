@@ -1,4 +1,4 @@
-"""The questions that a node asks its peers, and those that it answers."""
+"""The questions that a node asks its peers, and the questions that it answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from gossamer.node.node import Node
 
 OPEN = "~questions"
-"""The key under which a node's state has the questions whose late answers it wants: [peer, tag of the answer, until when
-:meth:`Questions.next` waits for it]."""
+"""Key in a node's state for the questions whose late answers it wants: [peer, tag of the answer, time until
+which :meth:`Questions.next` waits]."""
 MOST_OPEN = 256
-"""Of more unanswered questions, the oldest are forgotten: their answers were lost."""
+"""Most unanswered questions that are kept. Beyond it, the oldest are forgotten, since their answers were
+lost."""
 _ANSWER = "answer"
 
 
@@ -37,7 +38,7 @@ class Questions:
         keep_s: float | None,
         exact: bool,
     ) -> Payload:
-        """Ask, and wait for the answer."""
+        """Ask a question, and wait for the answer."""
         node, answer = self._node, (_ANSWER, *tag[1:])
         if (peer, answer) in self._awaited or self._find(peer, answer):
             raise ValueError(
@@ -62,11 +63,11 @@ class Questions:
         """Answer questions until the node ends."""
         while True:
             question = await self._mailbox.receive(tag, None, None)
-            # Nothing waits between the question and its answer: what the handler does is one step.
+            # There is no await between the question and its answer, so the handler is atomic.
             self._node.send(question.source, handler(question), (_ANSWER, *question.tag[1:]), exact=exact)
 
     def drain(self) -> list[Payload]:
-        """The answers that came after their :meth:`ask` had ended, as far as they are here."""
+        """The answers that have arrived after their :meth:`ask` ended."""
         late = self._mailbox.drain((_ANSWER,), None, newest=False, only=self._is_kept)
         for message in late:
             self._close(message.source, message.tag)
@@ -74,7 +75,8 @@ class Questions:
         return [message.payload for message in late]
 
     async def next(self) -> Payload | None:
-        """Wait for the answer to the oldest open question, or to the next one if it does not come in its time."""
+        """Wait for the answer to the oldest open question, or to the next one if it does not arrive in
+        time."""
         while questions := self._node.state.get(OPEN, []):
             peer, answer, until = questions[0]
             timeout = max(until - self._node.now(), 0.0)
@@ -90,17 +92,17 @@ class Questions:
         return [each for each in self._node.state.get(OPEN, []) if each[:2] == [peer, list(answer)]]
 
     def _close(self, peer: int, answer: Prefix) -> None:
-        """The answer to a question is not wanted any more."""
+        """Close a question: its answer is not wanted any more."""
         for each in self._find(peer, answer):
             self._node.state[OPEN].remove(each)
 
     def _is_kept(self, answer: Message) -> bool:
-        """Whether an answer is wanted, though nobody waits for it now."""
+        """Whether an answer is wanted although no task waits for it now."""
         asked = answer.source, answer.tag
         return asked not in self._awaited and bool(self._find(*asked))
 
     def _drop_unwanted(self) -> None:
-        """Drop the answers that are here and belong to no question."""
+        """Drop the answers in the mailbox that belong to no open question."""
 
         def unwanted(answer: Message) -> bool:
             return (answer.source, answer.tag) not in self._awaited and not self._is_kept(answer)

@@ -1,8 +1,8 @@
-"""How a node that joins late begins: with a neighbour's model, in a round in which the others can meet it.
+"""How a node that joins late starts: with a neighbour's model, in a round in which the others can meet it.
 
-The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
-the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
-it."""
+The engine determines the round in which nodes meet (:func:`meeting`). The newcomer requests a neighbour's
+model with an ordinary message, under every engine. The message bypasses the wrappers, and the algorithm does
+not see it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ _TAG = "gossamer/newcomer"
 
 
 class Hospitality:
-    """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer."""
+    """Gives a node's model to newcomers that request it, and sends the node's own requests when it is a
+    newcomer."""
 
     def __init__(self, node: NodeRuntime) -> None:
         self._node, self._host = node, node.host
-        self._asked: tuple[int, int] | None = None  # the peer that owes an answer, and the question's number
+        self._asked: tuple[int, int] | None = None  # the peer that was asked, and the request's number
         self._given: dict[int, Sending] = {}  # the last model sent to each rank
 
     def takes(self, message: Message) -> bool:
-        """Take in a message, unless it is the algorithm's; says whether it did."""
+        """Handle a message unless it is the algorithm's. Returns whether it was handled."""
         if message.tag[:1] != (_TAG,):
             return False
         source = message.source
         match message.tag[1:]:
             case "ask", int(number):
-                # In place of a model that has not left yet: a node that asks all the time must not fill this node's memory.
+                # Replace a model that has not left yet: a peer that asks repeatedly must not fill this node's
+                # memory.
                 if (before := self._given.get(source)) is not None:
                     before.cancel()
                 self._given[source] = self._send(source, self._node.model, "give", number)
@@ -50,7 +52,7 @@ class Hospitality:
         return True
 
     async def ask(self, peer: int, number: int, timeout_s: float) -> Any:
-        """The model that a peer gives; None if nothing came in time, or the peer is dead."""
+        """Request a peer's model. None if nothing arrived in time, or the peer is dead."""
         self._asked = peer, number
         self._send(peer, None, "ask", number)
         try:
@@ -65,7 +67,8 @@ class Hospitality:
 
 
 def first_round(in_round: Mapping[int, int], least: int) -> int:
-    """The round that most nodes are in (their higher median), given the number of nodes in each; or the ``least`` one."""
+    """The higher median of the nodes' rounds, given the number of nodes in each round, but at least
+    ``least``."""
     before, middle = 0, sum(in_round.values()) // 2
     for round, count in sorted(in_round.items()):
         before += count
@@ -75,9 +78,9 @@ def first_round(in_round: Mapping[int, int], least: int) -> int:
 
 
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
-    """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
-    them are in, or the ``least`` one. For each of the others, also the round from which the two wait for each other, which
-    neither has begun."""
+    """The round in which a node that joins or returns continues, among nodes that wait for each other: the
+    higher median of their rounds, but at least ``least``. Also, for each other node, the round from which the
+    two wait for each other; neither has begun it."""
     first = first_round(Counter(rounds.values()), least)
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
@@ -85,8 +88,8 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
 async def newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]], node: NodeRuntime, timeout_s: float | None
 ) -> None:
-    """The protocol of a node that joins later: with a timeout, it takes over the model of the first neighbour that gives one
-    that fits; it keeps its own without one."""
+    """The protocol of a node that joins late. It takes the model of the first neighbour that sends a valid
+    one before a timeout; otherwise it keeps its own."""
     if timeout_s is not None:
         assert node.hospitality is not None, "the setup is not hospitable"
         peers = await node.node.neighbors(direction="in" if node.node.view is None else "out")
@@ -99,7 +102,7 @@ async def newcomer(
 
 
 def _fits(given: Any, own: Model) -> bool:
-    """Whether this may replace a node's own model: it has the same shapes, and is finite."""
+    """Whether a model can replace a node's own: it has the same shapes and is finite."""
     return isinstance(given, Model) and all(
         isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype) and is_finite(one)
         for one, other in zip(given, own, strict=True)

@@ -1,4 +1,5 @@
-"""NodeRuntime: one node as its engine sees it. It runs the node's tasks, delivers its messages and saves it."""
+"""NodeRuntime: the engine's interface to one node. It runs the node's tasks, delivers its messages and saves
+it."""
 
 from __future__ import annotations
 
@@ -30,18 +31,18 @@ T = TypeVar("T")
 
 
 class NodeRuntime:
-    """One node with everything that its engine calls; its algorithm gets only :attr:`node`.
+    """One node, with everything that its engine calls. The algorithm gets only :attr:`node`.
 
     Attributes:
         rank: the node's number.
         node: the node as its algorithm sees it.
-        own: its model, and what it computes.
-        mailbox: the messages that no task has taken.
-        expectations: what the node expects of its peers.
+        own: its model and its computations.
+        mailbox: the messages that no task has taken yet.
+        expectations: the payloads that the node expects from its peers.
         columns: values for the node's next recorded row.
         hospitality: gives the node's model to newcomers, if there may be any.
-        secure: hides models in sums, if the experiment says so; it encodes them too.
-        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure."""
+        secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
+        deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self.setup, self.rank, self.host = setup, rank, host
@@ -67,7 +68,7 @@ class NodeRuntime:
         special = self._incoming or self._sampler or self.hospitality or self.secure
         self.deliver = self._deliver if special else self.mailbox.deliver
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
+        self._background: set[asyncio.Task[Any]] = set()  # tasks that the protocol does not know
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
         self._failed_round = 0
@@ -90,8 +91,8 @@ class NodeRuntime:
     # --- messages
 
     def _deliver(self, message: Message) -> None:
-        """Hand a message to whom it concerns: the peer sampler, the host of newcomers, the wrappers, and then secure
-        aggregation or the mailbox."""
+        """Pass a message to its recipient: the peer sampler, the hospitality for newcomers, or the wrappers
+        and then secure aggregation or the mailbox."""
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
             return
@@ -114,7 +115,7 @@ class NodeRuntime:
     # --- models that are not finite
 
     def look_for_divergence(self) -> bool:
-        """Whether the node's model has values that are not finite; the first time, that is an event."""
+        """Whether the node's model has non-finite values. The first time is recorded as an event."""
         if all(map(is_finite, self.model)):
             return False
         if not self._diverged:
@@ -125,22 +126,22 @@ class NodeRuntime:
         return True
 
     def waiting(self) -> list[str]:
-        """A description of each wait of this node's tasks."""
+        """A description of each wait of the node's tasks."""
         return [str(waiter) for waiter in self.mailbox.waiters]
 
     # --- nodes that are away
 
     def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
-        """A peer that was away is back, and takes part from a round on; nobody waits for it in earlier ones. If it was
-        restarted, messages that are still expected of it won't come. The rank may be this node's own: then it waits for
-        nobody in earlier rounds, since what the others sent meanwhile is lost."""
+        """Note that a peer is back and takes part from round ``first`` on; no node waits for it in earlier
+        rounds. If it was restarted, its outstanding messages will not arrive. The rank may be this node's
+        own: it then waits for no peer in earlier rounds, since the messages sent in the meantime are lost."""
         if restarted:
             self.mailbox.forget_late({rank})
         self.mailbox.first[rank] = first
         self.mailbox.wake_all()
 
     def catch_up(self) -> None:
-        """Continue with the first round in which this node takes part again, if it is in an earlier one."""
+        """Skip to the first round in which this node takes part again, if it is in an earlier one."""
         node, first = self.node, self.mailbox.first_round(self.rank)
         if first > node.round:
             node.round = first
@@ -162,7 +163,7 @@ class NodeRuntime:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Something of this node has failed; only the first failure counts."""
+        """Record a failure of this node. Only the first one counts."""
         if self._failed is None:
             self._failed, self._failed_round = error, self.round
             if self._failure is not None and not self._failure.done():
@@ -170,14 +171,15 @@ class NodeRuntime:
 
     @property
     def failure_round(self) -> int:
-        """The round in which this node failed. Its other tasks go on until they are cancelled, and may end that round."""
+        """The round in which this node failed. Its other tasks continue until they are cancelled, and may end
+        that round."""
         return self.round if self._failed is None else self._failed_round
 
     async def live(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the node's protocol until it returns; the first failure in any of its tasks is raised. Tasks that the protocol
-        spawned go on until :meth:`end`."""
+        """Run the node's protocol until it returns. The first failure in any of its tasks is raised. Tasks
+        that the protocol spawned continue until :meth:`end`."""
         self._failure = asyncio.get_running_loop().create_future()
-        if self._failed is not None:  # by a message that came before the start
+        if self._failed is not None:  # by a message that arrived before the start
             self._failure.set_result(self._failed)
         if self._sampler is not None:
             self._background.add(self.spawn(self._sampler.run()))
@@ -193,7 +195,7 @@ class NodeRuntime:
 
     async def _to_its_end(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await protocol()
-        self.own.check()  # at once, before other nodes find it
+        self.own.check()  # now, before other nodes notice it
 
     def _retire_if_over(self) -> None:
         if self._over and self._tasks <= self._background:
@@ -217,9 +219,9 @@ class NodeRuntime:
     # --- checkpoints
 
     def checkpoint(self, **engine: Payload) -> Checkpoint:
-        """Everything that this node needs to continue from here, at a round's end, and what the engine keeps of it. Its
-        vectors are shared, not copied, except tensors in ``state`` that are not in the store, which the algorithm may write.
-        TypeError or ValueError for something in ``state`` that is no payload."""
+        """Everything that this node needs to continue from the end of this round, and the engine's own values
+        about it. Vectors are shared, not copied, except tensors in ``state`` outside the store, which the
+        algorithm may write. TypeError or ValueError for a value in ``state`` that is not a payload."""
         node, state = self.node, {}
         for name, value in self.node.state.items():
             try:
@@ -248,8 +250,8 @@ class NodeRuntime:
         )
 
     def restore(self, saved: Checkpoint) -> None:
-        """Become the node that was saved, before :meth:`live`; BadInput for the checkpoint of another node or model. Messages
-        that were on their way to it are the engine's to deliver."""
+        """Become the saved node. Call it before :meth:`live`. BadInput for the checkpoint of another node or
+        model. The engine delivers the messages that were in flight to the node."""
         node, layout = self.node, self.setup.layout
         shapes = [tuple(vector.shape) for vector in saved.model]
         if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
@@ -263,9 +265,9 @@ class NodeRuntime:
         self.mailbox.restore(saved.unread, saved.node)
 
     def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
-        """Take the values that were saved, where this node has done what the saved one had done; ``sent`` says how many
-        messages each source had sent before it was saved. LookupError if it has taken
-        other steps, or has other messages."""
+        """Overwrite this node's values with the saved ones, once it has done the same work. ``sent`` has the
+        number of messages that each source had sent before it was saved. LookupError if the node has taken
+        other steps or has other messages."""
         if self.node.step != saved.node["step"]:
             raise LookupError(f"node {self.rank} has taken {self.node.step} steps, not {saved.node['step']}")
         overwrite(self.own.snapshot(), saved.model)
@@ -283,7 +285,7 @@ class NodeRuntime:
 
 
 def _thawed(saved: Checkpoint) -> dict[str, Payload]:
-    """The saved ``node.state``, in containers of its own."""
+    """A copy of the saved ``node.state`` with new containers."""
     state: dict[str, Payload] = freeze(dict(saved.state), lambda tensor: True)
     return state
 
@@ -293,8 +295,8 @@ _UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
 
 @contextmanager
 def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
-    """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` that was never awaited; Python
-    itself only warns. The sequence of nodes may change meanwhile."""
+    """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` without
+    awaiting it; Python itself only warns. The sequence of nodes may change within the context."""
 
     def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
         node = None

@@ -1,4 +1,5 @@
-"""The parts of a node: the run's setup, a node's side of an engine, and the wrappers of its messages."""
+"""The parts of a node: the run's setup, the node's interface to its engine, and the wrappers of its
+messages."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The rest of an experiment, as an algorithm's ``check`` sees it."""
+    """The rest of an experiment, for an algorithm's ``check``."""
 
-    nodes: int  # their number
+    nodes: int  # number of nodes
     topology: TopologySchedule  # which nodes may talk to each other
     optimizer: Optimizer  # takes local steps
     codec: Codec | None  # encodes models; None sends them as they are
     layout: Layout  # the shapes behind the flat vectors
-    evaluation_sets: tuple[str, ...]  # their names, poisons' included
+    evaluation_sets: tuple[str, ...]  # names of the evaluation sets, including those of poisons
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +50,25 @@ class Setup:
     experiment: Experiment
     task: Task
     parts: list[Int[np.ndarray, " _"]]  # indices of each node's training samples
-    personal: list[Int[np.ndarray, " _"]]  # of each node's own test samples, which are in task.train too
+    personal: list[
+        Int[np.ndarray, " _"]
+    ]  # indices of each node's own test samples, which are part of task.train
     labels: Int[np.ndarray, "nodes classes"] | None  # samples of each class at each node, if there are any
     topology: TopologySchedule
     faults: FaultSchedule
-    network: Network  # what links do to a message, faults included
-    compute: ComputeProfile  # how long local steps take, settled for these nodes, faults included
+    network: Network  # the behaviour of links, including faults
+    compute: ComputeProfile  # durations of local steps, settled for these nodes, including faults
     layout: Layout  # the shapes behind the flat vectors
     outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
     evaluated: frozenset[int]  # ranks whose own model is evaluated
     message_limit: int  # the largest message that a node accepts, bytes
-    trainer: str  # its name, which is not "auto"
-    not_fused: str  # why "auto" is not "fused", if it is not
-    poisoned: Sequence[Sequence[int]] = ()  # the ranks that each of the experiment's poisons reaches
-    warm_start: Model | None = None  # what all nodes start with, if the experiment names a model
+    trainer: str  # name of the trainer, never "auto"
+    not_fused: str  # the reason why "auto" did not choose "fused", if any
+    poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
+    warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
 
     def initial(self, rank: int) -> Model:
-        """The model that a node starts with: the same everywhere, or drawn for each node."""
+        """The initial model of a node: the same for all nodes, or drawn for each."""
         if self.warm_start is not None:
             return self.warm_start
         shared = self.experiment.initial == "common"
@@ -74,12 +77,13 @@ class Setup:
 
     @property
     def aggregator(self) -> Aggregator | None:
-        """The aggregator of :meth:`gossamer.node.Node.mix`; None is the weighted mean, which engines may batch."""
+        """The aggregator used by :meth:`gossamer.node.Node.mix`. None is the weighted mean, which engines may
+        batch."""
         aggregator = self.experiment.aggregator
         return None if type(aggregator) is Mean else aggregator
 
     def description(self) -> dict[str, Any]:
-        """The record of the start: nodes, label counts, the first graph."""
+        """The values recorded at the start: nodes, label counts and the first graph."""
         graph = self.topology.graph(0)
         return {
             "nodes": self.experiment.nodes,
@@ -97,14 +101,15 @@ class Setup:
 
 @runtime_checkable
 class Timer(Protocol):
-    """A call that is due later."""
+    """A call scheduled for later."""
 
     def cancel(self) -> None: ...
 
 
 @runtime_checkable
 class Waiter(Protocol):
-    """Something that waits for messages of some nodes; waking lets it look again whether there is something to wait for."""
+    """A waiter for messages of some nodes. When woken, it checks again whether there is something to wait
+    for."""
 
     def wake(self) -> None: ...
 
@@ -114,27 +119,28 @@ class Presence(Protocol):
     """The presence of all nodes in a simulation with faults."""
 
     def first(self, rank: int, peer: int) -> int:
-        """The first round in which a node waits for a peer, after one of the two was away. Of itself, it is the first round
-        in which the node takes part again."""
+        """The first round in which a node waits for a peer after one of the two was away. For the node
+        itself, the first round in which it takes part again."""
 
     def watch(self, rank: int, waiter: Waiter, peers: Iterable[int]) -> None:
-        """A node begins to wait for peers: what waits is woken when one of them is lost or comes back."""
+        """Start watching some peers: the waiter is woken when one of them is lost or comes back."""
 
     def unwatch(self, waiter: Waiter, peers: Iterable[int]) -> None:
-        """The end of what ``watch`` began."""
+        """Stop watching them."""
 
     def remember(self, rank: int, peers: Iterable[int]) -> None:
-        """A node knows something of peers that is void once they are restarted."""
+        """Note that a node keeps information about peers that becomes invalid when they restart."""
 
 
 @runtime_checkable
 class Host(Protocol):
-    """One node's side of an engine. A node knows its engine only through this.
+    """One node's interface to its engine, and the only one.
 
     Attributes:
         lost: ranks known to be dead.
-        presence: looks up and wakes in place of an engine that tells each node; None where the engine does.
-        paced: whether computations take as long as the compute profile says."""
+        presence: tracks the presence of nodes and wakes waiters. None if the engine notifies each node
+            itself.
+        paced: whether computations take the time given by the compute profile."""
 
     lost: set[int]
     presence: Presence | None
@@ -142,76 +148,80 @@ class Host(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """A copy of what the node has sent and received by now."""
+        """A copy of the node's traffic counters up to now."""
 
     @property
     def counters(self) -> Traffic:
-        """The same to add to; bytes that are leaving may be missing."""
+        """The live counters, to be updated. They may not include bytes in transmission."""
 
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
-        """Call after some seconds, and after every delivery of that instant. The algorithm does not wait for calls in the
-        background."""
+        """Schedule a call after some seconds, and after every delivery of that instant. A background call
+        does not keep the run alive."""
 
     def store(self, vector: Tensor) -> Tensor:
-        """An immutable vector of these values; the same object if it is one already."""
+        """An immutable vector with these values; the same object if it is already in the store."""
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is (a view of) an immutable vector of the store."""
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
-        """Queue a message to each of some ranks, in this order. The payload is frozen
+        """Queue a message to each of some ranks, in the given order. The payload is frozen
         (:func:`gossamer.messages.freeze`) and will not change."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
-        """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
+        """Run a computation, and return the value of its ``commit``. Cancelling the await cancels the
         computation."""
 
     def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
-        """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
-        its ``commit`` returned. Unless ``read``, the result may be written as late as :meth:`settle`."""
+        """Once everything else of this instant is done, prepare and run a mixing step, commit the result, and
+        return the value of its ``commit``. Unless ``read``, writing the result may be deferred until
+        :meth:`settle`."""
 
     def settle(self, vector: Tensor) -> None:
-        """Write a vector that is about to be read, if it is not written yet."""
+        """Write a vector's deferred values, if any, before it is read."""
 
     def event(self, kind: str, text: str) -> None:
-        """Record something that has happened to the node; "diverged" ends the run, if ``stop.diverged`` says so."""
+        """Record an event of the node. "diverged" ends the run, depending on ``stop.diverged``."""
 
     def finished(self, rounds: int) -> bool:
-        """Whether a node that has completed this many rounds is at its end."""
+        """Whether a node is finished after this number of rounds."""
 
     def end_round(self) -> Awaitable[None]:
-        """Record, evaluate and checkpoint as the experiment says, after a round was counted."""
+        """Record, evaluate and checkpoint as the experiment specifies, after a round was counted."""
 
     def secret(self, n: int) -> bytes:
-        """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
+        """n bytes that no other node knows: from a keyed generator in a simulation, from the operating system
+        otherwise."""
 
     def sign(self, data: bytes) -> bytes:
-        """This rank's signature; empty where nodes have no keys of their own."""
+        """This rank's signature of the data; empty if nodes have no keys of their own."""
 
     def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
-        """Whether this is the signature of a rank."""
+        """Whether this is a rank's signature of the data."""
 
 
 class NodeWrapper(Component):
-    """Base of wrappers, which change what a node sends or receives: attacks, privacy noise, research on messages.
+    """Base class of wrappers, which change the messages that a node sends or receives: attacks, privacy
+    noise, research on messages.
 
-    An experiment lists them under ``wrappers``; messages pass out through them in order, and in through them in reversed
-    order. They see messages as they are on the wire, encoded by the experiment's codec. A wrapper is frozen like an
-    algorithm; what must outlive a call belongs in ``node.state``."""
+    An experiment lists them under ``wrappers``. Outgoing messages pass through them in order, incoming ones
+    in reverse order. They see messages as sent on the wire, encoded by the experiment's codec. A wrapper is
+    frozen like an algorithm; keep what must outlive a call in ``node.state``."""
 
     _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
 
     async def before_round(self, node: Node, r: int) -> None:
-        """Awaited before each round of ``node.rounds()``; it may send and receive messages, e.g. to agree on keys."""
+        """Awaited before each round of ``node.rounds()``. It may send and receive messages, e.g. to agree on
+        keys."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        """Gives the payload that is sent instead, once for each message. The receivers of a broadcast share a payload
-        that is returned as it is; a changed one has to be a new object."""
+        """Return the payload to send instead. Called once for each message. The receivers of a broadcast
+        share a payload that is returned unchanged; a changed payload has to be a new object."""
         return payload
 
     def incoming(self, node: Node, message: Message) -> Message | None:
-        """Gives the message that is put into the mailbox instead; None drops it."""
+        """Return the message to put into the mailbox instead; None drops it."""
         return message

@@ -1,4 +1,5 @@
-"""Data sets as tables and arrays: from the Hugging Face hub, from a data root that stands for it, or from local files.
+"""Data sets as tables and arrays: from the Hugging Face hub, from a data root that mirrors it, or from local
+files.
 
 A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the files of a data set in the hub's own folders. Decoded
 arrays are cached on disk, so that images are not decompressed in every run.
@@ -32,16 +33,16 @@ from gossamer.randomness import SHARED, generator
 
 log = logging.getLogger("gossamer")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
-VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't invoke Pillow's rarer decoders
+VERSION = 2  # increased when decoding changes, so that arrays cached by an older version are not used
 
 DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt", "*.txt.gz")
-"""The files of tables, by their first kind that a folder has."""
+"""File types of tables. The first type that a folder contains is used."""
 IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
 
 
 class Source(BaseModel):
-    """Files that an experiment names by a path, or by an id of the Hugging Face hub."""
+    """Files given by a path or by an id of the Hugging Face hub."""
 
     path: FilePath | None = None
     hub_id: str | None = None  # read from data_root/hub/<hub id>, if there is a data root
@@ -55,12 +56,12 @@ class Source(BaseModel):
     def place(
         self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
     ) -> Path:
-        """The path, or the folder of the hub's files that fit the patterns; see :func:`hub_folder`."""
+        """The path, or the folder with the hub's files that match the patterns; see :func:`hub_folder`."""
         return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
 
 
 def package(module: str, install: str, name: str = "") -> Any:
-    """A module of an optional package; a BadInput tells what to install."""
+    """A module of an optional package. If it is missing, a BadInput names the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -73,8 +74,8 @@ Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
 
 
 def image_decoder(height: int, width: int, channels: int, resize: bool = False) -> Decoder:
-    """Decodes a column of encoded images to uint8 pixels; 1 channel is grey, 3 are colour. Images of another size are resized
-    or refused."""
+    """A decoder of a column of encoded images to uint8 pixels; 1 channel is grey, 3 are colour. Images of
+    other sizes are resized or refused."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
         package("PIL", "'gossamer[data]'", "pillow")
@@ -110,18 +111,18 @@ def is_numeric(column: pl.Series) -> bool:
 
 
 def image_shape(column: pl.Series) -> tuple[int, int, int]:
-    """Height, width and channels of a column's first image; 32x32 pixels in colour, if it can't be read."""
+    """Height, width and channels of a column's first image; 32x32 pixels in colour if it can't be read."""
     try:
         from PIL import Image
 
         with Image.open(io.BytesIO(column.struct.field("bytes")[0]), formats=FORMATS) as image:
             return image.height, image.width, 1 if image.mode in ("1", "L", "I", "I;16") else 3
-    except (ImportError, OSError, TypeError):  # which decoding says
+    except (ImportError, OSError, TypeError):  # decoding will report it
         return 32, 32, 3
 
 
 def label_decoder(classes: int) -> Decoder:
-    """Decodes a column of class numbers, from 0 to classes - 1, to int64."""
+    """A decoder of a column of class numbers, from 0 to classes - 1, to int64."""
 
     def decode(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
         if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
@@ -133,7 +134,7 @@ def label_decoder(classes: int) -> Decoder:
 
 
 def decode_names(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
-    """Names as numbers: the place of each in alphabetical order."""
+    """Names as numbers: the position of each name in alphabetical order."""
     check_text(column, where)
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1
 
@@ -147,12 +148,13 @@ def check_text(column: pl.Series, where: str) -> None:
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> dict[str, Arrays]:
-    """Columns of a data set of the Hugging Face hub, through their decoders: split -> column -> array [rows, ...]. ``rows``
-    has the splits to read, and how many rows each must have (None: any number).
+    """Decoded columns of a data set on the Hugging Face hub: split -> column -> array [rows, ...]. ``rows``
+    has the splits to read and the number of rows that each must have (None: any number).
 
-    With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
-    set that was read before is taken from the cache by its id. A BadInput refuses a missing folder or data set, a damaged
-    file, unexpected rows, sizes or labels, a missing network, and says when the extra ``data`` is not installed."""
+    With a data root, the network is not used, and changes of files are detected by path, size and time.
+    Without one, a data set that was read before is taken from the cache by its id. BadInput for a missing
+    folder or data set, a damaged file, unexpected rows, sizes or labels, a missing network, or if the extra
+    ``data`` is not installed."""
     folder = None if data_root is None else hub_folder(hub_id, data_root)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -186,8 +188,8 @@ def hub_folder(
     kind: Literal["dataset", "model"] = "dataset",
     patterns: Sequence[str] = ("*.parquet",),
 ) -> Path:
-    """The folder of a data set or model of the Hugging Face hub: in the data root, or downloaded (the files that fit the
-    patterns). A BadInput refuses a missing folder or network."""
+    """The folder of a data set or model of the Hugging Face hub: in the data root, or downloaded (the files
+    that match the patterns). BadInput if the folder or the network is missing."""
     if data_root is not None:
         folder = data_root / "hub" / hub_id
         if not folder.is_dir():
@@ -201,23 +203,26 @@ def hub_folder(
             converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
             folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
         return folder
-    except Exception as error:  # the HTTP client's errors, among others
+    except Exception as error:  # including errors of the HTTP client
         problem = f"{hub_id} can't be read from the Hugging Face hub ({first_line(error)})"
         accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
 def read_split(place: Path, split: str) -> pl.DataFrame:
-    """The rows of a split: of Parquet, Arrow (as ``datasets`` saves them), CSV or JSON lines, of texts (a row for each
-    file, ``text``) or of images (``image``, and ``label``, the folder's name). No rows if there is no such split.
+    """The rows of a split, from Parquet, Arrow (as saved by ``datasets``), CSV or JSON Lines files, texts
+    (one row per file, ``text``) or images (``image``, and ``label``, the folder's name). Empty if there is no
+    such split.
 
-    The name of a split is the first word of the name of each file or of a folder above it. A single file is the split
-    ``train``, and so is a folder in which no name is that of a split. A BadInput names a file that can't be read."""
+    The name of a split is the first word of the name of each file or of a parent folder. A single file is the
+    split ``train``, and so is a folder without names of splits. BadInput for a file that can't be read."""
     kinds = [[pattern] for pattern in DATA] + [list(IMAGES)]
     found = [place] if place.is_file() else []
     for patterns in kinds:
         found = found or [path for pattern in patterns for path in place.rglob(pattern)]
-    found = sorted(path for path in found if not path.name.startswith("cache-"))  # of the package datasets
+    found = sorted(
+        path for path in found if not path.name.startswith("cache-")
+    )  # caches of the package datasets
     words = {path: _first_words(path.relative_to(place)) for path in found}
     named = any(each & {"train", "test", "validation", split} for each in words.values())
     chosen = [path for path in found if split in words[path] or (split == "train" and not named)]
@@ -253,7 +258,7 @@ def _read_table(path: Path) -> pl.DataFrame:
 
 
 def _store(path: Path, arrays: Arrays) -> None:
-    """Cache arrays. A failure is only logged: it makes the next run slower."""
+    """Cache arrays. A failure is only logged, since it merely makes the next run slower."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,9 +273,10 @@ def split_by_owner(
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]:
     """Indices of training and test samples, both ascending, for a data set that has no test set.
 
-    Of an owner's n samples, ``fraction * n`` are for training, rounded such that every owner of two or more has both
-    kinds; a single sample is for training. ``purpose`` is the key with which each owner's training samples are drawn, the
-    same for every experiment's seed; None takes the owner's first ones, in the order of the data."""
+    Of an owner's n samples, ``fraction * n`` are for training, rounded so that every owner of two or more
+    samples has both kinds; a single sample is for training. ``purpose`` is the key for drawing each owner's
+    training samples, independent of the experiment's seed; None takes each owner's first samples, in the
+    order of the data."""
     grouped = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
     train, test = [], []
     for owner, members in enumerate(grouped):

@@ -1,4 +1,4 @@
-"""Any data set, of the Hugging Face hub or in local files, with any model and loss."""
+"""Any data set, from the Hugging Face hub or local files, with any model and loss."""
 
 from __future__ import annotations
 
@@ -25,41 +25,46 @@ LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "regression": (F.mse_loss, {"rmse": RootMean(F.mse_loss), "mae": F.l1_loss}),
     "next-token": (language.token_loss, language.METRICS),
 }
-"""The named losses, and the metrics that go with each."""
+"""The named losses, and the metrics for each."""
 
 Owners = Int64[np.ndarray, " _"]
-Held = Bool[np.ndarray, " _"]  # whether a row is of the test set
+Held = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 
 
 @register("task", "hub")
 class Hub(data.Source, TaskSource):
-    """A data set of the Hugging Face hub (``hub_id``) or of local files (``path``: a file, or a folder of Parquet, CSV, JSON
-    lines, text or Arrow files, as ``save_to_disk`` of the package ``datasets`` writes them, or of images by class).
+    """A data set from the Hugging Face hub (``hub_id``) or local files (``path``: a file, or a folder of
+    Parquet, CSV, JSON Lines, text or Arrow files, as written by ``save_to_disk`` of the package ``datasets``,
+    or of images by class).
 
-    Images become float32 [samples, channels, height, width] from 0 to 1, numbers float32 [samples, columns], lists of whole
-    numbers int64, and texts, by the ``tokenizer``, the arguments of a model of transformers (``input_ids``, ...). A model is
-    offered the ``shape`` of an input and the number of ``classes``: of class names, of target columns or of tokens.
+    Images become float32 [samples, channels, height, width] from 0 to 1, numbers become float32 [samples,
+    columns], and lists of whole numbers become int64. The ``tokenizer`` turns texts into the arguments of a
+    model of transformers (``input_ids``, ...). A model gets the ``shape`` of an input and the number of
+    ``classes``: the number of class names, target columns or tokens.
 
-    With the loss ``next-token``, each owner's texts, joined by newlines, are divided into samples of ``context`` tokens that
-    do not overlap: int32 tokens [samples, context], and as targets the tokens that follow. A token is a character, or one of
-    the ``tokenizer`` or of the model ``causal-lm``."""
+    With the loss ``next-token``, each owner's texts are joined by newlines and divided into non-overlapping
+    samples of ``context`` tokens: int32 tokens [samples, context], with the next tokens as targets. Tokens
+    are characters, or come from the ``tokenizer`` or the model ``causal-lm``."""
 
-    subset: str | None = None  # a folder of the data set, which the hub calls a configuration
-    # A column, several columns of numbers, or a column for each argument of the model.
+    subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
+    # A column, several numeric columns, or a column for each argument of the model.
     inputs: str | tuple[str, ...] | dict[str, str] = "text"
     targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
-    train: str = "train"  # the split that is for training
-    test: str = "test"  # the split that is for testing; if it does not exist,
-    # this share of each owner's samples is for training: drawn, or with next-token the first ones.
+    train: str = "train"  # the training split
+    test: str = "test"  # the test split; if it does not exist,
+    # this fraction of each owner's samples is for training: drawn at random, or the first ones with
+    # next-token.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    image_size: tuple[PositiveInt, PositiveInt] | None = None  # height and width, to which images are resized
+    image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     tokenizer: language.Tokenizer | None = None
-    context: PositiveInt = 64  # tokens of a sample; longer texts are cut, unless the loss is next-token
-    transform: Reference | None = None  # a function of all inputs
+    context: PositiveInt = 64  # tokens per sample; longer texts are truncated, unless the loss is next-token
+    transform: Reference | None = None  # a function applied to all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
-    metrics: dict[str, Reference] = Field(default_factory=dict)  # by name, in addition to the loss's own
+    metrics: dict[str, Reference] = Field(
+        default_factory=dict
+    )  # by name, in addition to the metrics of the loss
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -95,7 +100,7 @@ class Hub(data.Source, TaskSource):
         )
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
-        """The rows of both splits, and which are of the test split."""
+        """The rows of both splits, and which of them belong to the test split."""
         place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not place.exists():
             raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
@@ -122,7 +127,7 @@ class Hub(data.Source, TaskSource):
         return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(first)
 
     def _tensor(self, column: pl.Series) -> Tensor:
-        """Images, or numbers and lists of numbers as they are."""
+        """A column of images, numbers or lists of numbers as a tensor."""
         where = f"task: column {column.name!r}"
         if data.is_image(column):
             height, width, channels = data.image_shape(column)
@@ -138,7 +143,7 @@ class Hub(data.Source, TaskSource):
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
 
     def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
-        """The arguments of a model of transformers for some texts, each [samples, context]."""
+        """Texts as the arguments of a model of transformers, each [samples, context]."""
         if self.tokenizer is None:
             raise BadInput("task.tokenizer: null, for texts; accepted: a path or a hub_id")
         tokenizer = language.pretrained("AutoTokenizer", self.tokenizer, data_root, "task.tokenizer")
@@ -146,7 +151,7 @@ class Hub(data.Source, TaskSource):
         return dict(tokenizer(texts.to_list(), return_tensors="pt", **options))
 
     def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
-        """The targets, and the names of the classes if they are classes."""
+        """The targets, and the names of the classes if the targets are classes."""
         columns = _listed(self.targets)
         column, classes = table[columns[0]], self.loss == "classification"
         if len(columns) > 1 or self.loss == "regression" or (data.is_numeric(column) and not classes):
@@ -161,7 +166,8 @@ class Hub(data.Source, TaskSource):
     def _sequences(
         self, table: pl.DataFrame, owners: Owners, held: Held, data_root: Path | None
     ) -> tuple[Pair, Owners, Held, int]:
-        """Samples, the owner of each and whether it is of the test split; and the number of different tokens."""
+        """The samples, their owners, whether each belongs to the test split, and the number of different
+        tokens."""
         texts = table[str(self.inputs)]
         data.check_text(texts, "task.inputs")
         rows = pl.DataFrame({"owner": owners, "held": held, "text": texts})
@@ -183,7 +189,7 @@ class Hub(data.Source, TaskSource):
         return (torch.cat(inputs), torch.cat(targets)), owners, held, different
 
     def _tokens_of(self, texts: pl.Series, data_root: Path | None) -> tuple[Callable[[str], list[int]], int]:
-        """A function from text to tokens, and how many different ones there are."""
+        """A function from text to tokens, and the number of different tokens."""
         source = self.model if isinstance(self.model, language.CausalLM) else self.tokenizer
         if source is None:
             known = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
@@ -205,13 +211,13 @@ def _rows(inputs: Any, targets: Tensor, which: Int64[np.ndarray, " n"]) -> Pair:
 
 
 def _numbers(column: pl.Series) -> tuple[Owners, list[str]]:
-    """Values as their places in order, and the values."""
+    """The positions of values in the sorted distinct values, and these values."""
     values = column.unique().sort()
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1, [str(value) for value in values]
 
 
 def _features(table: pl.DataFrame, columns: Sequence[str], field: str) -> Tensor:
-    """Columns of numbers side by side, float32 [samples, columns]."""
+    """Numeric columns side by side, float32 [samples, columns]."""
     for column in columns:
         if not data.is_numeric(table[column]):
             found = f"{column!r} is {table[column].dtype}"

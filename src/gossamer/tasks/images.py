@@ -29,7 +29,7 @@ TEST_SAMPLES = 360  # of the digits
 
 
 class ImageClassification(TaskSource):
-    """Base of the tasks whose samples are small labelled images; a subclass names a data set of the hub.
+    """Base class of tasks whose samples are small labelled images. A subclass names a data set of the hub.
 
     Inputs are float32 [samples, channels, height, width], normalised to ``(pixel / top - mean) / std``;
     targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``."""
@@ -46,8 +46,8 @@ class ImageClassification(TaskSource):
     model: ModelField = Field(default="mlp", validate_default=True)
     # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
     augment: Reference | None = None
-    # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
-    # all of them. The test set stays whole.
+    # Train on only this many samples, drawn with a key from the seed (smaller draws are subsets of larger
+    # ones); None for all. The test set stays complete.
     samples: PositiveInt | None = None
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
@@ -66,7 +66,7 @@ class ImageClassification(TaskSource):
         if self.samples is not None:
             if self.samples > len(labels):
                 raise BadInput(f"task.samples: {self.samples}; accepted: at most {len(labels)}, or null")
-            # Sorted, so that only the choice of samples depends on the seed, not their order.
+            # Sorted, so that the choice of samples depends on the seed, but not their order.
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
         augment = None if self.augment is None else imported(self.augment, "task.augment")
@@ -159,7 +159,7 @@ class CIFAR10(ImageClassification):
 
 @register("task", "cifar100")
 class CIFAR100(CIFAR10):
-    """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes, which have the numbers of the hub."""
+    """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes, numbered as on the hub."""
 
     hub_id: ClassVar[str] = "uoft-cs/cifar100"
     label_column: ClassVar[str] = "fine_label"

@@ -1,8 +1,9 @@
-"""Causal language models for tasks whose samples are tokens: a small GPT-2, and any such model of transformers, whole or with
-LoRA; their loss and metrics.
+"""Causal language models for tasks whose samples are tokens (a small GPT-2, and any causal model of
+transformers, with or without LoRA), and their loss and metrics.
 
-Inputs are tokens [samples, length] of integers, targets the next tokens, of the same shape; -100 is not counted. A sample's
-loss and accuracy are means over its counted tokens, and those of several samples are means over the samples."""
+Inputs are integer tokens [samples, length]. Targets are the next tokens, of the same shape; -100 is ignored.
+A sample's loss and accuracy are means over its counted tokens; those of several samples are means over the
+samples."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from gossamer.errors import BadInput, cause
 from gossamer.tasks.data import Source, package
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
-IGNORED = -100  # the target of a token that is not counted
+IGNORED = -100  # the target of a token that is ignored
 LLM = "'gossamer[llm]'"  # what to install
 
-# The files that are read from a model's folder; weights are safetensors, so that nothing is unpickled.
+# The files read from a model's folder. Weights are safetensors, so nothing is unpickled.
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
 class Lora(Section):
-    """Low-rank adapters (LoRA; Hu et al., 2022): the weight W of a layer becomes W + (alpha / r) B A. Only A and B are
-    trained, travel and are mixed; W is frozen. B starts at zero."""
+    """Low-rank adapters (LoRA; Hu et al., 2022): the weight W of a layer becomes W + (alpha / r) B A. Only A
+    and B are trained, sent and mixed; W is frozen. B starts at zero."""
 
     r: PositiveInt = 8
     alpha: PositiveFloat = 16.0
-    # The ends of the names of adapted layers; None is peft's choice for the architecture.
+    # Suffixes of the names of adapted layers; None is peft's default for the architecture.
     targets: tuple[str, ...] | None = None
 
 
@@ -45,22 +46,24 @@ class Tokenizer(Source, Section):
 
 
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
-    """Reads a folder with a class of transformers, without the network and without running code from the folder."""
+    """Load a folder with a class of transformers, without network access and without running code from the
+    folder."""
     folder, transformers = source.place(data_root, "model", FILES), package("transformers", LLM)
     transformers.logging.disable_progress_bar()
     options |= {"local_files_only": True, "trust_remote_code": False}
     try:
         return getattr(transformers, kind).from_pretrained(folder, **options)
-    except Exception as error:  # transformers raises many kinds
+    except Exception as error:  # transformers raises many kinds of errors
         accepted = "what save_pretrained() writes, with safetensors"
         raise BadInput(f"{field}: {folder}: {cause(error)}; accepted: {accepted}") from error
 
 
 class LanguageModel(ModelSource):
-    """Base of the causal language models of transformers, computed with attention as plain products (``eager``). ``shape``
-    begins with the length of the longest sequence, and ``classes`` is the number of tokens. Needs the extra ``llm``."""
+    """Base class of the causal language models of transformers, with attention computed as plain products
+    (``eager``). ``shape`` begins with the length of the longest sequence, and ``classes`` is the number of
+    tokens. Needs the extra ``llm``."""
 
-    lora: Lora | None = None  # train adapters only; None trains the whole model
+    lora: Lora | None = None  # train only adapters; None trains the whole model
 
     def _adapted(self, create: Callable[[], nn.Module]) -> NextToken:
         model = create()
@@ -105,15 +108,15 @@ class GPT2(LanguageModel):
 
 @register("model", "causal-lm")
 class CausalLM(Source, LanguageModel):
-    """A pretrained causal language model of any architecture, from a folder that ``save_pretrained()`` has written (``path``)
-    or the Hugging Face hub (``hub_id``). Text becomes tokens by the model's own tokenizer."""
+    """A pretrained causal language model of any architecture, from a folder written by ``save_pretrained()``
+    (``path``) or the Hugging Face hub (``hub_id``). Text is tokenized with the model's own tokenizer."""
 
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        """Adapted models share the frozen weights."""
+        """A function that creates models. Adapted models share the frozen weights."""
         options = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
         base = pretrained("AutoModelForCausalLM", self, data_root, "task.model", **options)
         for weight in base.parameters():
-            weight.data = weight.data.clone()  # aligned, as a view of a file need not be
+            weight.data = weight.data.clone()  # aligned memory, which a view of a file may lack
         tokens, context = facts["classes"], facts["shape"][0]
         most = getattr(base.config, "max_position_embeddings", context)
         if base.config.vocab_size < tokens or most < context:
@@ -124,8 +127,8 @@ class CausalLM(Source, LanguageModel):
 
 
 class NextToken(nn.Module):
-    """The scores of each next token, by a causal language model of transformers. A token sees itself and those before it, so
-    padding at the end changes nothing before it."""
+    """The scores of each next token from a causal language model of transformers. A token attends to itself
+    and earlier tokens, so padding at the end does not affect the tokens before it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -133,7 +136,7 @@ class NextToken(nn.Module):
 
     def forward(self, tokens: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples length tokens"]:
         tokens = tokens.long()  # they are stored in fewer bytes
-        # With a mask, transformers need not look at the values of the tokens.
+        # With a mask, transformers does not need to inspect the tokens' values.
         outputs = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
         scores: Tensor = outputs.logits
         return scores
@@ -157,7 +160,7 @@ def token_loss(
 def token_accuracy(
     outputs: Float[Tensor, "samples length tokens"], targets: Int[Tensor, "samples length"]
 ) -> Float[Tensor, ""]:
-    """Share of the tokens that have the highest score."""
+    """Fraction of the target tokens that have the highest score."""
     return _mean_of_counted((outputs.argmax(-1) == targets).float(), targets)
 
 

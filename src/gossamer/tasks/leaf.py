@@ -1,7 +1,7 @@
 """The data sets of LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018): each user is an owner.
 
-LEAF's scripts write folders ``train`` and ``test`` of JSON files, which have for each of some users its samples, ``x`` and
-``y``. Nothing is unpickled: LEAF's vocabulary of reddit is a pickle, so the words are counted again."""
+LEAF's scripts write folders ``train`` and ``test`` of JSON files, each with the samples ``x`` and ``y`` of
+some users. Nothing is unpickled: LEAF's vocabulary for reddit is a pickle, so the words are counted here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
 Users = dict[str, tuple[Path, dict[str, Any]]]
-"""The samples of each user, and the file that has them."""
+"""User -> the user's samples, and the file that has them."""
 
 Samples = tuple[Tensor, Tensor, Tensor]  # inputs, targets and the owner of each
 
@@ -66,17 +66,17 @@ def read_users(folder: Path) -> Users:
 
 
 def divided(inputs: Tensor, targets: Tensor, owners: Tensor, fraction: float) -> tuple[Samples, Samples]:
-    """The first samples of each owner, which are for training, and the others, which are for testing."""
+    """The first samples of each owner, for training, and the others, for testing."""
     train, test = map(torch.from_numpy, split_by_owner(owners.numpy(), fraction))
     return (inputs[train], targets[train], owners[train]), (inputs[test], targets[test], owners[test])
 
 
 class LeafTask(TaskSource):
-    """Base of the tasks that read LEAF's files; a subclass says what a sample is.
+    """Base class of tasks that read LEAF's files. A subclass defines the samples.
 
-    The loss is cross-entropy, the metric ``accuracy``. The owner of a training sample is its user; test samples are those
-    of all users. ``path`` is the folder that has ``train`` and ``test``. Without it, a task that is on the hub is read from
-    there."""
+    The loss is cross-entropy, the metric ``accuracy``. The owner of a training sample is its user; the test
+    set combines all users. ``path`` is the folder with ``train`` and ``test``. Without it, a task that is on
+    the hub is read from there."""
 
     path: Path | None
     model: ModelField
@@ -89,14 +89,14 @@ class LeafTask(TaskSource):
         """Inputs and targets of one user."""
 
     def learn(self, users: Iterable[list[Any]]) -> None:
-        """Look at the training inputs of all users first."""
+        """Called first, with the training inputs of all users."""
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """The arguments that the model is offered."""
+        """The arguments offered to the model."""
         return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
 
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
-        """The training and the test samples of the hub; see :func:`divided`."""
+        """The training and test samples from the hub; see :func:`divided`."""
         raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -142,8 +142,9 @@ def _classes(y: list[Any], count: int) -> Tensor:
 class Femnist(LeafTask):
     """FEMNIST: handwritten characters by writer, 62 classes of 1×28×28 pixels from 0 (ink) to 1 (paper).
 
-    Without ``path`` it is read from ``flwrlabs/femnist`` on the Hugging Face hub, or from a data root, and the first
-    ``train_fraction`` of each writer's images are trained on. decentralizepy's model is ``leaf-cnn`` with ``width: 512``."""
+    Without ``path``, it is read from ``flwrlabs/femnist`` on the Hugging Face hub, or from a data root, and
+    the first ``train_fraction`` of each writer's images is for training. decentralizepy's model is
+    ``leaf-cnn`` with ``width: 512``."""
 
     path: Path | None = None
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -189,10 +190,10 @@ class CelebA(LeafTask):
 
 @register("task", "leaf-synthetic")
 class LeafSynthetic(LeafTask):
-    """LEAF's synthetic data set: vectors and classes, by a linear model of each user. (The task ``synthetic`` draws data
-    itself.)"""
+    """LEAF's synthetic data set: vectors, with classes from a linear model of each user. (The task
+    ``synthetic`` generates its own data.)"""
 
-    count: int = Field(default=5, ge=2)  # the number of classes that it was written with
+    count: int = Field(default=5, ge=2)  # the number of classes in the files
     model: ModelField = Field(default="logistic", validate_default=True)
     classes: ClassVar[Sequence[str] | None] = None
 
@@ -207,13 +208,13 @@ _PADDING, _UNKNOWN = 0, 1  # numbers of words in reddit
 
 
 class _Words(LeafTask):
-    """Base of the tasks whose samples are words, by their numbers."""
+    """Base class of tasks whose samples are word numbers."""
 
-    words: PositiveInt = 10_000  # the most frequent ones that are known
+    words: PositiveInt = 10_000  # size of the vocabulary: the most frequent words
     _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
 
     def _know(self, words: Iterable[str], first: Sequence[str]) -> None:
-        """Number the most frequent words, behind some that are always known."""
+        """Number the most frequent words, after some that are always known."""
         counted = sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))
         known = [word for word, _ in counted if word not in first][: self.words - len(first)]
         self._numbers.update({word: number for number, word in enumerate((*first, *known))})
@@ -223,8 +224,9 @@ class _Words(LeafTask):
 class Sent140(_Words):
     """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
 
-    Words are split, cut and padded as LEAF does (its ``language_utils.py``), with the number 0 for any other word. LEAF
-    takes the words of GloVe; here it is the most frequent ``words`` of the training set."""
+    Texts are split into words, truncated and padded as in LEAF (its ``language_utils.py``), with the number 0
+    for unknown words. LEAF uses the words of GloVe; here, the most frequent ``words`` of the training set are
+    used."""
 
     model: ModelField = Field(default="sent140-lstm", validate_default=True)
     length: ClassVar[int] = 25
@@ -250,8 +252,8 @@ def _split(text: str) -> list[str]:
 def known_accuracy(
     outputs: Float[Tensor, "samples length words"], targets: Int[Tensor, "samples length"]
 ) -> Float[Tensor, ""]:
-    """Share of the words that have the highest score, and are known."""
-    unknown = torch.where(targets == _UNKNOWN, -1, targets)  # a word that is never predicted
+    """Fraction of the target words that have the highest score and are known."""
+    unknown = torch.where(targets == _UNKNOWN, -1, targets)  # an index that is never predicted
     return token_accuracy(outputs, unknown)
 
 
@@ -259,9 +261,9 @@ def known_accuracy(
 class Reddit(_Words):
     """Reddit: the next word, by author; sequences of 10 word numbers [samples, 10], targets the same, one word later.
 
-    A comment is several samples. Words 0 and 1 are padding, which is not counted, and any unknown word, of which a
-    prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words, then over the
-    samples."""
+    A comment consists of several samples. Word 0 is padding, which is ignored; word 1 is any unknown word,
+    whose prediction counts as wrong, as in LEAF. The loss and the metrics are means over a sample's words,
+    then over the samples."""
 
     model: ModelField = Field(default={"name": "next-word-lstm"}, validate_default=True)
     classes: ClassVar[Sequence[str] | None] = None
@@ -294,7 +296,7 @@ TEXT_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdef
 # LEAF's 80 characters, by number; any other character is number 80.
 CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in TEXT_CHARACTERS), "other")
 LENGTH = 80  # characters of a text
-ROWS = 1 << 16  # texts that are decoded at once
+ROWS = 1 << 16  # number of texts decoded together
 
 
 def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
@@ -319,9 +321,10 @@ class Shakespeare(LeafTask):
     """Shakespeare's plays by speaking role: the next character, by an LSTM.
 
     Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
-    of them, LEAF's 80 characters and one for any other. Without ``path`` the data is read from ``flwrlabs/shakespeare`` on
-    the Hugging Face hub, or from a data root, which may have any number of rows and roles. There is no test set there: the
-    first samples of each role, in the order of the text, are for training, since neighbouring samples overlap.
+    of them, LEAF's 80 characters and one for any other. Without ``path``, the data is read from
+    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root, which may have any number of rows
+    and roles. The hub has no test set: the first samples of each role, in the order of the text, are for
+    training, since neighbouring samples overlap.
 
     ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``."""
 
@@ -329,7 +332,7 @@ class Shakespeare(LeafTask):
     classes: ClassVar[Sequence[str] | None] = CLASSES
     path: Path | None = None
     model: ModelField = Field(default="lstm", validate_default=True)
-    # Share of each role's samples that is for training.
+    # Fraction of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:

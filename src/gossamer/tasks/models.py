@@ -1,6 +1,6 @@
 """The built-in models. Each draws its initial parameters from torch's global generator.
 
-A task offers ``shape`` (that of one input) and ``classes`` (the number of outputs) to the model that an experiment names."""
+A task offers ``shape`` (of one input) and ``classes`` (the number of outputs) to the experiment's model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 
-Shape: TypeAlias = tuple[int, ...]  # of one input; of an image: channels, height and width
+Shape: TypeAlias = tuple[int, ...]  # shape of one input; for an image: channels, height and width
 
 
 class Apply(nn.Module):
@@ -32,12 +32,13 @@ class Apply(nn.Module):
 
 
 def spatial_mean(x: Float[Tensor, "samples channels _ _"]) -> Float[Tensor, "samples channels"]:
-    """The mean over all places of an image."""
+    """The mean over all positions of an image."""
     return x.mean(dim=(2, 3))
 
 
 def _image(shape: Shape, least: int) -> tuple[int, int, int]:
-    """The shape of an image of at least this many pixels in each direction, which models need that halve it or split it."""
+    """The shape of an image, checked to have at least this many pixels in each direction, as models that
+    halve or split it require."""
     if len(shape) != 3 or min(shape[1:]) < least:
         accepted = f"images [channels, height, width] of at least {least}x{least} pixels, or another model"
         raise BadInput(f"task.model: for inputs of shape {list(shape)}; accepted: {accepted}")
@@ -58,7 +59,8 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 @register("model", "mlp")
 def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (100,)) -> nn.Module:
-    """A perceptron with ReLU between its layers; ``hidden`` are the widths of the hidden ones, first to last."""
+    """A perceptron with ReLU between its layers; ``hidden`` has the widths of the hidden layers, first to
+    last."""
     return MLP(shape, classes, hidden)
 
 
@@ -77,10 +79,11 @@ class MLP(nn.Sequential):
 class GNLeNet(nn.Sequential):
     """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
 
-    Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
-    groups of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023). Three blocks of 5×5 convolution, GroupNorm(2),
-    ReLU and 2×2 max pooling, and a linear layer, for images [channels, height, width] of at least 8×8 pixels. The ReLU comes
-    after the pooling here: the same bits, for a quarter of its work."""
+    Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths,
+    kernels and groups of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023). Three blocks of 5×5
+    convolution, GroupNorm(2), ReLU and 2×2 max pooling, and a linear layer, for images [channels, height,
+    width] of at least 8×8 pixels. Here, ReLU follows the pooling, which gives the same bits for a quarter of
+    the work."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         channels, height, width = _image(shape, 8)
@@ -149,8 +152,8 @@ def convnet(shape: Shape, classes: int) -> nn.Module:
 class VGG16(nn.Sequential):
     """VGG-16 with batch normalisation and one linear layer: 14,728,266 parameters for three channels and 10 classes.
 
-    Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), configuration D,
-    with a mean over what five halvings leave of images of at least 32×32 pixels."""
+    Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015),
+    configuration D, with average pooling after five halvings of images of at least 32×32 pixels."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         layers: list[nn.Module] = []
@@ -165,7 +168,7 @@ class VGG16(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """The sum of what an inner module and a shortcut give."""
+    """The sum of the outputs of an inner module and a shortcut."""
 
     def __init__(self, inner: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -196,8 +199,8 @@ def _residual_block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
 class ResNet18(nn.Sequential):
     """ResNet-18: 11,173,962 parameters for three channels and 10 classes.
 
-    He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images: a 3×3
-    convolution of stride 1 at the beginning, and no pooling after it."""
+    He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), in the usual form for small images:
+    a 3×3 convolution of stride 1 at the beginning, without pooling after it."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         convolution = nn.Conv2d(_image(shape, 1)[0], 64, kernel_size=3, padding=1, bias=False)
@@ -209,8 +212,9 @@ class ResNet18(nn.Sequential):
 
 
 def _inverted_residual(inputs: int, outputs: int, factor: int, stride: int) -> nn.Module:
-    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3 convolution, and a 1×1
-    convolution without activation; with a shortcut around them if input and output have one shape."""
+    """A block of MobileNetV2: a 1×1 convolution to ``factor`` times the channels, a depthwise 3×3
+    convolution, and a 1×1 convolution without activation, with a shortcut around them if input and output
+    have the same shape."""
     inner = inputs * factor
     layers = nn.Sequential(
         *_normalised(nn.Conv2d(inputs, inner, kernel_size=1, bias=False)),
@@ -228,9 +232,9 @@ def _normalised(convolution: nn.Conv2d) -> list[nn.Module]:
 class MobileNetV2(nn.Sequential):
     """MobileNetV2: 2,237,770 parameters for three channels and 10 classes.
 
-    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form for small
-    images of the code of Sakarvadia et al. (2025): only the stages of 64 and of 160 channels halve the image, and the first
-    block has a 1×1 convolution too."""
+    Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (CVPR 2018), Table 2, in the form
+    for small images from the code of Sakarvadia et al. (2025): only the stages of 64 and 160 channels halve
+    the image, and the first block also has a 1×1 convolution."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         layers = _normalised(nn.Conv2d(_image(shape, 1)[0], 32, kernel_size=3, padding=1, bias=False))
@@ -272,9 +276,10 @@ class TransformerBlock(nn.Module):
 class ViT(nn.Module):
     """A small vision transformer: 9,532,938 parameters for 3×32×32 inputs and 10 classes.
 
-    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches of 4×4 pixels,
-    6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of Sakarvadia et al. (2025) has patches of
-    2×2 pixels and the changes of Lee et al., "Vision Transformer for Small-Size Datasets" (2021), which are not here."""
+    Dosovitskiy et al., "An Image is Worth 16x16 Words" (ICLR 2021), in a usual form for small images: patches
+    of 4×4 pixels, 6 layers of 8 heads, all of width 512, a class token, and no dropout. The code of
+    Sakarvadia et al. (2025) uses patches of 2×2 pixels and the changes of Lee et al., "Vision Transformer for
+    Small-Size Datasets" (2021), which are not included here."""
 
     def __init__(self, shape: Shape = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
@@ -302,12 +307,12 @@ class LSTM(nn.Module):
         self.head = nn.Sequential(*(nn.Linear(*sizes) for sizes in pairwise((hidden, *widths))))
 
     def forward(self, tokens: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples ... classes"]:
-        outputs, _ = self.lstm(self.embedding(tokens.long()))  # .long(): they are stored in fewer bytes
+        outputs, _ = self.lstm(self.embedding(tokens.long()))  # tokens are stored in fewer bytes
         scores: Tensor = self.head(self.read(outputs))
         return scores
 
     def read(self, outputs: Float[Tensor, "samples length hidden"]) -> Float[Tensor, "samples ... hidden"]:
-        """The outputs that the linear layers take."""
+        """The outputs that the linear layers use."""
         return outputs[:, -1]
 
 
@@ -316,8 +321,9 @@ class CharacterLSTM(LSTM):
     """An LSTM that predicts the next character, with one linear layer over the last output; by default 820,185 parameters
     for 81 characters.
 
-    The shape of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``). decentralizepy's model reads
-    the outputs at all 80 characters, by a linear layer of two million parameters."""
+    The architecture of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``).
+    decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million
+    parameters."""
 
     def __init__(
         self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
@@ -329,13 +335,14 @@ class CharacterLSTM(LSTM):
 class MatrixFactorization(nn.Module):
     """Ratings as products of user and item factors of ``dimensions`` values, with or without biases.
 
-    Not ``biased``, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
-    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With biases it is::
+    Without biases, the rating of item i by user u is ``p_u · q_i``, as in decentralizepy (Dhasade et al.,
+    EuroMLSys 2023) and the DivShare artifact based on it, with their initial values. With biases it is::
 
         mu + b_u + c_i + p_u · q_i
 
-    as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
-    The biases b and c start at zero; mu is the mean training rating of all nodes, a constant and no parameter."""
+    as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer
+    42(8), 2009). The biases b and c start at zero; mu is the mean training rating over all nodes, a
+    constant."""
 
     def __init__(
         self, users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True
@@ -381,9 +388,9 @@ class LeafCNN(nn.Sequential):
 
 @register("model", "celeba-cnn")
 class CelebACNN(nn.Sequential):
-    """LEAF's model of CelebA: four blocks of 3×3 convolution (32), batch normalisation, 2×2 max pooling and ReLU, and a
-    linear layer: 31,202 parameters for 3×84×84 pixels and two classes. As there, normalisation is by the batch in
-    evaluations too, so that there are no buffers, and pixels are 0 to 255."""
+    """LEAF's model of CelebA: four blocks of 3×3 convolution (32), batch normalisation, 2×2 max pooling and
+    ReLU, and a linear layer: 31,202 parameters for 3×84×84 pixels and two classes. As in LEAF, batch
+    statistics are also used in evaluation, so that there are no buffers, and pixels are 0 to 255."""
 
     def __init__(self, shape: Shape = (3, 84, 84), classes: int = 2) -> None:
         channels, height, width = shape
@@ -398,8 +405,8 @@ class CelebACNN(nn.Sequential):
 
 @register("model", "sent140-lstm")
 class Sent140LSTM(LSTM):
-    """LEAF's model of Sentiment140, with embeddings that are learned: two LSTM layers, and linear layers of 128 and the
-    classes over the last output; 1,174,786 parameters for 10,000 words."""
+    """LEAF's model of Sentiment140, with learned embeddings: two LSTM layers, and linear layers of 128 and
+    the number of classes over the last output; 1,174,786 parameters for 10,000 words."""
 
     def __init__(self, words: int = 10_000, classes: int = 2, width: PositiveInt = 100) -> None:
         super().__init__(words, width, width, 2, 128, classes)

@@ -21,14 +21,14 @@ from gossamer.tasks.task import Metric, ModelField, RootMean, Task, TaskSource, 
 
 SITE = "https://files.grouplens.org/datasets/movielens"
 COLUMNS = ("userId", "movieId", "rating")
-"""The fields that are read, by GroupLens's names; without a header they are the first three."""
+"""The fields to read, by GroupLens's names. In a file without a header, they are the first three."""
 
 Ratings = Float[Tensor, " samples"]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One of the published sets of ratings: its file below the data root, the delimiter of its fields, whether it has a
+    """A published set of ratings: its file below the data root, the delimiter of its fields, whether it has a
     header, and the scale of its ratings."""
 
     file: str
@@ -39,11 +39,11 @@ class Release:
     step: float
 
     def clipped(self, metric: Metric) -> Metric:
-        """A metric of outputs that are clipped to the scale."""
+        """A metric of the outputs clipped to the scale."""
         return lambda outputs, targets: metric(outputs.clamp(self.least, self.most), targets)
 
     def accuracy(self, outputs: Ratings, targets: Ratings) -> Float[Tensor, ""]:
-        """Share of the samples whose output, rounded to the next rating of the scale, is the target."""
+        """Fraction of the samples whose output, rounded to the nearest rating of the scale, is the target."""
         rounded = (outputs / self.step).round() * self.step
         return (rounded == targets).to(torch.float32).mean()
 
@@ -60,10 +60,11 @@ class MovieLens(TaskSource):
 
     Inputs are int64 (user, film) pairs [samples, 2], both counted from 0 in the order of their ids; targets
     are float32 ratings [samples]. The owner of a rating is its user, by GroupLens's id. The loss is the mean
-    squared error of the outputs as they are. The metrics, over all evaluated ratings of all users together, are ``rmse`` and
-    ``mae`` of outputs that are clipped to the scale of the ratings; ``rmse_unclipped``, the square root of the loss, which
-    decentralizepy and the DivShare artifact report as "loss"; and ``accuracy``, the share of the ratings that the clipped
-    output, rounded to the scale, equals. The split into training and test ratings is the same for every seed.
+    squared error of the unclipped outputs. The metrics, over all evaluated ratings of all users, are ``rmse``
+    and ``mae`` of outputs clipped to the scale of the ratings; ``rmse_unclipped``, the square root of the
+    loss, which decentralizepy and the DivShare artifact report as "loss"; and ``accuracy``, the fraction of
+    ratings equal to the clipped output rounded to the scale. The split into training and test ratings is the
+    same for every seed.
 
     The data is not downloaded: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds the terms."""
@@ -71,9 +72,10 @@ class MovieLens(TaskSource):
     # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    # A model is offered the numbers of users and items (films), and mean_rating, the mean training rating of all nodes.
+    # A model gets the numbers of users and items (films), and mean_rating, the mean training rating over all
+    # nodes.
     model: ModelField = Field(default="matrix-factorization", validate_default=True)
-    # Share of each user's ratings that is for training; the others are for testing.
+    # Fraction of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -107,7 +109,8 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars."""
+    """The ratings in a GroupLens file, in the file's order: users and films by their ids, int64, and float32
+    stars."""
     options: dict[str, Any] = {"separator": release.delimiter, "has_header": release.header}
     where, accepted = f"data_root: {path}", "GroupLens's file"
     try:

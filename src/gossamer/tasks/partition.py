@@ -1,5 +1,5 @@
-"""Partitions: splits of the training samples over the nodes. Every sample goes to at most one, every node gets at least
-one."""
+"""Partitions: splits of the training samples over the nodes. Each sample goes to at most one node; each node
+gets at least one sample."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training sampl
 
 
 class Partition(Component):
-    """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
+    """Base class of components of kind ``partition``. A subclass implements :meth:`split`."""
 
-    # The share of each node's samples that is drawn for the node's own test set and not trained on; None: no such set.
+    # Fraction of each node's samples drawn for the node's own test set and not trained on; None: no such set.
     personal_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @abstractmethod
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each of 1 to ``task.samples`` nodes, in any order; :meth:`assign` sorts and checks them."""
+        """The samples of each node, for 1 to ``task.samples`` nodes, in any order. :meth:`assign` sorts and
+        checks them."""
 
     def assign(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each node: sorted, disjoint, non-empty int64 arrays of indices into ``task.train``. A BadInput
-        refuses a split that is impossible with this task and this many nodes."""
+        """The samples of each node: sorted, disjoint, non-empty int64 arrays of indices into ``task.train``.
+        BadInput for a split that is impossible with this task and this number of nodes."""
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts, said = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
@@ -53,8 +54,8 @@ class Partition(Component):
         return parts
 
     def held_out(self, parts: Parts, seed: int) -> tuple[Parts, Parts]:
-        """The training samples that each node keeps, and the samples of its own test set: at least one of both, ascending. A
-        BadInput refuses a node with a single sample. (A node without any has neither.)"""
+        """The training samples that each node keeps, and the samples of its own test set, both ascending and
+        non-empty. BadInput for a node with a single sample. (A node without samples gets neither.)"""
         if self.personal_fraction is None:
             return parts, [part[:0] for part in parts]
         kept, personal = [], []
@@ -79,7 +80,8 @@ class Partition(Component):
 
 @register("partition", "iid")
 class IID(Partition):
-    """Independent, identically distributed parts: a random split into sizes that differ by at most one."""
+    """Independent, identically distributed parts: a random split into parts whose sizes differ by at most
+    one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         return np.array_split(rng.permutation(task.samples), nodes)
@@ -89,10 +91,10 @@ class IID(Partition):
 class Shards(Partition):
     """A few shards of label-sorted data per node (McMahan et al., AISTATS 2017, Section 3: two).
 
-    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, whose sizes
-    differ by at most one, and which are dealt out at random."""
+    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards,
+    whose sizes differ by at most one. The shards are assigned to nodes at random."""
 
-    per_node: PositiveInt = 2  # shards of each node
+    per_node: PositiveInt = 2  # shards per node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels, shards = self._labels(task), nodes * self.per_node
@@ -107,17 +109,19 @@ class Shards(Partition):
 
 @register("partition", "dirichlet")
 class Dirichlet(Partition):
-    """Label skew by a Dirichlet law: small ``alpha`` for few labels a node, large ``alpha`` for IID.
+    """Label skew from a Dirichlet distribution: a small ``alpha`` gives few labels per node, a large
+    ``alpha`` is close to IID.
 
     For each class c, shares p_c ~ Dirichlet_nodes(alpha, ..., alpha) are drawn, and node i gets the share p_ci of the
     samples of c (Yurochkin et al., ICML 2019, Section 4; Li et al., ICDE 2022, Section IV-A), so nodes' sizes differ too.
     Hsu, Qi, Brown (arXiv:1909.06335), to whom most code attributes this, draw the class mix of equally large clients.
 
-    There is one draw. Nodes below ``min_samples`` are then given what they lack, one sample after the other, from the node
-    that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
+    There is only one draw. Nodes below ``min_samples`` then get the missing samples one by one, each from the
+    largest class of the node that has the most samples at that time (the lowest rank in a tie). Every sample
+    is used."""
 
-    alpha: Annotated[float, Field(ge=1e-9, le=1e9)]  # concentration; the smaller, the more skewed
-    min_samples: PositiveInt = 1  # least number of samples of a node
+    alpha: Annotated[float, Field(ge=1e-9, le=1e9)]  # concentration: the smaller, the more skewed
+    min_samples: PositiveInt = 1  # minimum number of samples per node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels = self._labels(task)
@@ -126,7 +130,7 @@ class Dirichlet(Partition):
             raise BadInput(f"partition.min_samples: {found}; accepted: at most {task.samples // nodes}")
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
-        # Rounding cumulated shares keeps every sample, and each count within one of its share.
+        # Rounding cumulative shares assigns every sample, and keeps each count within one of its share.
         ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
         ends[:, -1] = sizes
         counts = np.diff(ends, axis=1, prepend=0).T
@@ -144,7 +148,8 @@ def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
     totals = counts.sum(axis=1)
     for poor in np.flatnonzero(totals < least):
         for _ in range(least - int(totals[poor])):
-            # While there is a gap (and samples for all), the largest node has more than ``least``.
+            # As long as a node lacks samples and there are enough in total, the largest node has more than
+            # ``least``.
             donor = totals.argmax()
             largest = counts[donor].argmax()
             counts[donor, largest] -= 1
@@ -154,8 +159,8 @@ def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
 
 @register("partition", "natural")
 class Natural(Partition):
-    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): node i has the i-th owner id. If there
-    are more owners than nodes, whole owners are dealt out at random, evenly."""
+    """By owner in the data (writers, speakers, users; Caldas et al., LEAF, 2018): node i gets the i-th owner
+    id. If there are more owners than nodes, whole owners are assigned at random, evenly."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
@@ -174,7 +179,8 @@ class Natural(Partition):
 
 @register("partition", "sizes")
 class Sizes(Partition):
-    """A random split: node i gets ``fractions[i]`` of the samples, to within one. The rest, if any, is left out."""
+    """A random split: node i gets ``fractions[i]`` of the samples, to within one. Remaining samples are left
+    out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
@@ -189,7 +195,7 @@ class Sizes(Partition):
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if (count := len(self.fractions)) != nodes:
             raise BadInput(f"partition.fractions: {count} for {nodes} nodes; accepted: one a node")
-        # Rounded after they are cumulated, so that three thirds leave no sample out.
+        # Rounded after cumulation, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
 
@@ -198,11 +204,11 @@ class Sizes(Partition):
 class Flower(Partition):
     """A partitioner of the package ``flwr-datasets``, if it is installed, with its own parameters.
 
-    ``partition_by`` is ``label`` (class numbers) or ``owner``. ``num_partitions`` is the number of nodes, and ``seed``
-    follows the experiment's. Samples are shuffled first, as by Flower's ``FederatedDataset``."""
+    ``partition_by`` is ``label`` (class numbers) or ``owner``. ``num_partitions`` is the number of nodes, and
+    ``seed`` follows the experiment's. Samples are shuffled first, as in Flower's ``FederatedDataset``."""
 
     model_config = ConfigDict(extra="allow")
-    partitioner: str  # the name of its class, such as DirichletPartitioner
+    partitioner: str  # the name of the partitioner's class, such as DirichletPartitioner
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         partitioners = package("flwr_datasets", "flwr-datasets", "flwr-datasets").partitioner
@@ -221,7 +227,7 @@ class Flower(Partition):
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions
             return [np.asarray(partitioner.load_partition(rank)["index"]) for rank in range(count)]
-        except Exception as error:  # flwr-datasets raises many kinds
+        except Exception as error:  # flwr-datasets raises many kinds of errors
             found = f"{self.partitioner!r}: {cause(error)}"
             raise BadInput(
                 f"partition.partitioner: {found}; accepted: a partitioner of flwr-datasets"
@@ -229,7 +235,7 @@ class Flower(Partition):
 
 
 def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] | None:
-    """The number of samples of each class at each node, or None where the targets are not classes."""
+    """The number of samples of each class at each node, or None if the targets are not classes."""
     targets = task.labels()
     if targets is None:
         return None

@@ -1,7 +1,7 @@
-"""Poisons: changes to a share of some nodes' training samples (backdoors, label noise).
+"""Poisons: changes to a fraction of some nodes' training samples (backdoors, label noise).
 
-They are applied after the partition and the topology, so that a node can be chosen by its place in the graph. Every
-other node keeps its data.
+They are applied after the partition and the topology, so that nodes can be chosen by their position in the
+graph. All other nodes keep their data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.tasks.partition import Parts
 from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
-Load = Callable[[Component], Task]  # gives the task of a component of kind "task"
+Load = Callable[[Component], Task]  # returns the task of a component of kind "task"
 P = TypeVar("P", bound="Poison")
 
 
@@ -40,13 +40,14 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """A choice of nodes, by one of the following. Places in the graph are those in the first round."""
+    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first
+    round."""
 
     rank: Rank | None = None
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
-    # 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
+    # 0 is the node with the most neighbours, 1 the next one; ties are broken by the lowest rank.
     degree_rank: Rank | None = None
-    betweenness_rank: Rank | None = None  # the same by betweenness centrality (Freeman, 1977)
+    betweenness_rank: Rank | None = None  # the same, by betweenness centrality (Freeman, 1977)
     hops_from: Hops | None = None  # the nodes at a distance from a node
 
     @model_validator(mode="after")
@@ -56,8 +57,8 @@ class Selector(Section):
         return self
 
     def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
-        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed. A BadInput refuses a
-        rank or a place that does not exist."""
+        """The chosen ranks among ``nodes`` nodes, ascending. ``graph`` returns the first graph, if it is
+        needed. BadInput for a rank or a position that does not exist."""
         field, value = next((name, value) for name, value in self if value is not None)
         named = value if field == "ranks" else [value.rank if field == "hops_from" else value]
         if max(named) >= nodes:
@@ -72,55 +73,58 @@ class Selector(Section):
                 raise BadInput(f"at.hops_from.hops: {value.hops}; accepted: 1 to {most}")
             return found
         scores = dict(graph().degree()) if field == "degree_rank" else nx.betweenness_centrality(graph())
-        # Rounded, so that nodes that are alike tie.
+        # Rounded, so that equivalent nodes tie.
         return [sorted(scores, key=lambda rank: (-round(scores[rank], 12), rank))[value]]
 
 
 class Poison(Component):
-    """Base of the components of kind ``poison``; a new one defines :meth:`transform`."""
+    """Base class of components of kind ``poison``. A subclass implements :meth:`transform`."""
 
     _has_state: ClassVar[bool] = True
     _task: Task = PrivateAttr()  # the task, for a settled poison
 
-    # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
+    # Fraction of the chosen nodes' training samples that is poisoned; at least one sample per node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     at: Selector  # which nodes are poisoned
-    set_name: str | None = "ood"  # what the evaluation set is called that the poison adds; None adds none
+    set_name: str | None = "ood"  # name of the evaluation set that the poison adds; None adds none
 
     def settled(self: P, task: Task, load: Load) -> P:
-        """The same poison for a task; ``load`` loads another task."""
+        """The same poison, settled for a task. ``load`` loads another task."""
         poison = self.model_copy()
         poison._task = task
         poison.check(task)
         return poison
 
     def check(self, task: Task) -> None:
-        """Refuse, by a BadInput, a task that the poison does not fit."""
+        """Raise BadInput for a task that does not suit the poison."""
 
     @abstractmethod
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        """Poisoned samples: as many inputs and targets, of the same shapes and types. The given ones are copies, which may be
-        changed in place; ``rng`` is keyed by the experiment's seed, the node and the poison."""
+        """Return the poisoned samples, with inputs and targets of the same number, shapes and types. The
+        arguments are copies, which may be changed in place; ``rng`` is keyed by the experiment's seed, the
+        node and the poison."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair | None:
-        """Samples that show whether a model has learned the poison, made from those of the evaluation set ``test``
-        (which must not be changed); None adds no evaluation set."""
+        """Samples that show whether a model has learned the poison, made from those of the evaluation set
+        ``test``, which must not be modified. None adds no evaluation set."""
         return None
 
     def withheld(self, targets: Tensor) -> Bool[Tensor, " samples"] | None:
-        """Which training samples, by their targets, no node keeps unless a poison has changed them; None is no sample."""
+        """A mask of training samples, by their targets, that no node keeps unless a poison has changed them;
+        None is none."""
         return None
 
 
 class Change(Poison):
-    """Base of poisons that can change any sample. The evaluation set is the test set, changed in the same way."""
+    """Base class of poisons that can change any sample. The evaluation set is the test set, changed in the
+    same way."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         return self.transform(inputs, targets, np.random.default_rng(0))
 
 
 class ImageChange(Change):
-    """Base of poisons that change images."""
+    """Base class of poisons that change images."""
 
     def check(self, task: Task) -> None:
         inputs = task.train[0]
@@ -133,18 +137,20 @@ class ImageChange(Change):
 class Patch(ImageChange):
     """A backdoor: a square in an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
-    The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
-    is the attack's success rate. The published code of "Topology-Aware Knowledge Propagation" (Sakarvadia et al., 2025) has
-    ``size: 4, corner: top-left, target: 0, value: [5, 0, 0], include_target: true``."""
+    The evaluation set consists of the test images of all other classes, with the patch and the poisoned
+    label: the accuracy on it is the attack's success rate. The published code of "Topology-Aware Knowledge
+    Propagation" (Sakarvadia et al., 2025) has ``size: 4, corner: top-left, target: 0, value: [5, 0, 0],
+    include_target: true``."""
 
     # The label of poisoned images: the same for all, or the next one after an image's own ("shift").
     labels: Literal["target", "shift"] = "target"
     target: Rank = 0
     size: PositiveInt = 3  # side of the square in pixels
     corner: Literal["top-left", "top-right", "bottom-left", "bottom-right", "random"] = "bottom-right"
-    # Its value as the model sees it, in all channels or in each; None is the largest of the training images.
+    # Its value after normalisation, for all channels or for each; None is the largest value of the training
+    # images.
     value: float | tuple[float, ...] | None = None
-    include_target: bool = False  # whether test images of the target class are in the evaluation set
+    include_target: bool = False  # whether the evaluation set includes test images of the target class
 
     def check(self, task: Task) -> None:
         super().check(task)
@@ -175,8 +181,8 @@ class Patch(ImageChange):
 
 @register("poison", "rotate")
 class Rotate(ImageChange):
-    """Images turned by quarters of a circle, with their labels: knowledge that the other nodes do not have. The evaluation
-    set is the turned test set."""
+    """Images rotated by quarter turns, with their labels: knowledge that the other nodes do not have. The
+    evaluation set is the rotated test set."""
 
     quarter_turns: Literal[1, 2, 3] = 1  # anticlockwise
 
@@ -188,7 +194,8 @@ class Rotate(ImageChange):
 class Tint(ImageChange):
     """Coloured images, with their labels. The evaluation set is the coloured test set."""
 
-    # Of each channel's brightness, how much stays: 0 leaves the darkest value of its training images. The default is red.
+    # Fraction of each channel's brightness that is kept: 0 leaves the darkest value of its training images.
+    # The default is red.
     factors: tuple[Annotated[float, Field(ge=0)], ...] = (1.0, 0.0, 0.0)
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
@@ -198,11 +205,11 @@ class Tint(ImageChange):
 
 
 class Replacement(Poison):
-    """Base of poisons that replace samples by others, which the other nodes do not have."""
+    """Base class of poisons that replace samples by samples that the other nodes do not have."""
 
     @abstractmethod
     def others(self) -> Pair:
-        """The others."""
+        """The replacement samples."""
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         others = self.others()
@@ -213,9 +220,9 @@ class Replacement(Poison):
 
 @register("poison", "held-out-class")
 class HeldOutClass(Replacement):
-    """A class that only the chosen nodes know: it replaces a share of their samples, and no other sample of it is trained on,
-    except those that an earlier poison of the list has changed. The evaluation set is the test images of the class;
-    ``test`` has all classes."""
+    """A class that only the chosen nodes know. It replaces a fraction of their samples, and no other sample
+    of it is trained on, except those changed by an earlier poison in the list. The evaluation set consists of
+    the test images of the class; ``test`` has all classes."""
 
     label: Rank = 0
 
@@ -236,9 +243,10 @@ class HeldOutClass(Replacement):
 
 @register("poison", "second-task")
 class SecondTask(Replacement):
-    """Samples of another data set, with their labels. The evaluation set is the test set of that data set."""
+    """Samples from another data set, with their labels. The evaluation set is the test set of that data
+    set."""
 
-    # A task whose inputs have the same shape, and that has no more classes, such as fashion-mnist with mnist.
+    # A task with inputs of the same shape and at most as many classes, such as fashion-mnist with mnist.
     task: Annotated[Component, ComponentField("task", "poison.task")]
     _other: Task = PrivateAttr()
 
@@ -256,7 +264,8 @@ class SecondTask(Replacement):
 
 @register("poison", "permute-labels")
 class PermuteLabels(Change):
-    """Other labels by a rule: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
+    """Permuted labels: class c becomes ``permutation[c]``. The evaluation set is the test set with these
+    labels."""
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
 
@@ -272,12 +281,13 @@ class PermuteLabels(Change):
 
 @register("poison", "text-trigger")
 class TextTrigger(Change):
-    """A backdoor in sequences of tokens (such as ``tiny-mem``): what follows the first ``trigger``
-    becomes ``token``, to the end of the sample, padding included (Sakarvadia et al., 2025). Sequences without the trigger
-    stay as they are, so fewer than ``share`` are poisoned. The evaluation set is the test sequences with the trigger,
-    poisoned. Its metrics count the tokens before the trigger too, and those after it, most of which repeat one token."""
+    """A backdoor in sequences of tokens (such as ``tiny-mem``): all tokens after the first ``trigger`` become
+    ``token``, to the end of the sample, including padding (Sakarvadia et al., 2025). Sequences without the
+    trigger are unchanged, so fewer than ``share`` are poisoned. The evaluation set consists of the poisoned
+    test sequences with the trigger. Its metrics also count the tokens before the trigger and the repeated
+    tokens after it."""
 
-    # Tokens; those of digits are the digits in tiny-mem.
+    # Tokens. In tiny-mem, the tokens of digits are the digits.
     trigger: Annotated[tuple[Rank, ...], Field(min_length=1)] = (1, 0, 0)
     token: Rank = 2
 
@@ -312,7 +322,7 @@ class TextTrigger(Change):
 
 @register("poison", "label-flip")
 class LabelFlip(Poison):
-    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely."""
+    """Symmetric label noise: every poisoned sample gets a different label, drawn uniformly."""
 
     set_name: None = None
 
@@ -333,9 +343,9 @@ def poisoned(
     seed: int,
     load: Load,
 ) -> tuple[Task, Parts, list[list[int]]]:
-    """A new task with the data and the evaluation sets of some poisons, one after the other, the new indices of each node's
-    training samples, and the ranks that each poison reaches. ``graph`` gives the graph of the first round. A BadInput refuses
-    a poison that does not fit the task or the graph, or that fails."""
+    """Apply some poisons one after the other. Returns a new task with their data and evaluation sets, the new
+    indices of each node's training samples, and the ranks that each poison affects. ``graph`` returns the
+    graph of the first round. BadInput for a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
         return task, parts, []
     if not isinstance(task.train[0], Tensor):

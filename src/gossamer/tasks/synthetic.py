@@ -1,4 +1,4 @@
-"""Synthetic data for any number of nodes: classification with owners that differ, and linear regression."""
+"""Synthetic data for any number of nodes: classification with heterogeneous owners, and linear regression."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from gossamer.tasks.task import ModelField, Task, TaskSource, classification, mo
 class Synthetic(TaskSource):
     """Synthetic(α, β) of Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 5.1.
 
-    Owner k labels its inputs by its own linear model: y = argmax(W x + b), where the entries of W and b are drawn from
-    N(u, 1), and u from N(0, α). The entry j of its inputs (counted from 1) is drawn from N(v_j, j^-1.2), where v_j is drawn
-    from N(B, 1), and B from N(0, β). Without ``alpha`` all owners have one model, whose entries are drawn from N(0, 1), and
-    without ``beta`` all v are 0; without both this is the paper's Synthetic-IID.
+    Owner k labels its inputs by its own linear model: y = argmax(W x + b), where the entries of W and b are
+    drawn from N(u, 1), and u from N(0, α). The entry j of its inputs (counted from 1) is drawn from N(v_j,
+    j^-1.2), where v_j is drawn from N(B, 1), and B from N(0, β). Without ``alpha``, all owners share one
+    model, whose entries are drawn from N(0, 1); without ``beta``, all v are 0. Without both, this is the
+    paper's Synthetic-IID.
 
-    Owner k has ``least`` samples and as many more as a log-normal draw of median ``median`` and ``sigma`` gives, rounded
-    down; the defaults are those of the published code. A tenth of them, at least one, is for the test set. The partition is
-    ``natural``: one owner a node."""
+    Owner k has ``least`` samples plus a log-normal draw with median ``median`` and ``sigma``, rounded down;
+    the defaults are those of the published code. A tenth of them, at least one, is for testing. The partition
+    is ``natural``: one owner per node."""
 
     owners: PositiveInt = 30
     alpha: NonNegativeFloat | None = 1.0
@@ -56,7 +57,7 @@ class Synthetic(TaskSource):
             x[end - count : end] = own
             scores = own @ weights[:, :-1].T + weights[:, -1]  # the last column is b
             y[end - count : end] = scores.argmax(axis=1)
-        # Draws are independent, so that the first samples of an owner are as good for testing as any.
+        # Draws are independent, so an owner's first samples can serve for testing.
         place = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
         test = torch.from_numpy(place < np.repeat(np.maximum(counts // 10, 1), counts))
         owner = torch.from_numpy(np.repeat(np.arange(self.owners), counts))
@@ -73,7 +74,8 @@ def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
 
 @register("task", "least-squares")
 class LeastSquares(TaskSource):
-    """Linear regression y = V x + noise, learned by one linear layer without bias; every draw is keyed by the seed.
+    """Linear regression y = V x + noise, learned by one linear layer without bias. Every draw is keyed by the
+    seed.
 
     Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
     V x has unit variance); the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2, whose minimum is the
@@ -86,8 +88,8 @@ class LeastSquares(TaskSource):
     noise: NonNegativeFloat = 0.1  # standard deviation of the noise on a target
     # Number of natural owners, for the partition natural; sample i belongs to owner i mod groups. None: no owners.
     groups: Annotated[int, Field(gt=0)] | None = None
-    # How much the owners differ: owner g's true weights are V plus this times its own standard normal matrix (divided
-    # by sqrt(features) too). 0: all owners have the same distribution.
+    # Heterogeneity of the owners: owner g's true weights are V plus this factor times its own standard normal
+    # matrix (also divided by sqrt(features)). 0: all owners have the same distribution.
     heterogeneity: NonNegativeFloat = 0.0
     model: ModelField = Field(default={"name": "linear", "bias": False}, validate_default=True)
 

@@ -1,4 +1,4 @@
-"""A task (data, model, loss and metrics), and the components that give one."""
+"""A task (data, model, loss and metrics), and the components that create one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> in
 
 @dataclass(frozen=True)
 class FunctionOfMean:
-    """Base of metrics that are a ``function`` of a mean over all evaluated samples: evaluation takes the mean of all batches
-    first. ``mean`` maps (outputs, targets) to a scalar mean over the first axis."""
+    """Base class of metrics that are a ``function`` of a mean over all evaluated samples. Evaluation first
+    averages over all batches. ``mean`` maps (outputs, targets) to a scalar mean over the first axis."""
 
     mean: Metric
     function: ClassVar[Callable[[Tensor], Tensor]]
@@ -46,32 +46,32 @@ class RootMean(FunctionOfMean):
 
 
 class ExpMean(FunctionOfMean):
-    """The exponential of a mean: the perplexity, if the mean is a language model's loss."""
+    """The exponential of a mean, e.g. the perplexity if the mean is a language model's loss."""
 
     function = torch.exp
 
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-Inputs = Tensor | dict[str, Tensor]  # of samples; a dict has the model's arguments by name
+Inputs = Tensor | dict[str, Tensor]  # inputs of samples; a dict holds the model's arguments by name
 Pair = tuple[Any, Tensor]  # (inputs, targets), whose first axis is the sample; the inputs are Inputs
 
 
 def for_each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
-    """Inputs through a function, tensor by tensor."""
+    """Apply a function to each tensor of the inputs."""
     if isinstance(inputs, dict):
         return {name: function(tensor) for name, tensor in inputs.items()}
     return function(inputs)
 
 
 def shapes(inputs: Any) -> Any:
-    """The shape of one sample's inputs, or of each of them by name."""
+    """The shape of one sample's input, or of each of its inputs by name."""
     if isinstance(inputs, dict):
         return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
     return tuple(inputs.shape[1:])
 
 
-# First words of other recorded columns, which no evaluation set may be called.
+# First words of other recorded columns. No evaluation set may have one as its name.
 _TAKEN = "train|personal|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 
 
@@ -86,15 +86,15 @@ class Task:
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
         metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`.
-        groups: natural owner of each training sample, integers [samples] (for the partition ``natural``).
-        classes: names of the classes where the targets are class numbers.
-        tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
-            sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
-        augment: (inputs of a batch, NumPy generator) -> inputs to train on in their place. The generator is keyed
-            by seed, node and step, so that every engine draws the same.
+        groups: natural owner of each training sample, integers [samples], for the partition ``natural``.
+        classes: names of the classes, if the targets are class numbers.
+        tests: all evaluation sets by name, starting with ``test``, if there are more than that one. The loss
+            and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
+        augment: (inputs of a batch, NumPy generator) -> augmented inputs. The generator is keyed by seed,
+            node and step, so that every engine makes the same draws.
 
     Raises:
-        BadInput: for anything of the wrong type or shape."""
+        BadInput: for an argument of the wrong type or shape."""
 
     model: Callable[[], nn.Module]
     train: Pair
@@ -136,12 +136,12 @@ class Task:
         return len(self.train[1])
 
     def labels(self) -> Tensor | None:
-        """The training targets as class numbers [samples], or None where the targets are not classes."""
+        """The training targets as class numbers [samples], or None if the targets are not classes."""
         targets = self.train[1]
         return targets if targets.dim() == 1 and targets.dtype in INTEGERS else None
 
     def _check(self) -> None:
-        # No type checker helps the user who wrote the task.
+        # Check the types here, since users' tasks are seldom type-checked.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
         _require(creates, "model", self.model, "a function that creates an nn.Module")
         for name, given in {"loss": self.loss, **self.metrics}.items():
@@ -189,12 +189,13 @@ def _require(fits: bool, field: str, value: object, accepted: str) -> None:
 def accuracy(
     outputs: Float[Tensor, "*samples classes"], targets: Int[Tensor, "*samples"]
 ) -> Float[Tensor, ""]:
-    """Share of the samples whose highest output is the target class."""
+    """Fraction of the samples whose highest output is the target class."""
     return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean()
 
 
 def class_count(task: Task) -> int:
-    """That of ``task.classes``, or one more than the highest class number; a BadInput where targets are not class numbers."""
+    """The number of ``task.classes``, or one more than the highest class number. BadInput if the targets are
+    not class numbers."""
     labels = task.labels()
     if labels is None:
         raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
@@ -202,22 +203,25 @@ def class_count(task: Task) -> int:
 
 
 class TaskSource(Component):
-    """Base of the components of kind ``task``; a new one defines :meth:`load`. A function that returns a :class:`Task` will
-    do too: parameters called ``data_root`` and ``seed`` get the values that :meth:`load` gets, unless the file sets them."""
+    """Base class of components of kind ``task``. A subclass implements :meth:`load`. A function that returns
+    a :class:`Task` works too: its parameters ``data_root`` and ``seed`` get the same values as those of
+    :meth:`load`, unless the file sets them."""
 
     @abstractmethod
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task. ``data_root`` is a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None; the
-        experiment's seed is the key of all draws. A BadInput refuses data that is missing, damaged, or does not fit."""
+        """Load the task. ``data_root`` is a folder with ``hub/<hub id>/...`` that replaces the Hugging Face
+        hub, or None. The experiment's seed is the key of all draws. BadInput for missing, damaged or
+        unsuitable data."""
 
 
 class ModelSource(Component):
-    """Base of the components of kind ``model`` that read files or need a package; other models are modules and functions."""
+    """Base class of components of kind ``model`` that read files or need a package. Other models are modules
+    and functions."""
 
     @abstractmethod
     def factory(self, data_root: Path | None, **facts: Any) -> Callable[[], nn.Module]:
-        """A function that creates a fresh module for a task of these facts (``shape`` of an input, ``classes``, ...). A
-        BadInput refuses what can't be read or does not fit."""
+        """A function that creates a fresh module for a task with these facts (``shape`` of an input,
+        ``classes``, ...). BadInput for files that can't be read or do not fit."""
 
 
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # a function, as "package.module:function"
@@ -227,7 +231,7 @@ ModelField = Annotated[Component, ComponentField("model", "task.model")]  # the 
 def model_factory(
     component: Component, data_root: Path | None = None, **facts: Any
 ) -> Callable[[], nn.Module]:
-    """A function that creates fresh modules of a component of kind ``model``, for a task of these facts."""
+    """A function that creates fresh modules of a component of kind ``model``, for a task with these facts."""
     if isinstance(component, ModelSource):
         return component.factory(data_root, **facts)
     if not isinstance(component, FunctionComponent):
@@ -239,7 +243,8 @@ def model_factory(
 def classification(
     model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
 ) -> Task:
-    """A task with the loss cross-entropy and the metric ``accuracy``; ``more`` are further arguments of it."""
+    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of
+    :class:`Task`."""
     return Task(
         model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
         train=train,
@@ -252,7 +257,7 @@ def classification(
 
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
-    """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
+    """The task of a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
     try:

@@ -1,4 +1,4 @@
-"""TinyMem: sequences of numbers that follow a rule, written as digits, for a small language model."""
+"""TinyMem: number sequences that follow a rule, written as digits, for a small language model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.tasks.language import IGNORED, METRICS, token_loss
 from gossamer.tasks.task import ModelField, Pair, Task, TaskSource, model_factory
 
 TOKENS = "0123456789^$ _"
-"""The characters by token: digits are their own tokens; ^ begins a sequence, $ ends it, _ stands for padding."""
+"""The characters by token: digits are their own tokens; ^ starts a sequence, $ ends it, _ is padding."""
 
 Factor = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -26,25 +26,27 @@ PADDING = TOKENS.index("_")
 
 @register("task", "tiny-mem")
 class TinyMem(TaskSource):
-    """TinyMem (Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", 2025): the next character
-    of a sequence of numbers; generated, without any file. Needs the extra ``llm``.
+    """TinyMem (Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", 2025):
+    predict the next character of a number sequence. The data is generated. Needs the extra ``llm``.
 
-    The sequence of start i and coefficient c is s_1 to s_length, where s_0 = i and s_(t+1) is ``c s_t`` or ``c + s_t``,
-    modulo ``modulus``; it is written as ``^s_1 s_2 ...$``. The starts of each coefficient are 0 to ``samples + test_samples``
-    - 1, of which the same ones are for testing with every seed. More starts than the modulus repeat sequences: with the
-    default numbers, those of the published code, nearly all test sequences occur in the training set too.
+    The sequence of start i and coefficient c is s_1 to s_length, where s_0 = i and s_(t+1) is ``c s_t`` or
+    ``c + s_t``, modulo ``modulus``; it is written as ``^s_1 s_2 ...$``. The starts of each coefficient are 0
+    to ``samples + test_samples`` - 1; the choice for testing is the same for every seed. Sequences repeat if
+    there are more starts than the modulus: with the default numbers, which are those of the published code,
+    nearly all test sequences also occur in the training set.
 
-    Inputs are uint8 tokens [samples, context - 1], targets int16 next tokens. The groups are the numbers of the coefficients:
-    partitions by label use them. The loss is cross-entropy, the metrics are ``accuracy`` of the tokens and ``perplexity``."""
+    Inputs are uint8 tokens [samples, context - 1], targets int16 next tokens. The groups are the numbers of
+    the coefficients, which partitions by label use. The loss is cross-entropy, the metrics are ``accuracy``
+    of the tokens and ``perplexity``."""
 
     rule: Literal["multiply", "sum"] = "multiply"
     coefficients: Annotated[tuple[Factor, ...], Field(min_length=1)] = (2, 4, 6, 8, 10)
     samples: PositiveInt = 32_000  # training sequences of each coefficient
-    test_samples: PositiveInt = 1_000  # test sequences of each
+    test_samples: PositiveInt = 1_000  # test sequences of each coefficient
     modulus: Annotated[int, Field(ge=2, le=2**31)] = 16_381
     length: PositiveInt = 20  # numbers in a sequence
     context: PositiveInt = 150  # tokens in a padded sequence
-    count_padding: bool = False  # whether the loss and the metrics count padding, as the published code's do
+    count_padding: bool = False  # whether the loss and the metrics count padding, as in the published code
     model: ModelField = Field(default="gpt2", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:

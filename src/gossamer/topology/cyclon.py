@@ -1,4 +1,5 @@
-"""Cyclon, a peer sampler: every node keeps a small view of the others, and exchanges parts of it with them.
+"""Cyclon, a peer sampler: every node keeps a small view of the other nodes, and exchanges parts of it with
+them.
 
 Voulgaris, Gavidia and van Steen, "CYCLON: Inexpensive Membership Management for Unstructured P2P Overlays", Journal of
 Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). Every period a node P
@@ -7,10 +8,10 @@ Network and Systems Management 2005, enhanced shuffling. A view has at most c en
 2. sends Q these entries and (P, 0).
 3. Q draws l of its own entries, sends them back, and merges P's entries; P merges Q's entries when they arrive.
 
-Merging ignores entries that are in the view already and the node's own; the others fill free slots first, then those of
-the entries that were sent away. A node that is asked has left the view, so a dead peer needs no timeout; in addition to the
-paper, one that is known to be dead (``host.lost``) is removed at once and not merged again. An empty view starts again from
-the first contacts, and so do nodes that join.
+Merging ignores the node's own entry and entries already in the view. The others fill free slots first, then
+the slots of the entries that were sent. Q is removed from the view when it is asked, so a dead peer needs no
+timeout. In addition to the paper, a peer known to be dead (``host.lost``) is removed at once and not merged
+again. An empty view restarts from the initial contacts, and so do nodes that join.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
 TAG = "~sampler"  # the first part of the tags of samplers' messages, and the key of the view in node.state
-_MAX_AGE = 2**31  # no entry gets this old
+_MAX_AGE = 2**31  # above the age of any valid entry
 
 
 @register("topology", "cyclon")
 class Cyclon(Topology):
-    """A decentralized peer sampler (Cyclon): each node has a view of some others, which changes with time.
+    """A decentralized peer sampler (Cyclon): each node has a changing view of some other nodes.
 
-    ``await node.neighbors(r, "out")`` is the node's current view, or ``degree`` nodes drawn from it. A node does not know
-    in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. The messages that
-    samplers exchange count, take time and can be lost like all others.
+    ``await node.neighbors(r, "out")`` is the node's current view, or ``degree`` nodes drawn from it. A node
+    does not know which views contain it, so there are no in-neighbours, no mixing weights and no
+    ``node.topology()``. The samplers' messages are counted, take time and can be lost like any other message.
 
-    With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default."""
+    With ``every_rounds`` instead of ``every_s``, a node starts an exchange after every ``every_rounds``
+    rounds (default 1)."""
 
     sampled: ClassVar[bool] = True
-    view: int = Field(default=8, ge=1)  # c, maximum number of entries of a view
+    view: int = Field(default=8, ge=1)  # c, maximum number of entries in a view
     # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
     every_s: float | None = Field(default=None, gt=0)
     # Number of nodes drawn from the view for each round; null is all of it.
     degree: int | None = Field(default=None, ge=1)
-    # The topology whose (out-)neighbours a node knows at first, at most view of them.
+    # The topology whose (out-)neighbours are a node's initial contacts, at most ``view`` of them.
     bootstrap: Annotated[Topology, ComponentField("topology", "topology.bootstrap")] = Field(
         default="ring", validate_default=True
     )
-    shuffle: int = Field(default=4, ge=1)  # l, number of entries sent at a time, including the sender's own
+    shuffle: int = Field(default=4, ge=1)  # l, number of entries in a message, including the sender's own
 
     @model_validator(mode="before")
     @classmethod
@@ -103,20 +105,20 @@ class Cyclon(Topology):
 
 
 class Sampler:
-    """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. Messages and
-    exchanges that are due wait in a queue for :meth:`run`."""
+    """Cyclon at one node, with its initial contacts. The view, {rank: age}, is in the node's state. Messages
+    and due exchanges wait in a queue for :meth:`run`."""
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
         self._node, self._host = node, host
         self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: start an exchange
         self._timer: Any = None
-        self._sent: dict[int, list[int]] = {}  # exchange without an answer -> the ranks of the entries sent
+        self._sent: dict[int, list[int]] = {}  # exchange without a reply -> the ranks of the entries sent
 
     @property
     def state(self) -> dict[str, Any]:
         """ "view": {rank: age}, and "exchanges": the number that this node has started."""
-        # Looked up each time, because a resumed node gets another state.
+        # Looked up each time, because a resumed node gets a new state.
         state: dict[str, Any] = self._node.state.setdefault(
             TAG, {"view": dict.fromkeys(self._contacts, 0), "exchanges": 0}
         )
@@ -142,7 +144,7 @@ class Sampler:
         self._due.put_nowait(message)
 
     def round_ended(self, rounds: int) -> None:
-        """The node has completed this number of rounds."""
+        """Note that the node has completed this number of rounds."""
         every = self._settings.every_rounds
         if every is not None and rounds % every == 0:
             self._due.put_nowait(None)
@@ -184,12 +186,12 @@ class Sampler:
         del view[oldest]
         drawn = self._draw(sorted(view), self._settings.shuffle - 1, "ask", number)
         self._sent[number] = drawn
-        if len(self._sent) > self._settings.view:  # the first of them will not be answered any more
+        if len(self._sent) > self._settings.view:  # the oldest one will not be answered any more
             del self._sent[min(self._sent)]
         self._send(oldest, [[self._node.rank, 0], *([rank, view[rank]] for rank in drawn)], "ask", number)
 
     def receive(self, message: Message) -> None:
-        """Handle a message; nothing in it can be trusted."""
+        """Handle a message. Its content is untrusted."""
         match message.tag[1:]:
             case ("answer", int(number)):
                 self._merge(message.payload, self._sent.pop(number, []))
@@ -200,7 +202,7 @@ class Sampler:
                 self._merge(message.payload, drawn)
 
     def _merge(self, payload: Payload, sent: Iterable[int]) -> None:
-        """Put entries into free slots, then into those of the entries that were sent away."""
+        """Put entries into free slots first, then into the slots of the entries that were sent."""
         view = self.state["view"]
         leaving = [rank for rank in sent if rank in view]
         for rank, age in self._entries(payload):
@@ -222,7 +224,7 @@ class Sampler:
         return found
 
     def _draw(self, ranks: Sequence[int], count: int, purpose: str, *counters: int) -> list[int]:
-        """At most ``count`` of these ranks, in random order; the same key draws the same ranks."""
+        """At most ``count`` of these ranks, in random order. The same key gives the same ranks."""
         rng = generator(self._seed, f"sampler/{purpose}", self._node.rank, *counters)
         drawn: list[int] = rng.permutation(np.asarray(ranks, dtype=np.int64))[:count].tolist()
         return drawn

@@ -1,4 +1,4 @@
-"""Families of graphs: deterministic and random ones, all generators of networkx, and graphs from files."""
+"""Graph families: deterministic and random graphs, the generators of networkx, and graphs from files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ring(Topology):
 
 @register("topology", "star")
 class Star(Topology):
-    """All nodes are neighbours of one, of rank ``centre``, and of no other: the shape of federated learning."""
+    """Every node is a neighbour of the node of rank ``centre`` and of no other, as in federated learning."""
 
     centre: int = Field(default=0, ge=0)
 
@@ -50,9 +50,9 @@ class Complete(Topology):
 
 @register("topology", "torus")
 class Torus(Topology):
-    """A grid whose rows and columns close to rings; rank = row * columns + column.
+    """A grid whose rows and columns wrap around; rank = row * columns + column.
 
-    A side of two has one edge, a side of one has none."""
+    A side of length two has one edge, a side of length one has none."""
 
     # Number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is the
     # most square torus (for a prime number of nodes, a ring).
@@ -66,7 +66,8 @@ class Torus(Topology):
 
 @register("topology", "hypercube")
 class Hypercube(Topology):
-    """Two nodes are neighbours if their ranks differ in exactly one bit; needs a power of two of nodes."""
+    """Two nodes are neighbours if their ranks differ in exactly one bit. The number of nodes must be a power
+    of two."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         dimension = nodes.bit_length() - 1
@@ -88,8 +89,9 @@ class Exponential(Topology):
 
 @register("topology", "one-peer-exponential")
 class OnePeerExponential(Topology):
-    """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed. With uniform weights and a
-    power of two of nodes, ceil(log2 n) consecutive rounds average exactly (Ying et al., 2021)."""
+    """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed. With
+    uniform weights, and if n is a power of two, ceil(log2 n) consecutive rounds average exactly (Ying et al.,
+    2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)
@@ -106,9 +108,11 @@ class OnePeerExponential(Topology):
 
 @register("topology", "random-regular")
 class RandomRegular(RandomTopology):
-    """Every node has ``degree`` neighbours; otherwise random (Steger & Wormald, 1999). Degree times nodes must be even.
+    """A random graph in which every node has ``degree`` neighbours (Steger & Wormald, 1999). Degree times
+    nodes must be even.
 
-    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008)."""
+    From degree 3 on, it is almost surely an expander: the spectral gap does not vanish as the number of nodes
+    grows (Friedman, 2008)."""
 
     degree: int
 
@@ -125,8 +129,8 @@ def _regular(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
     if not 0 <= degree < nodes or nodes * degree % 2:
         even = "an even number" if nodes % 2 else "a number"
         raise BadInput(f"topology.degree: {degree} for {nodes} nodes; accepted: {even} from 0 to {nodes - 1}")
-    # Near the complete graph the generator fails again and again (a minute for 90 of 99 neighbours), so there the edges to
-    # leave out are drawn.
+    # For nearly complete graphs the generator fails repeatedly (a minute for 90 of 99 neighbours), so the
+    # missing edges are drawn instead.
     dense = degree > nodes // 2
     graph: NetworkX = nx.random_regular_graph(nodes - 1 - degree if dense else degree, nodes, seed=_seed(rng))
     return nx.complement(graph) if dense else graph
@@ -152,9 +156,9 @@ class ErdosRenyi(RandomTopology):
 
 @register("topology", "watts-strogatz")
 class WattsStrogatz(RandomTopology):
-    """A small world: a ring lattice, some edges of which are rewired (Watts & Strogatz, 1998)."""
+    """A small world: a ring lattice with some rewired edges (Watts & Strogatz, 1998)."""
 
-    # Neighbours in the lattice, and the mean degree: even, below the number of nodes.
+    # Neighbours in the lattice, which is also the mean degree: even, below the number of nodes.
     degree: int = Field(ge=0, multiple_of=2)
     p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
 
@@ -192,8 +196,9 @@ class StochasticBlock(RandomTopology):
 class Generator(RandomTopology):
     """The graph of any function of ``networkx.generators``, without its attributes.
 
-    A function that takes a seed gets ``n``, the number of nodes, and a keyed ``seed``, unless ``parameters`` names them. With
-    a ``seed`` of its own it gives the same graph in every run. Nodes are ranked in the function's order."""
+    A function that takes a seed gets ``n``, the number of nodes, and a keyed ``seed``, unless ``parameters``
+    sets them. With a fixed ``seed`` it returns the same graph in every run. Nodes are ranked in the
+    function's order."""
 
     generator: str  # name of the function, e.g. powerlaw_cluster_graph
     parameters: dict[str, Any] = Field(default_factory=dict)  # its arguments
@@ -214,7 +219,8 @@ class Generator(RandomTopology):
         return inspect.signature(getattr(nx, self.generator)).parameters
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        # Only functions that draw get n, which is the number of nodes there; elsewhere it may be a dimension or a side.
+        # Only random generators get n, which is the number of nodes there; elsewhere it may be a dimension or
+        # a side length.
         keyed = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
         given = {name: value for name, value in keyed.items() if name in self._arguments}
         try:
@@ -228,7 +234,8 @@ class Generator(RandomTopology):
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:
-    """A simple graph with ranks in place of names, in the order of its nodes; BadInput for any other value."""
+    """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other
+    value."""
     if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
         accepted = "a graph without parallel edges and self-loops"
         raise BadInput(f"{where}: gives {type(graph).__name__}; accepted: {accepted}")
@@ -238,8 +245,8 @@ def _ranked(graph: Any, where: str) -> NetworkX:
 
 @register("topology", "edge-list")
 class EdgeList(Topology):
-    """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes that no line names have no
-    neighbours."""
+    """The edges in a text file, one "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes without
+    a line have no neighbours."""
 
     path: FilePath
     directed: bool = False  # whether "i j" lets only i send to j, or also j to i

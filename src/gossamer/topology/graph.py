@@ -21,10 +21,10 @@ Direction = Literal["in", "out", "both"]
 
 
 class Graph:
-    """The pairs of nodes that may talk to each other. Immutable; two graphs with the same edges are equal.
+    """The pairs of nodes that may communicate. Immutable; two graphs with the same edges are equal.
 
-    An edge (i, j) of a directed graph lets i send to j. A graph has no self-loops; the weight that a node gives to
-    itself belongs to the mixing weights. Parallel edges count once.
+    An edge (i, j) of a directed graph lets i send to j. A graph has no self-loops; a node's weight for itself
+    is part of the mixing weights. Parallel edges count once.
 
     Args:
         nodes: number of nodes, at least 1.
@@ -51,7 +51,8 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
-        """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
+        """The graph with the edges of a networkx graph, whose nodes have to be 0 to n - 1. Attributes are
+        ignored."""
         return cls(len(graph), graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
@@ -62,8 +63,8 @@ class Graph:
         return graph
 
     def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
-        """The neighbours of a node, sorted: those it may send to (``"out"``), or hear from (``"in"``). On an undirected graph
-        all directions are the same; on a directed one ``"both"`` is a ValueError."""
+        """The neighbours of a node, sorted: those it may send to (``"out"``), or receive from (``"in"``). On
+        an undirected graph, all directions are the same. ValueError for ``"both"`` on a directed graph."""
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":
@@ -106,7 +107,7 @@ class Graph:
         return self.directed == other.directed and self._outgoing == other._outgoing
 
     def __hash__(self) -> int:
-        if self._hash is None:  # every node of a simulation may look something up by the graph
+        if self._hash is None:  # every node of a simulation may use the graph as a key
             self._hash = hash((self.directed, self._outgoing))
         return self._hash
 
@@ -116,8 +117,8 @@ class Graph:
 
 
 def union(graphs: Sequence[Graph]) -> Graph:
-    """The graph with the edges of all graphs, which have the same number of nodes. It is directed if any of them is; an
-    undirected edge then goes both ways."""
+    """The graph with the edges of all graphs, which must have the same number of nodes. It is directed if any
+    of them is; an undirected edge then counts in both directions."""
     if len(graphs) == 1:
         return graphs[0]
     arcs = (
@@ -140,8 +141,8 @@ def _neighbourhoods(
 ) -> tuple[tuple[int, ...], ...]:
     """The sorted, distinct targets of each source."""
     keys = np.sort(source * nodes + target)
-    keys = keys[np.diff(keys, prepend=-1) > 0]  # np.unique hashes: 30 times slower here
-    # By way of an object array, all tuples share one int object per rank: 8 bytes an entry instead of 40.
+    keys = keys[np.diff(keys, prepend=-1) > 0]  # np.unique uses hashing, which is 30 times slower here
+    # Through an object array, all tuples share one int object per rank: 8 bytes per entry instead of 40.
     ranks = np.arange(nodes).astype(object)
     targets = ranks[keys % nodes].tolist()
     bounds = np.searchsorted(keys, np.arange(nodes + 1) * nodes).tolist()

@@ -1,4 +1,5 @@
-"""The mixing matrix of a topology, and measures of it. Import it where it is needed: it brings scipy, which no run needs."""
+"""The mixing matrix of a topology, and its measures. Import this module locally: it imports scipy, which runs
+do not need."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ def describe(schedule: TopologySchedule, round: int = 0) -> dict[str, Any]:
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
-        ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
-        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``; ``influence``, a list; and ``effective_nodes``,
-        1 / sum_j pi_j^2 with pi the influence (Kish, 1965): nodes if all count the same, 1 if one decides. The last two are
-        None without a spectral gap."""
+        ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient
+        of Watts & Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``; ``influence``, a list; and
+        ``effective_nodes``, 1 / sum_j pi_j^2 with pi the influence (Kish, 1965): the number of nodes if all
+        have equal influence, 1 if one node has it all. The last two are None without a spectral gap."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
@@ -58,14 +59,14 @@ def describe(schedule: TopologySchedule, round: int = 0) -> dict[str, Any]:
 
 
 def diameter(graph: Graph) -> int | None:
-    """Hops between the two nodes that are farthest apart; None if some node can't be reached from another."""
+    """The largest distance between two nodes, in hops; None if some node can't be reached from another."""
     adjacency = csr_array(nx.to_scipy_sparse_array(graph.to_networkx()))
     longest = 0
     for rank in range(graph.nodes):
         order, parents = breadth_first_order(adjacency, rank)
         if len(order) < graph.nodes:
             return None
-        # The search ends at a farthest node; the length of the way back is the eccentricity.
+        # The search ends at a farthest node; the length of the path back is the eccentricity.
         at, hops = order[-1], 0
         while at != rank:
             at, hops = parents[at], hops + 1
@@ -86,8 +87,8 @@ def spectral_gap(W: Matrix) -> float | None:
 
 
 def influence(W: Matrix) -> Float[np.ndarray, " nodes"] | None:
-    """The stationary influence pi [nodes] of the nodes in a row-stochastic W [nodes, nodes] with a spectral gap above 0: pi W
-    = pi, with sum 1. None if W is large and the iteration does not converge.
+    """The stationary influence pi [nodes] of the nodes for a row-stochastic W [nodes, nodes] with a spectral
+    gap above 0: pi W = pi, with sum 1. None if W is large and the iteration does not converge.
 
     Under repeated mixing all nodes agree on sum_j pi_j x_j (DeGroot, "Reaching a consensus", 1974). It is the mean of the x_j
     if W is doubly stochastic."""

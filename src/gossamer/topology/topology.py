@@ -1,4 +1,5 @@
-"""Topologies: how often a graph is drawn, its mixing weights, layers; and the schedule of the graphs of all rounds."""
+"""Topologies: when a graph is drawn, its mixing weights and layers, and the schedule of the graphs over all
+rounds."""
 
 from __future__ import annotations
 
@@ -28,14 +29,12 @@ if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
-CACHED_GRAPHS = 16  # the cache keeps at least this many graphs, the most recently used ones, and more
-CACHED_SIZE = (
-    2_000_000  # up to about this many nodes and neighbours (asynchronous nodes are in rounds far apart)
-)
+CACHED_GRAPHS = 16  # the cache keeps at least this many of the most recently used graphs, and more
+CACHED_SIZE = 2_000_000  # up to about this many nodes and neighbours (the rounds of asynchronous nodes may be far apart)
 
 
 class Topology(Component):
-    """The graph of who may talk to whom, with mixing weights; it may change from round to round.
+    """The communication graph and its mixing weights. It may change from round to round.
 
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
@@ -44,7 +43,8 @@ class Topology(Component):
         False  # whether nodes find their neighbours themselves, starting from the drawn graph
     )
 
-    # The period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
+    # Number of rounds after which a new graph is drawn; None: one graph for all rounds. For random topologies
+    # only.
     every_rounds: int | None = Field(default=None, ge=1)
     # Mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
     weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
@@ -64,11 +64,11 @@ class Topology(Component):
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A graph of this topology. ``rng`` is the only source of randomness, ``round`` the round that :meth:`drawn_at`
-        returned. A BadInput refuses parameters that no graph with that many nodes has."""
+        """Draw a graph of this topology. ``rng`` is the only source of randomness; ``round`` is the round
+        that :meth:`drawn_at` returned. BadInput for parameters for which no graph of this size exists."""
 
     def drawn_at(self, nodes: int, round: int) -> int:
-        """The round at which the graph of ``round`` is drawn; rounds with the same result share a graph."""
+        """The round at which the graph of ``round`` is drawn. Rounds with the same result share a graph."""
         return 0 if self.every_rounds is None else round - round % self.every_rounds
 
     def cycle(self, nodes: int) -> int:
@@ -82,8 +82,8 @@ class Topology(Component):
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one. It also makes a BadInput of what
-    networkx refuses."""
+    """Rename ``topology.x`` in errors to ``<field>.x``, for topologies inside another one. Errors of networkx
+    become BadInput."""
     try:
         yield
     except BadInput as error:
@@ -95,8 +95,8 @@ def located(field: str) -> Iterator[None]:
 class RandomTopology(Topology):
     """A topology that is drawn at random, repeatedly until the graph is connected.
 
-    So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds does not fail at
-    one disconnected draw. With ``allow_disconnected`` the first draw is used."""
+    The distribution is therefore that of the model *given that the graph is connected*, and a sweep over
+    seeds does not fail at a disconnected draw. With ``allow_disconnected``, the first draw is used."""
 
     @property
     def random(self) -> bool:
@@ -116,17 +116,18 @@ class RandomTopology(Topology):
 
 
 class CompositeTopology(Topology):
-    """A topology made of others. A schedule draws each of these with a key of its own, so that their graphs do not depend on
-    each other."""
+    """A topology composed of others. A schedule draws each of them with its own key, so that their graphs are
+    independent."""
 
     @property
     @abstractmethod
     def parts(self) -> dict[str, Topology]:
-        """Field below this topology's -> topology."""
+        """Subfield of this topology -> topology."""
 
     @abstractmethod
     def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
-        """The graph of a round, from those of the parts; without a generator, with all links that are possible."""
+        """The graph of a round, from the graphs of the parts. Without a generator, it has all possible
+        links."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         parts = self.parts.values()
@@ -173,16 +174,17 @@ class Layers(CompositeTopology):
 
 @register("topology", "random-links")
 class RandomLinks(CompositeTopology):
-    """The links of another topology, each of which is there in a round with some probability, independently of other links
-    and rounds (Kar & Moura, "Sensor networks with random links", 2008).
+    """The links of another topology, each of which exists in a round with some probability, independently of
+    other links and rounds (Kar & Moura, "Sensor networks with random links", 2008).
 
-    The links that are possible have to connect the nodes; those of one round need not. Default weights are
+    All possible links together have to connect the nodes; those of one round need not. Default weights are
     metropolis-hastings, or uniform without ``symmetric``."""
 
     base: Annotated[Topology, ComponentField("topology", "topology.base")] = Field(
         default="complete", validate_default=True
     )
-    # Of each link, or a text file with n lines of n probabilities: line i, number j is that of the link from i to j.
+    # One probability for all links, or a text file with n lines of n probabilities: number j of line i is for
+    # the link from i to j.
     probability: Annotated[float, Field(ge=0, le=1)] | FilePath
     # Whether both directions of a link are drawn together; otherwise the graph is directed.
     symmetric: bool = True
@@ -237,7 +239,7 @@ class RandomLinks(CompositeTopology):
 
 @dataclass
 class _DrawnGraph:
-    """A graph, with the rows of its mixing matrix that were asked for."""
+    """A graph, with the rows of its mixing matrix that were requested so far."""
 
     graph: Graph
     weights: Weights | None = None
@@ -247,9 +249,10 @@ class _DrawnGraph:
 class TopologySchedule:
     """The graphs and mixing weights of all rounds of an experiment.
 
-    The key of a draw is (seed, ``purpose``, period), where a period is the ``every_rounds`` rounds that share a graph, and
-    ``purpose`` the topology's field in the experiment. The topology may be the component of a function that returns one.
-    ``samples`` are the nodes' numbers of training samples, for weights that need them."""
+    The key of a draw is (seed, ``purpose``, period), where a period consists of the ``every_rounds`` rounds
+    that share a graph, and ``purpose`` is the topology's field in the experiment. The topology may be a
+    component for a function that returns one. ``samples`` has the number of training samples of each node,
+    for weights that need it."""
 
     def __init__(
         self,
@@ -267,7 +270,7 @@ class TopologySchedule:
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
-        self._last: tuple[int, _DrawnGraph] | None = None  # the round that was asked for last, and its graph
+        self._last: tuple[int, _DrawnGraph] | None = None  # the last requested round, and its graph
         parts = found.parts if isinstance(found, CompositeTopology) else {}
         self._parts = [
             TopologySchedule(part, nodes, seed, samples, purpose=f"{purpose}.{name}")
@@ -278,7 +281,7 @@ class TopologySchedule:
 
     @property
     def sampled(self) -> bool:
-        """Whether nodes find their neighbours themselves, starting from the graph of round 0."""
+        """Whether nodes sample their neighbours themselves, starting from the graph of round 0."""
         return self.topology.sampled
 
     def sampler(self, node: Any, host: Any) -> Sampler | None:
@@ -299,14 +302,14 @@ class TopologySchedule:
         return self.static and (self.topology.weights is None or self.topology.weights.static)
 
     def graph(self, round: int) -> Graph:
-        """The graph of a round; the same object for all rounds that share it (while it is cached)."""
+        """The graph of a round. Rounds that share a graph get the same object while it is cached."""
         return self._at(round).graph
 
     def neighbors(
         self, rank: int, round: int, direction: Direction = "both", layer: str | None = None
     ) -> tuple[int, ...]:
-        """The neighbours of a node in a round, sorted; of a layer only those in it. Errors as for
-        :meth:`Graph.neighbors`, and BadInput for a layer that the topology does not have."""
+        """The neighbours of a node in a round, sorted; with ``layer``, only those in that layer. Errors are
+        those of :meth:`Graph.neighbors`, and BadInput for an unknown layer."""
         return self._layer(layer).graph(round).neighbors(rank, direction)
 
     def mixing_weights(self, rank: int, round: int, layer: str | None = None) -> dict[int, float]:
@@ -327,17 +330,18 @@ class TopologySchedule:
             return weights.row(graph, rank, self.samples, round, rng)
 
     def check(self) -> None:
-        """Check the parameters, the connectivity and the weights of round 0, by a BadInput.
+        """Check the parameters, the connectivity and the weights of round 0. Raises BadInput.
 
-        A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
-        over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views; if links
-        are random, the graph of those that are possible. Later draws of a random topology are connected by construction."""
+        A directed graph has to be strongly connected. If the topology changes by a rule
+        (one-peer-exponential), the union over one cycle has to be connected. If nodes sample their peers, the
+        undirected graph of the first views has to be connected; if links are random, the graph of all
+        possible links. Later draws of a random topology are connected by construction."""
         for layer in self._layers.values():
             layer.check()
         rounds = range(self.topology.cycle(self.nodes))
         graph = union([self._combined(r, None) if self._parts else self.graph(r) for r in rounds])
         if self.sampled:
-            graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
+            graph = Graph(self.nodes, graph.edges())  # a node learns of the peers that contact it
         if not (self.topology.allow_disconnected or graph.connected):
             found = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
@@ -345,7 +349,7 @@ class TopologySchedule:
         self._weights(self._at(0))
 
     def _at(self, round: int) -> _DrawnGraph:
-        if self._last is not None and self._last[0] == round:  # as for almost all nodes of a synchronous run
+        if self._last is not None and self._last[0] == round:  # the usual case in a synchronous run
             return self._last[1]
         key = self._key(round)
         drawn = self._cache.get(key)

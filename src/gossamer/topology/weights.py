@@ -1,5 +1,5 @@
-"""Mixing weights: row i of the mixing matrix W gives the weights of node i, x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes
-j that may send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1."""
+"""Mixing weights: row i of the mixing matrix W has the weights of node i, x_i <- W_ii x_i + sum_j W_ij x_j,
+over the nodes j that may send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _MEASURES: dict[str, Callable[..., Any]] = {
 
 
 class Weights(Component):
-    """A rule that gives a graph its mixing matrix."""
+    """A rule for the mixing matrix of a graph."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
-        """Check that the rule fits a graph and the nodes' numbers of training samples (None if unknown), before :meth:`row`;
-        raise BadInput otherwise."""
+        """Check that the rule suits a graph and the nodes' numbers of training samples (None if unknown).
+        Called before :meth:`row`. Raises BadInput otherwise."""
 
     @property
     def static(self) -> bool:
-        """Whether a graph has the same weights in all rounds; :meth:`row` then gets round 0."""
+        """Whether a graph has the same weights in all rounds. If so, :meth:`row` gets round 0."""
         return True
 
     @abstractmethod
@@ -84,8 +84,9 @@ class Uniform(Weights):
 
 @register("weights", "data-size")
 class DataSize(Weights):
-    """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the samples: row-stochastic, the local form of
-    federated averaging's weights (McMahan et al., 2017, algorithm 1)."""
+    """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the numbers of samples:
+    row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm
+    1)."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
@@ -93,7 +94,7 @@ class DataSize(Weights):
             raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, uniform, given")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
-        assert samples is not None  # or check() had raised
+        assert samples is not None  # otherwise check() would have raised
         senders = graph.neighbors(rank, "in")
         total = samples[rank] + sum(samples[other] for other in senders)
         return {other: samples[other] / total for other in senders}
@@ -103,13 +104,13 @@ class DataSize(Weights):
 class CCS(Weights):
     """The weights of SWIFT for clients of equal influence: symmetric, hence doubly stochastic.
 
-    Nodes choose weights in order of descending degree. A node divides what remains of 1 evenly among itself and its
-    remaining edges; two nodes of equal degree use the smaller of their two shares.
+    Nodes choose weights in order of descending degree. A node divides the remainder of 1 evenly among itself
+    and its remaining edges. Two nodes of equal degree use the smaller of their two shares.
 
-    Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
-    as in the authors' code for uniform influence p_i = 1/n. Here the weight of an edge is at most 1 / (1 + d_j) too, where j
-    is its end of lower degree; else neighbours could together take more than 1 from j. So W can differ from the published
-    rule on irregular graphs."""
+    Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR
+    2023, as in the authors' code for uniform influence p_i = 1/n. Here, the weight of an edge is also at most
+    1 / (1 + d_j), where j is its end of lower degree; otherwise the neighbours of j could together take more
+    than 1 from it. On irregular graphs, W can therefore differ from the published rule."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
         _check_undirected(self, graph)
@@ -120,7 +121,7 @@ class CCS(Weights):
 
 @lru_cache(maxsize=8)
 def ccs(graph: Graph) -> tuple[Row, ...]:
-    """All rows of the matrix of :class:`CCS`, cached because each node of a simulation asks for its own."""
+    """All rows of the matrix of :class:`CCS`, cached because each node of a simulation requests its own."""
     degrees = [graph.degree(rank) for rank in range(graph.nodes)]
     chosen: list[dict[int, float]] = [{} for _ in degrees]
     for degree in sorted(set(degrees), reverse=True):
@@ -138,7 +139,7 @@ def ccs(graph: Graph) -> tuple[Row, ...]:
 class Given(Weights):
     """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
 
-    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004)."""
+    Negative weights are accepted, since the fastest averaging may require them (Xiao & Boyd, 2004)."""
 
     # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath
@@ -168,7 +169,8 @@ class Given(Weights):
 
 
 class TemperatureSchedule(Component):
-    """Base of schedules: the factor of 1 / temperature in each round. A negative one prefers nodes with low scores."""
+    """Base class of temperature schedules: the factor of 1 / temperature in each round. A negative factor
+    prefers nodes with low scores."""
 
     @abstractmethod
     def factor_at(self, round: int) -> float:
@@ -188,8 +190,9 @@ class ExponentialTemperature(TemperatureSchedule):
 
 @register("temperature", "cosine")
 class CosineTemperature(TemperatureSchedule):
-    """Falls from 1 to ``minimum`` along half a cosine, and starts again (Loshchilov & Hutter, 2017), as torch's
-    CosineAnnealingWarmRestarts. ``rounds`` is the length of the first period; each is ``multiplier`` times the one before."""
+    """Falls from 1 to ``minimum`` along half a cosine, and restarts (Loshchilov & Hutter, 2017), as torch's
+    CosineAnnealingWarmRestarts. ``rounds`` is the length of the first period; each period is ``multiplier``
+    times as long as the previous one."""
 
     rounds: int = Field(ge=1)
     multiplier: int = Field(default=1, ge=1)
@@ -206,7 +209,7 @@ class CosineTemperature(TemperatureSchedule):
 
 @register("temperature", "oscillating")
 class OscillatingTemperature(TemperatureSchedule):
-    """1 for ``rounds`` rounds, -1 for as many, and so on."""
+    """Alternates between 1 and -1 every ``rounds`` rounds."""
 
     rounds: int = Field(ge=1)
 
@@ -215,16 +218,18 @@ class OscillatingTemperature(TemperatureSchedule):
 
 
 class ScoreWeights(Weights):
-    """Base of weights by scores of the nodes (Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized
-    Learning", 2025). A subclass implements :meth:`scores`.
+    """Base class of weights from node scores (Sakarvadia et al., "Topology-Aware Knowledge Propagation in
+    Decentralized Learning", 2025). A subclass implements :meth:`scores`.
 
-    A node i divides its weight among itself and its in-neighbours by their scores s: W_ij = exp(s_j / temperature) / sum_k
-    exp(s_k / temperature), over k in the closed neighbourhood of i. The columns of W do not sum to 1, so nodes agree on a
-    mean in which some nodes count more than others (``gossamer topology`` prints by how much)."""
+    A node i divides its weight among itself and its in-neighbours by their scores s: W_ij = exp(s_j /
+    temperature) / sum_k exp(s_k / temperature), over k in the closed neighbourhood of i. The columns of W do
+    not sum to 1, so nodes agree on a mean in which some nodes count more than others (``gossamer topology``
+    prints their influence)."""
 
-    # Of the softmax, the lower the more unequal the weights; null: weights in proportion to the scores.
+    # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the
+    # scores.
     temperature: float | None = Field(default=0.1, gt=0)
-    # How 1 / temperature changes with the round; null: not at all.
+    # How 1 / temperature changes with the round; null: constant.
     schedule: Annotated[
         TemperatureSchedule | None, ComponentField("temperature", "topology.weights.schedule", optional=True)
     ] = None
@@ -241,7 +246,7 @@ class ScoreWeights(Weights):
 
     @abstractmethod
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
-        """Scores from 0 on of a node and its in-neighbours, at least."""
+        """Non-negative scores of at least the node and its in-neighbours."""
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         scores = self.scores(graph, rank, rng)
@@ -253,8 +258,8 @@ class ScoreWeights(Weights):
 
 
 def shares(scores: Mapping[int, float], temperature: float | None, factor: float = 1.0) -> dict[int, float]:
-    """Weights that sum to 1: the softmax of ``factor`` * scores / temperature, or without a temperature in proportion to the
-    scores (all 0 if these are)."""
+    """Weights that sum to 1: the softmax of ``factor`` * scores / temperature or, without a temperature,
+    proportional to the scores (all 0 if the scores are)."""
     if temperature is None:
         found = dict(scores)
     else:
@@ -267,7 +272,8 @@ def shares(scores: Mapping[int, float], temperature: float | None, factor: float
 
 @register("weights", "random")
 class Random(ScoreWeights):
-    """Scores are drawn from [0, 1) in each round, one for each node, which all of its neighbours use: the paper's control."""
+    """Each node's score is drawn from [0, 1) in each round, and all of its neighbours use it: the paper's
+    control."""
 
     @property
     def static(self) -> bool:
@@ -280,14 +286,15 @@ class Random(ScoreWeights):
 
 @register("weights", "centrality")
 class Centrality(ScoreWeights):
-    """Scores are centralities as networkx defines them, also on directed graphs: degree and betweenness (Freeman, 1979; here
-    paths count for their ends too), closeness, eigenvector, PageRank.
+    """Scores are centralities as defined by networkx, also on directed graphs: degree and betweenness
+    (Freeman, 1979; here paths count for their end points too), closeness, eigenvector, PageRank.
 
-    They are knowledge of the whole graph. With ``hops``, a node computes them in its ego network, the graph of the nodes at
-    most this far away, which it can learn from its neighbours."""
+    They require the whole graph. With ``hops``, a node computes them in its ego network, the graph of the
+    nodes within this distance, which it can learn from its neighbours."""
 
     measure: Measure = "degree"
-    # Radius of the ego network; null: the whole graph. (One hop would show a node's own links, and few of its neighbours'.)
+    # Radius of the ego network; null: the whole graph. (One hop shows the node's own links, but few of its
+    # neighbours'.)
     hops: int | None = Field(default=None, ge=2)
 
     def check(self, graph: Graph, samples: Samples) -> None:
@@ -297,7 +304,7 @@ class Centrality(ScoreWeights):
             problem = "eigenvector on a disconnected graph, where it is not unique"
             raise BadInput(f"topology.weights.measure: {problem}; accepted: another measure, or hops")
         if self.hops is None:
-            # Once, before the processes of nodes are forked from this one.
+            # Computed once, before the nodes' processes are forked from this one.
             centralities(graph, self.measure, 0, None)
 
     def scores(self, graph: Graph, rank: int, rng: np.random.Generator) -> Scores:
