@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 
@@ -47,7 +49,7 @@ class Push(Algorithm):
             await node.mix(inbox, dict.fromkeys(inbox, 1 / (len(inbox) + 1)))
 
 
-def images(model: str, channels: int, size: int, samples: int) -> Task:
+def images(model: str | dict[str, Any], channels: int, size: int, samples: int) -> Task:
     """Random images of ten classes."""
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(samples, channels, size, size, generator=rng)
