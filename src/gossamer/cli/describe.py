@@ -1,5 +1,5 @@
-"""``gossamer report``, ``verify`` and ``topology``: pages of runs, whether their records are whole, and the graph of an
-experiment."""
+"""``gossamer report``, ``verify`` and ``topology``: report pages, the integrity of records, and the graph of
+an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from gossamer.cli.options import File, Json, Overrides, Quiet, argument, option, print_json
 from gossamer.errors import BadInput
 
-_ROUNDS = 1000  # in which a change of the graph is searched for
+_ROUNDS = 1000  # rounds in which to look for a change of the graph
 
 
 def topology(
@@ -31,7 +31,7 @@ def topology(
     if isinstance(getattr(experiment.topology, "weights", None), DataSize):
         from gossamer.runtime.setup import prepare
 
-        schedule = prepare(experiment).topology  # with the partition of the task's data
+        schedule = prepare(experiment).topology  # needs the partition of the task's data
     else:
         schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
@@ -135,7 +135,7 @@ def report(
     if len(groups) > 1 or metrics or time_to or budget or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    # A page of several runs must not replace the page of a run.
+    # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
@@ -170,7 +170,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that records and checkpoints are whole, and belong to their run; one line for each problem."""
-    logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # what is wrong is printed below
+    logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # problems are printed below
     from gossamer.results.verify import problems_of, runs_in
 
     folders = dict.fromkeys(folder for path in runs for folder in (path, *runs_in(path)))

@@ -32,7 +32,7 @@ def argument(
 
 
 def overriding(what: str) -> Any:
-    """The option ``--set``, which overrides ``what``."""
+    """The option ``--set``, which overrides the fields described by ``what``."""
     return option(
         f"Override {what}. May be repeated.",
         "--set",
@@ -63,7 +63,8 @@ Json = Annotated[bool, option("Print one JSON object instead of text.", "--json"
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one JSON object; null stands for what JSON has no number for, and text for paths and their like."""
+    """Print a value as one JSON object, with null for non-finite numbers, and text for paths and similar
+    objects."""
     typer.echo(json.dumps(_finite(value), default=str))
 
 
@@ -77,7 +78,8 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turns Ctrl-C into one line and an exit code, where the run itself does not handle it; decorates a command."""
+    """Decorator of a command that turns Ctrl-C into one line and an exit code, if the run itself does not
+    handle it."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command that runs what a paper claims, and says what came of it."""
+"""The command that runs the reproduction of a paper and reports the verdicts on its claims."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def worker(
 
 
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
-    """Where workers join, as the options say."""
+    """Where workers join, according to the options."""
     from gossamer.runtime.processes.fork_server import Listen
     from gossamer.runtime.processes.security import check_token, new_token
 
@@ -216,7 +216,7 @@ def _listen(address: str | None, token: str | None, least: int, workers: str | N
 
 @contextmanager
 def _server(raw: dict[str, Any], listen: Listen | None) -> Iterator[ForkServer | None]:
-    """The fork server, if nodes are processes of this machine: it imports torch while this process does."""
+    """The fork server, if nodes are processes on this machine. It imports torch while this process does."""
     from gossamer.config import engine_name
 
     if listen is not None or engine_name(raw.get("engine", {})) != "processes":
@@ -236,7 +236,7 @@ def _watch(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Carry out a run with a progress display, and print its summary."""
+    """Run an experiment with a progress display, and print its summary."""
     from gossamer.progress import watching
     from gossamer.results.tidy import final_summary
 
@@ -248,7 +248,7 @@ def _watch(
 
         try:
             page = write_report([done], done.path / "report.html")
-        except BadInput as error:  # such as a missing library for charts: the run itself is done
+        except BadInput as error:  # e.g. a missing plotting library; the run itself is done
             typer.echo(f"no report: {error}", err=True)
     if as_json:
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
@@ -268,7 +268,7 @@ def _print(lines: list[tuple[str, str]]) -> None:
 
 
 def _profile(done: Run) -> list[tuple[str, str]]:
-    """Where the time of a run went, and the peak of memory."""
+    """The time spent in each part of a run, and the peak memory."""
     wall_s, parts = done.wall_s or 0.0, dict(done.figures.get("profile") or {})
     if parts:
         parts["events"] = wall_s - sum(parts.values())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TEMPLATE = Path(__file__).parent / "template"
 _GRAPHS = ("{name: random-regular, degree: 4}", "star")
-"""An algorithm's first graph is the first of these that it accepts."""
+"""A new algorithm's experiment uses the first of these graphs that it accepts."""
 
 
 def demo(out: Out = Path("runs"), report: Report = True, quiet: Quiet = False, as_json: Json = False) -> None:
@@ -55,7 +55,7 @@ def new(
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         source = inspect.getsource(sys.modules[cls.__module__])
-        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # which are taken
+        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # their names are taken
         experiment = _naming(cls, experiment)
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:
@@ -70,7 +70,8 @@ def new(
 
 
 def _naming(cls: type[Component], experiment: str) -> str:
-    """The experiment with the copy of an algorithm, all of its parameters, and a graph that it accepts."""
+    """The experiment file for the copy of an algorithm, with all of its parameters and a graph that it
+    accepts."""
     from gossamer.config import Experiment
     from gossamer.runtime.setup import prepare
 
