@@ -197,7 +197,7 @@ def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, 
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
         events.append(row)
-    observer.say(f"goes on {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
+    observer.say(f"continues {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
     first = load_run(folder.path).environment
     here = environment(sys.argv, computes_here=_simulated(experiment))
     earlier = first.get("resumed", [])
@@ -205,7 +205,7 @@ def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, 
     before = (earlier[-1] if earlier else first).get("numerics")
     if before is not None and before != here["numerics"]:
         now, then = numerics.summary(here["numerics"]), numerics.summary(before)
-        observer.say(f"bits may differ from those of an undisturbed run: now {now}, before {then}")
+        observer.say(f"bits may differ from those of an uninterrupted run: now {now}, before {then}")
 
 
 def _simulated(experiment: Experiment) -> bool:

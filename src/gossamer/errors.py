@@ -67,7 +67,8 @@ class Deadlock(RunFailed):
 
 
 def suggest(wrong: str, accepted: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest accepted name, which may be in a folder; empty when none is near."""
+    """`` (did you mean 'x'?)`` for the nearest accepted name, which may be in a folder; empty if none is
+    near."""
     names = list(accepted)
     inside = [name for name in names if name.endswith(f"/{wrong}")]
     near = inside or difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)

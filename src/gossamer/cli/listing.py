@@ -27,7 +27,8 @@ def listing(
     name: Annotated[str | None, argument("One name of the kind.", None, completion.names)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the names that an experiment can use; what those of a KIND are; or the parameters of one NAME."""
+    """List the names that an experiment can use, describe those of a KIND, or list the parameters of one
+    NAME."""
     from gossamer.config import examples
     from gossamer.config.registry import KINDS
     from gossamer.config.schema import components, json_schema

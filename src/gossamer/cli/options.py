@@ -52,9 +52,11 @@ File = Annotated[
 ]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
 CellOverrides = Annotated[list[str] | None, overriding("a field of all cells, or seeds")]
-Jobs = Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)]
+Jobs = Annotated[
+    int | None, option("Number of runs at the same time; default: by the number of cores.", min=1)
+]
 ExecutorName = Annotated[
-    str | None, option("Have an executor do the runs: ray, or module:factory.", "--workers", metavar="NAME")
+    str | None, option("Submit the runs to an executor: ray, or module:factory.", "--workers", metavar="NAME")
 ]
 Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]

@@ -29,7 +29,8 @@ _GRAPHS = ("{name: random-regular, degree: 4}", "star")
 
 
 def demo(out: Out = Path("runs"), report: Report = True, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Sixteen nodes learn handwritten digits; ends by naming the report page. (It is: gossamer run quickstart)."""
+    """Train sixteen nodes on handwritten digits, and print the path of the report. Same as: gossamer run
+    quickstart."""
     run(Path("quickstart"), out=out, report=report, quiet=quiet, as_json=as_json)
 
 
@@ -38,11 +39,11 @@ def new(
     algorithm: Annotated[
         str | None,
         option(
-            "Begin with the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms
+            "Start from the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms
         ),
     ] = None,
 ) -> None:
-    """Write an algorithm, an experiment with it, and a test of it, to begin with."""
+    """Write a new algorithm, an experiment with it, and a test of it."""
     from gossamer.config.registry import find
     from gossamer.config.schema import json_schema
 
