@@ -221,7 +221,7 @@ def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("codec", "said"),
     [
-        ({"name": "qsgd"}, "codec: qsgd, which loses more of a difference than there is.*contract: true"),
+        ({"name": "qsgd"}, "codec: qsgd, whose error can exceed the difference itself.*contract: true"),
         ([TOP, {"name": "quantize", "bits": 2}], "codec: quantize, which loses more.*3 bits or more"),
     ],
 )

@@ -125,7 +125,9 @@ def test_a_network_that_loses_messages_is_refused(tmp_path: Path) -> None:
         network={"name": "uniform", "loss": 0.01},
         gather={"timeout_s": 0.01},
     )
-    with pytest.raises(BadInput, match="network: messages are lost, for sgp; accepted: network without loss"):
+    with pytest.raises(
+        BadInput, match="network: sgp tolerates no message loss; accepted: network without loss"
+    ):
         play(experiment, tmp_path)
 
 

@@ -797,7 +797,7 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         (
             {"name": "top-k", "fraction": 0.5},
             {"aggregator": "median"},
-            "aggregator: median takes no parts of models, as top-k sends; accepted: coordinate-mean",
+            "aggregator: median takes whole models, but top-k sends parts; accepted: coordinate-mean",
         ),
     ],
 )
@@ -819,7 +819,7 @@ class Picky(Identity):
     [
         ({"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1}}, "that lose messages"),
         ({"gather": {"timeout_s": 1}}, "gather.timeout_s, after which"),
-        ({"algorithm": {"name": "divshare", "fraction": 1.0, "recipients": 2}}, "which takes messages back"),
+        ({"algorithm": {"name": "divshare", "fraction": 1.0, "recipients": 2}}, "which cancels messages"),
     ],
 )
 def test_what_a_codec_needs_is_checked(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

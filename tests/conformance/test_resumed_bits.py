@@ -226,7 +226,7 @@ class Said(Silent):
 
     @property
     def computed_again(self) -> bool:
-        return any("computes the run again" in line for line in self.lines)
+        return any("the run is computed again" in line for line in self.lines)
 
 
 def killed_and_resumed(whole: Run, draw: np.random.Generator, tmp_path: Path) -> Run:

@@ -144,7 +144,7 @@ def test_faults_are_a_list(faults: Any) -> None:
         ),
         (
             {"algorithm": {"name": "fedavg", "server": 2}},
-            "faults: node 2 is away, which fedavg can't do without",
+            "faults: node 2 is away, but fedavg needs it",
         ),
     ],
 )
@@ -156,9 +156,9 @@ def test_absences_that_the_experiment_does_not_tolerate_are_refused(
 
 def test_losses_without_a_timeout_are_refused() -> None:
     said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
-    assert said == "gather.timeout_s: null, and messages are lost; accepted: seconds"
+    assert said == "gather.timeout_s: null, although messages are lost; accepted: seconds"
     assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
-        "faults: messages are lost, for sgp"
+        "faults: sgp tolerates no message loss"
     )
 
 

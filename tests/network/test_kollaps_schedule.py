@@ -187,7 +187,7 @@ def test_a_network_on_which_nothing_is_lost_is_for_all_algorithms(
 def test_a_network_that_loses_messages_later_is_refused_where_they_are_waited_for(
     tmp_path: Path, event: str
 ) -> None:
-    with pytest.raises(BadInput, match=r"gather\.timeout_s: null, and messages are lost"):
+    with pytest.raises(BadInput, match=r"gather\.timeout_s: null, although messages are lost"):
         prepare(on_a_circle(tmp_path / "circle.xml", event, "d-psgd"))
-    with pytest.raises(BadInput, match="network: messages are lost, for sgp"):
+    with pytest.raises(BadInput, match="network: sgp tolerates no message loss"):
         prepare(on_a_circle(tmp_path / "circle.xml", event, "sgp"))

@@ -1,1 +1,1 @@
-"""Engines: what carries an experiment out. They share how a run is set up, recorded and reported, and nothing else."""
+"""The engines, which run an experiment. They share only the setup, recording and reporting of a run."""

@@ -1,4 +1,4 @@
-"""How much memory there is, how much a process has taken, and whether a simulation can fit at all."""
+"""How much memory is available, how much a process uses, and whether a simulation can fit."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Layout
 
-_LEAST_ADDRESS_SPACE = 2 * 2**30  # below, torch and polars abort or spin where they can't start a thread
+_LEAST_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
 
 
 def check_address_space() -> None:
-    """Refuse to begin with too little address space (``ulimit -v``) for the libraries that a run needs."""
+    """Refuse to start with too little address space (``ulimit -v``) for the libraries that a run needs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
         raise BadInput(
-            f"ulimit -v: {limit / 2**30:.3g} GiB of address space; accepted: at least {_LEAST_ADDRESS_SPACE >> 30} GiB"
+            f"ulimit -v: {limit / 2**30:.3g} GiB of address space; accepted: at least"
+            f" {_LEAST_ADDRESS_SPACE >> 30} GiB"
         )
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
-    """Refuse a simulation whose models and optimizer states alone take more memory than is left. That is a lower bound: data,
-    messages and computations come on top."""
+    """Refuse a simulation whose models and optimizer states alone exceed the available memory. This is a
+    lower bound: data, messages and computations need more."""
     engine, optimizer = experiment.engine, experiment.optimizer
     available = available_bytes()
     if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
@@ -35,13 +36,13 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     needed = 4 * experiment.nodes * (vectors * layout.size + layout.buffer_size)
     if needed > available:
         raise BadInput(
-            f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB of memory;"
-            f" accepted: what fits in the {available / 2**30:.3g} GiB that are left"
+            f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB"
+            f" of memory; accepted: at most the {available / 2**30:.3g} GiB available"
         )
 
 
 def available_bytes() -> int | None:
-    """Bytes of memory that may still be taken, on this machine and in its control group; None if unknown."""
+    """Bytes of memory available on this machine and in its control group; None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         available = 1024 * int(lines["MemAvailable"].split()[0])
@@ -56,7 +57,7 @@ def available_bytes() -> int | None:
 
 
 def private_bytes(pid: int | None = None) -> int | None:
-    """Bytes of memory that a process (None: this one) shares with no other; None where it is unknown (not Linux)."""
+    """Bytes of memory that a process (None: this one) shares with no other; None if unknown (not Linux)."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
     except OSError:

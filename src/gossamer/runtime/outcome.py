@@ -18,7 +18,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.recording import Observer
 
-_MOST_NAMED = 16  # ranks that are named of those that wait for the same, and different waits
+_MOST_NAMED = 16  # the most ranks named for one wait, and the most waits described
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,35 +30,36 @@ class Outcome:
     wall_s: float  # real seconds
     parameters: Float[Tensor, "nodes params"] | None  # of every node; None after a failure
     buffers: Float[Tensor, "nodes buffers"] | None  # of every node, if there are any
-    failure: RunFailed | None  # why, for "failed"
-    trainer: str  # which trainer computed
-    # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s are events.
+    failure: RunFailed | None  # the cause if the reason is "failed"
+    trainer: str  # the trainer's name
+    # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s is event handling.
     profile: Mapping[str, float] = field(default_factory=dict)
-    peak_vectors: int | None = None  # the most parameter vectors that existed at once, if they are counted
-    # Memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
+    peak_vectors: int | None = None  # most parameter vectors that existed at once, if counted
+    # Bytes that a node's process shared with no other at its end: "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Carries an experiment out. Its construction loads and checks everything, so that bad input is found before work
+    """Runs an experiment. The constructor loads and checks everything, so that bad input is found before work
     starts."""
 
     description: dict[str, Any]
-    """The record of the start; see ``Setup.description``."""
+    """See ``Setup.description``."""
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
-        """Run to the end, recording into a folder; from a checkpoint on, to which its record is rewound, if one is given."""
+        """Run to the end and record into ``folder``. With ``cut``, resume from that checkpoint, to which the
+        record has been rewound."""
 
     def __enter__(self) -> Engine: ...
 
     def __exit__(self, *_: object) -> None:
-        """End all that works for it; a second time does nothing."""
+        """End the engine's processes and threads. A second call does nothing."""
 
 
 @contextmanager
 def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
+    """Make Ctrl-C and SIGTERM end the run in order, with its results; a second signal interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,8 +82,8 @@ def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) -> str:
-    """The waits of some ranks, in one line, and the protocols that have returned (rank -> rounds)."""
-    alike: dict[str, list[str]] = {}  # what is said -> the ranks that it is said of
+    """Describe in one line what ranks wait for, and which protocols have returned (rank -> rounds)."""
+    alike: dict[str, list[str]] = {}  # text -> the ranks that it describes
     for rank, each in sorted(waits.items()):
         if each:
             alike.setdefault(f"for {'; '.join(each)}", []).append(str(rank))
@@ -101,7 +102,7 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
 
 
 def describe_failure(error: BaseException, rank: int, round: int | None) -> RunFailed:
-    """One clear error that names the node, the round (None: it starts) and the cause; the traceback goes with it."""
+    """An error that names the node, the round (None: at start) and the cause, and carries the traceback."""
     if isinstance(error, RecordError) or (isinstance(error, RunFailed) and error.node is not None):
         return error
     text = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""The record of a run: its rows and graphs, and when they are written. The same under every engine."""
+"""The record of a run: its rows and graphs, and when they are written. It is the same under every engine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-MOST_PENDING = 16  # evaluations that wait for the slowest node, each with the snapshots of the others
+MOST_PENDING = 16  # most evaluations that wait for the slowest node, with the others' snapshots
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str
-"""An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or
+"""An evaluation point, which groups rows: a node's round, ("tick", k) for an instant on the time grid, or
 "end"."""
 
 T = TypeVar("T")
@@ -41,32 +41,33 @@ class Observer(Protocol):
         """The run starts; see ``Setup.description``."""
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed this many rounds by this time of the engine's clock; called now and then, also
-        while no round ends."""
+        """All nodes together have completed ``rounds`` rounds by ``time_s`` on the engine's clock. Called
+        from time to time, even while no round ends."""
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was recorded."""
 
     def say(self, text: str) -> None:
-        """Something a user may want to know."""
+        """A message for the user."""
 
 
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
-    """Real seconds since this call, and before it."""
+    """A function that returns the real seconds since this call, plus ``before_s``."""
     start = time.perf_counter() - before_s
     return lambda: time.perf_counter() - start
 
 
 class Profile:
-    """Real seconds spent in named parts of a run, ``seconds``; a part inside another one is not counted twice."""
+    """Real seconds spent in named parts of a run (``seconds``). Time in a nested part does not count for the
+    outer part."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = 0.0  # seconds of the parts inside the present one
+        self._inner = 0.0  # seconds of the parts nested in the current one
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """The time inside counts for this part."""
+        """Count the time in this context for a part."""
         start, outer, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
@@ -80,16 +81,16 @@ class Profile:
 
 
 def is_due(setup: Setup, rounds: int) -> bool:
-    """Whether a node that has completed this many rounds is recorded: before the first, after every few, after
-    the last."""
+    """Whether a node is recorded after this many completed rounds: before the first round, at every
+    ``evaluation.every_rounds``, and after the last round."""
     every, last = setup.experiment.evaluation.every_rounds, setup.experiment.stop.rounds
     return every is not None and (rounds % every == 0 or rounds == last)
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
-    """Whether all present nodes are recorded once more as a run ends in order, for this reason and after these rounds of each
-    present node: if it ended by time, bytes or target or because a model was not finite, or because protocols returned before
-    all evaluated nodes had completed their rounds."""
+    """Whether all present nodes are recorded once more when a run ends in order. They are if the run ended by
+    time, bytes, target or divergence, or if protocols returned before all evaluated nodes had completed their
+    rounds. ``rounds`` are the completed rounds of each present node."""
     if reason not in ("rounds", "time", "bytes", "target", "diverged"):
         return False
     return setup.experiment.stop.rounds is None or ended_early(setup, rounds)
@@ -105,8 +106,8 @@ def ended_early(setup: Setup, rounds: Mapping[int, int]) -> bool:
 
 
 class Spent(NamedTuple):
-    """A node's use of time since the start, in seconds. Of links: the time for which their traffic would have kept them busy
-    (bytes by their rate at that time); None where they are unlimited."""
+    """A node's use of time since the start, in seconds. The use of a link is the time that its traffic takes
+    at the link's rate at that time; None if the link is unlimited."""
 
     computing_s: float
     sending_s: float | None
@@ -117,14 +118,14 @@ _NOTHING = Spent(0.0, 0.0, 0.0)
 
 
 class Usage:
-    """How a node spends its time between two of its rows. It begins at an instant at which the node has done so much."""
+    """How a node spends its time between two of its rows. ``time_s`` and ``spent`` are the starting point."""
 
     def __init__(self, time_s: float = 0.0, spent: Spent = _NOTHING) -> None:
         self._time_s, self._spent = time_s, spent
 
     def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
-        """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row that is made at this time of the
-        engine's clock; None where no time has passed since the last one."""
+        """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row at ``time_s`` on the
+        engine's clock; None if no time has passed since the last row."""
         passed_s, before = time_s - self._time_s, self._spent
         self._time_s, self._spent = time_s, spent
 
@@ -141,7 +142,7 @@ class Usage:
 
 
 def moment_text(moment: Moment) -> str:
-    """An evaluation point as the column ``moment`` has it; the number of a round has its own column."""
+    """An evaluation point's value in the column ``moment``. The round number has its own column."""
     if isinstance(moment, int):
         return "round"
     return moment if isinstance(moment, str) else " ".join(map(str, moment))
@@ -155,8 +156,7 @@ def node_row(
     wall_s: float,
     shares: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """One node's row; takes the losses, the ages of messages and the recorded values that have gathered since the
-    last one."""
+    """One node's row. Takes, and clears, the losses, message ages and recorded values since the last row."""
     node.look_for_divergence()
     losses, columns = node.own.losses, node.columns
     node.own.losses, node.columns = [], {}
@@ -181,19 +181,20 @@ def node_row(
 
 
 class Barrier(Generic[T]):
-    """Gathers a value of every node among ``ranks`` for each evaluation point, while nodes leave and return. A node reports
-    its evaluation points in ascending order. If more than ``most`` points are open, the oldest is given up."""
+    """Gathers a value from every node in ``ranks`` for each evaluation point, while nodes leave and return. A
+    node reports its evaluation points in ascending order. If more than ``most`` points are open, the oldest
+    is abandoned."""
 
     def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
         self._ranks, self._most = frozenset(ranks), most
         self._there = set(self._ranks)
-        self._first: dict[int, tuple[int, int]] = {}  # from which round and tick a node that returned reports
+        self._first: dict[int, tuple[int, int]] = {}  # round and tick from which a returned node reports
         self._missing: dict[Moment, set[int]] = {}
         self._values: dict[Moment, dict[int, T]] = {}
-        self._closed: set[Moment] = set()  # complete, or given up
+        self._closed: set[Moment] = set()  # complete or abandoned
 
     def take(self, moment: Moment, rank: int, value: T) -> dict[int, T] | None:
-        """A node's value; returns all values of the evaluation point, by rank, if it is the last one."""
+        """Take a node's value. With the last value, returns all values of the evaluation point by rank."""
         if rank not in self._there or moment in self._closed or not self._reports(rank, moment):
             return None
         if moment not in self._missing:
@@ -206,18 +207,18 @@ class Barrier(Generic[T]):
         return self._completed(moment)
 
     def of(self, rank: int) -> dict[Moment, T]:
-        """A node's values for the evaluation points that are not complete."""
+        """A node's values for incomplete evaluation points."""
         return {moment: values[rank] for moment, values in self._values.items() if rank in values}
 
     def skip(self, moment: Moment) -> None:
-        """A node's value can't be had: the evaluation point will not be complete."""
+        """Abandon an evaluation point, because a node's value is unavailable."""
         self._missing.pop(moment, None)
         self._values.pop(moment, None)
         self._closed.add(moment)
 
     def without(self, rank: int, *, keep: bool) -> list[tuple[Moment, dict[int, T]]]:
-        """A node is gone; gives the evaluation points that waited for it alone. Its values count nevertheless, where others
-        are still missing, if ``keep`` is set."""
+        """Stop waiting for a node that is gone. Returns the evaluation points that waited only for it. With
+        ``keep``, its values still count at points where others are missing."""
         self._there.discard(rank)
         self._first.pop(rank, None)
         complete: list[tuple[Moment, dict[int, T]]] = []
@@ -230,7 +231,7 @@ class Barrier(Generic[T]):
         return complete
 
     def back(self, rank: int, round: int, tick: int) -> None:
-        """A node takes part (again): it reports its rounds and the ticks from these on."""
+        """A node takes part (again), and reports from this round and this tick on."""
         if rank not in self._ranks:
             return
         self._there.add(rank)
@@ -240,7 +241,7 @@ class Barrier(Generic[T]):
                 missing.add(rank)
 
     def _reports(self, rank: int, moment: Moment) -> bool:
-        """Whether a node that perhaps returned is there at a moment."""
+        """Whether a node, which may have returned, reports at an evaluation point."""
         if rank not in self._first or isinstance(moment, str):
             return True
         round, tick = self._first[rank]
@@ -250,21 +251,21 @@ class Barrier(Generic[T]):
         if self._missing.get(moment, True):
             return None
         del self._missing[moment]
-        if not isinstance(moment, str):  # nodes that return have ends of their own
+        if not isinstance(moment, str):  # a node that returns has its own end
             self._closed.add(moment)
         return dict(sorted(self._values.pop(moment).items()))
 
 
 class TargetWatch(Barrier[float | None]):
-    """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation. ``reporters`` are
-    the nodes that are recorded with the metric at an evaluation; a None of theirs does not count."""
+    """Watches for ``stop.target``: the mean over the evaluated nodes at one evaluation, or the network's row.
+    ``reporters`` are the nodes whose rows have the metric. A value of None does not count."""
 
     def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
         super().__init__(reporters)
         self._target = target
 
     def reached(self, moment: Moment, row: Mapping[str, Any]) -> bool:
-        """Take a row; whether it completes an evaluation at which the target is met."""
+        """Take a row. Returns whether it completes an evaluation that meets the target."""
         if self._target is None:
             return False
         rank, value = row["node"], row.get(self._target.metric)
@@ -284,12 +285,13 @@ Snapshot = tuple[Mapping[str, Any], Model]
 class RunRecord:
     """The record of a run: the one place where its rows and graphs are written, under every engine.
 
-    The network's row of an evaluation point (consensus distance, and the average model's metrics if asked for) is complete
-    when every evaluated node has given its snapshot. If some nodes are far ahead of others, the oldest evaluation points have
-    no such row, since the snapshots of at most :data:`MOST_PENDING` of them are kept.
+    The network's row of an evaluation point (consensus distance, and the average model's metrics if asked
+    for) is written when every evaluated node has delivered its snapshot. Snapshots of at most
+    :data:`MOST_PENDING` points are kept, so the oldest points have no such row if some nodes are far ahead of
+    others.
 
     Attributes:
-        reached: whether ``stop.target`` is; all rows that come are written nevertheless."""
+        reached: whether ``stop.target`` has been met. Later rows are still written."""
 
     def __init__(
         self,
@@ -312,15 +314,15 @@ class RunRecord:
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
         self._view_rounds = 0
         self.reached = False
-        # In a run that is replayed: the time of each node's last row, and the target's metric by node and time.
+        # In a replayed run: the time of each node's last row, and the target's metric by node and time.
         self._on_record: dict[int, float] = {}
         self._values: dict[tuple[int, float], Any] = {}
         self._graphs_on_record = -1
         self._need: Callable[[int], None] = lambda rank: None
 
     def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
-        """Go on from a checkpoint, with the rows that are on record until there. Nodes that are saved ahead of others have
-        their part in the evaluations that the others will complete."""
+        """Resume from a checkpoint, with the rows recorded up to it. Nodes that were saved ahead of others
+        contribute to the evaluations that the others will complete."""
         self._rounds = self._view_rounds = max(cut.rounds.values())
         self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
         evaluated = {rank: r for rank, r in cut.rounds.items() if rank in self._setup.outcome_ranks}
@@ -329,15 +331,16 @@ class RunRecord:
             if last == least:
                 continue
             for moment in (r for r in range(least + 1, last) if is_due(self._setup, r)):
-                self._snapshots.skip(moment)  # the model that it had then is not kept
+                self._snapshots.skip(moment)  # the node's model of that round was not kept
             if is_due(self._setup, last):
                 for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
                     self._target.reached(last, row)
                     self._snapshots.take(last, rank, (row, cut.read(rank).model))
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
-        """Everything happens again: rows that are on record, and graphs up to a round, are not written. ``need`` is called
-        with the rank of a node on whose model a row depends that is not on record."""
+        """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.
+        ``need`` is called with the rank of each node whose model is needed for a row that is not on
+        record."""
         self._need, self._graphs_on_record = need, graphs
         times_s = metrics.group_by("node").agg(pl.col("time_s").max())
         self._on_record = dict(times_s.iter_rows())
@@ -346,16 +349,16 @@ class RunRecord:
             self._values = {(rank, time_s): value for rank, time_s, value in values}
 
     def is_on_record(self, rank: int, time_s: float) -> bool:
-        """Whether a row of a node (or the network) at this time is."""
+        """Whether the record has a row of a node (or the network) at this time."""
         return time_s <= self._on_record.get(rank, -1.0)
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
-        """A node's models at evaluation points that other nodes have not come to yet, by round."""
+        """A node's models, by round, at evaluation points that other nodes have not reached yet."""
         snapshots = self._snapshots.of(rank).items()
         return {moment: model for moment, (_, model) in snapshots if isinstance(moment, int)}
 
     def graph(self, rounds: int) -> None:
-        """A node that has completed this many rounds is recorded: write the graph of the last one, if it is another."""
+        """A node is recorded after this many rounds: write the graph of the last round if it has changed."""
         if rounds <= self._rounds:
             return
         self._rounds = rounds
@@ -365,14 +368,14 @@ class RunRecord:
             self._append_graph(rounds, graph.edges())
 
     def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
-        """A node that has completed this many rounds is recorded, with these ranks in its view. When all present nodes are,
-        the graph of all views is written, for the round of the node that is least far."""
+        """A node is recorded after this many rounds, with these ranks in its view. With the last present
+        node, the graph of all views is written, for the smallest of their rounds."""
         if (views := self._views.take(moment, rank, (rounds, view))) is not None:
             self._write_views(views)
 
     def row(self, moment: Moment, row: dict[str, Any], model: Model | None) -> None:
-        """Write a node's row, and the network's row if it waited for this node alone. Without the node's model, the network
-        has none at this evaluation point."""
+        """Write a node's row, and the network's row if it waited only for this node. If ``model`` is None,
+        the network has no row at this evaluation point."""
         self._append(moment, row)
         if model is not None:
             if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
@@ -381,7 +384,8 @@ class RunRecord:
             self._snapshots.skip(moment)
 
     def without(self, rank: int, *, keep: bool = False) -> None:
-        """A node is gone: nothing waits for it. Its values for incomplete evaluations count only if ``keep`` is set."""
+        """Stop waiting for a node that is gone. Its values for incomplete evaluations count only if ``keep``
+        is set."""
         self._target.without(rank, keep=keep)
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)
@@ -389,7 +393,7 @@ class RunRecord:
             self._append_network(moment, snapshots)
 
     def back(self, rank: int, round: int, tick: int) -> None:
-        """A node is there (again), and is recorded from this round and this tick on."""
+        """A node takes part (again), and is recorded from this round and this tick on."""
         for barrier in (self._target, self._views, self._snapshots):
             barrier.back(rank, round, tick)
 

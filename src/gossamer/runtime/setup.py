@@ -1,4 +1,5 @@
-"""Prepares an experiment for an engine: data, partition, topology and initial models. All bad input is found here."""
+"""Prepares an experiment for an engine: data, partition, topology and initial models. All bad input is found
+here."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ from gossamer.topology import TopologySchedule
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
-    used, which names the field."""
+    """Load, partition and check everything that a run needs, before any work starts. BadInput names the field
+    that can't be used."""
     check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
+    virtual = isinstance(experiment.engine, Simulate)  # only a simulation has to model frozen nodes
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
@@ -46,7 +47,7 @@ def prepare(experiment: Experiment) -> Setup:
     _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
     if not holders:
-        raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
+        raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, none of which holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task, seed)
     warm_start = _warm_start(experiment, task, layout)
@@ -100,8 +101,8 @@ def prepare(experiment: Experiment) -> Setup:
 
 
 def settled(experiment: Experiment) -> Experiment:
-    """The same experiment, in which ``initial.from`` names a file and has its checksum. A path without a model, and a file
-    with another checksum than the given one, are bad input."""
+    """The experiment with ``initial.from`` resolved to a file and its checksum. BadInput for a path without a
+    model, and for a file whose checksum differs from the given one."""
     start = experiment.initial
     if not isinstance(start, WarmStart):
         return experiment
@@ -116,18 +117,18 @@ def settled(experiment: Experiment) -> Experiment:
         raise BadInput(f"initial.from: {error}") from None
     if start.crc32 not in (None, crc):
         raise BadInput(
-            f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, that of the recorded start"
+            f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, which the record has"
         )
     return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
 
 
 def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
-    """The model of another run, or of a file, with which all nodes start, if there is one."""
+    """The model, from another run or a file, with which all nodes start; None if there is none."""
     start = settled(experiment).initial
     if not isinstance(start, WarmStart):
         return None
     found, said = files.read_tensors(start.path), f"initial.from: {start.path}"
-    if found.keys() <= {"parameters", "buffers"}:  # of a run
+    if found.keys() <= {"parameters", "buffers"}:  # the file is from a run
         model = model_of(found, start.rank, "initial.rank")
         if not all(part.isfinite().all() for part in model):
             raise BadInput(f"{said} has values that are not finite; accepted: another run, or another rank")
@@ -155,7 +156,7 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
 
 
 def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
-    """The trainer's name, and why "auto" is not "fused". All processes of a run find the same."""
+    """The trainer's name, and why "auto" is not "fused". They are the same in all processes of a run."""
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
@@ -164,7 +165,7 @@ def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
     if topology.sampled:
-        raise BadInput("at: a place in the graph, which a sampled topology has not; accepted: rank, ranks")
+        raise BadInput("at: a place in the graph, but the topology is sampled; accepted: rank, ranks")
     return topology.graph(0).to_networkx()
 
 
@@ -175,7 +176,7 @@ def _check_algorithm(algorithm: Any) -> None:
 
 
 def _layout(task: Task, seed: int) -> Layout:
-    """The shapes of a task's model, which fits its data."""
+    """The layout of a task's model, after a check that the model fits the data."""
     with torch.random.fork_rng(devices=[]):
         try:
             module = task.model()
@@ -191,7 +192,7 @@ def _layout(task: Task, seed: int) -> Layout:
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:
-    """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
+    """Refuse message loss that the algorithm does not tolerate, or that would make its nodes wait forever."""
     algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
     if algorithm.needs_every_message and (gather.timeout_s is not None or gather.lost_peer != "fail"):
         raise BadInput(f"gather: {name} needs every message; accepted: timeout_s: null and lost_peer: fail")
@@ -199,13 +200,13 @@ def _check_network(experiment: Experiment, network: Network) -> None:
         return
     if not algorithm.tolerates_loss:
         field = "network" if experiment.network.loses(experiment.nodes, experiment.seed) else "faults"
-        raise BadInput(f"{field}: messages are lost, for {name}; accepted: {field} without loss")
+        raise BadInput(f"{field}: {name} tolerates no message loss; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
-        raise BadInput("gather.timeout_s: null, and messages are lost; accepted: seconds")
+        raise BadInput("gather.timeout_s: null, although messages are lost; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
-    """Refuse absent nodes if the algorithm, or the policy for a dead peer, can't work then."""
+    """Refuse absences that the algorithm, or the policy for dead peers, can't handle."""
     algorithm, name = experiment.algorithm, experiment.algorithm.name_of()
     if not _absences(experiment, faults):
         return
@@ -213,7 +214,7 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     if not algorithm.tolerates_absence:
         raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     if needed := sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes))):
-        raise BadInput(f"faults: node {needed[0]} is away, which {name} can't do without; accepted: others")
+        raise BadInput(f"faults: node {needed[0]} is away, but {name} needs it; accepted: others")
     if algorithm.gathers and experiment.gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
@@ -225,7 +226,7 @@ def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
 
 
 def _able(attribute: str) -> str:
-    """The algorithms that have something."""
+    """The names of the algorithms with a true attribute."""
     return listed(sorted(n for n, kind in names("algorithm").items() if getattr(kind, attribute, False)))
 
 
@@ -240,7 +241,7 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         )
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
-            f"{name} takes no parts of models, as {codec.name_of()} sends; accepted: coordinate-mean"
+            f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
@@ -259,7 +260,7 @@ def _check_codec(
     network: Network,
     faults: FaultSchedule,
 ) -> None:
-    """Refuse a codec that has nothing to encode, or whose needs are not met."""
+    """Refuse a codec that has nothing to encode, or whose requirements are not met."""
     codec, algorithm = experiment.codec, experiment.algorithm
     if codec is None:
         return
@@ -270,7 +271,7 @@ def _check_codec(
         "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
         "nodes that are away": _absences(experiment, faults),
         "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
-        f"{name}, which takes messages back": algorithm.takes_back(),
+        f"{name}, which cancels messages": algorithm.takes_back(),
     }
     for part in codec.parts():
         part.check(layout)
@@ -278,14 +279,14 @@ def _check_codec(
         if algorithm.sends_pieces() and part.comes_first:
             refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
         elif differences and not part.contracts:
-            refused = f"which loses more of a difference than there is; accepted: {part.contracts_with}"
+            refused = f"whose error can exceed the difference itself; accepted: {part.contracts_with}"
         elif part.only_differences and not differences:
             refused = f"which is for differences of models; accepted: {_able('sends_differences')}"
         elif part.needs_static_graph and not topology.static:
             refused = "with a topology that changes; accepted: a static one"
         elif part.needs_every_message and any(loses.values()):
             found = listed(text for text, lost in loses.items() if lost)
-            refused = f"which needs every message, with {found}; accepted: none of this"
+            refused = f"which needs every message, with {found}; accepted: none of these"
         if refused is not None:
             raise BadInput(f"{said}, {refused}")
 
@@ -293,7 +294,7 @@ def _check_codec(
 def _check_secure_aggregation(
     experiment: Experiment, topology: TopologySchedule, faults: FaultSchedule
 ) -> None:
-    """Refuse what does not work with sums of models, and what would show a single one."""
+    """Refuse settings that don't work with sums of models, or would reveal a single model."""
     algorithm, codec, aggregator = experiment.algorithm, experiment.codec, experiment.aggregator
     ranks = range(experiment.nodes)
     if not algorithm.sums_suffice:
@@ -301,9 +302,12 @@ def _check_secure_aggregation(
     elif type(aggregator) is not Mean:
         refused = f"aggregator {aggregator.name_of()} needs single models; accepted: mean"
     elif codec is not None and not (codec.sparse and codec.common_support):
-        refused = f"codec {codec.name_of()} is not summed; accepted: null, random-k or round-robin with support: common"
+        refused = (
+            f"codec {codec.name_of()} can't be summed; accepted: null, random-k or round-robin with"
+            " support: common"
+        )
     elif faults.asks_neighbors:
-        refused = "a node that starts from a neighbor would get its model; accepted: faults without that"
+        refused = "a node that starts from a neighbor would get its model; accepted: faults without it"
     elif experiment.checkpoint.every_s is not None:
         refused = "checkpoints need a common round; accepted: checkpoint.every_rounds in place of every_s"
     elif any(len(topology.mixing_weights(rank, 0)) == 1 for rank in ranks):

@@ -55,7 +55,7 @@ NOWHERE = Drawn(first=Map([8.0] * 12, lambda source, to: None))
 
 @pytest.mark.parametrize("network", [LOSSY, NOWHERE])
 def test_waiting_for_ever_on_a_network_that_loses_is_refused(network: Any) -> None:
-    said = r"gather\.timeout_s: null, and messages are lost; accepted: seconds"
+    said = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
     with pytest.raises(BadInput, match=said):
         prepare(described(network=network))
     prepare(described(network=network, gather={"timeout_s": 1.0}))

@@ -1,4 +1,5 @@
-"""A simulation's checkpoints: how nodes are saved without being stopped. How a run goes on from one is in :mod:`replay`."""
+"""Checkpoints of a simulation, which save nodes without stopping them. :mod:`replay` resumes a run from
+one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from gossamer.secure.protocol import TAG
 
 @dataclass(frozen=True, eq=False)
 class _RoundEnd:
-    """A node at the end of a round, how many messages it had sent to each receiver, and what has come to it since."""
+    """A node's state at the end of a round, the number of messages that it had sent to each receiver, and the
+    messages that have reached it since."""
 
     saved: Checkpoint
     sent: Mapping[int, int]
@@ -31,9 +33,9 @@ class _RoundEnd:
 class SimCheckpoints:
     """Saves all nodes of a simulation, and writes the checkpoints in a thread.
 
-    A checkpoint has every node as it was at the end of one of its rounds, and the messages that were sent before their sender
-    was saved and had not come before their receiver was (Chandy and Lamport, 1985). With a ``replay``, the run is resumed: a
-    node is saved only once it is restored.
+    A checkpoint holds every node as of the end of one of its rounds, and the messages that were sent before
+    their sender was saved and had not arrived when their receiver was saved (Chandy and Lamport, 1985). In a
+    resumed run (``replay``), a node is saved only after it has been restored.
 
     Attributes:
         inboxes: by rank, the function that receives a node's messages."""
@@ -52,19 +54,19 @@ class SimCheckpoints:
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
         context.links.flights = self
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
-        # By sender: how many messages it has sent to each receiver, and those on their way by receiver and number.
+        # By sender: messages sent to each receiver, and messages in flight by receiver and number.
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
         self._flying: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
         self._newest: dict[int, _RoundEnd] = {}
-        self._open: dict[int, dict[int, _RoundEnd]] = {}  # of checkpoints that lack nodes
+        self._open: dict[int, dict[int, _RoundEnd]] = {}  # incomplete checkpoints, by number and rank
         before = 0 if replay is None else replay.cut.snapshots(self._asked)
-        self._made = [before] * len(nodes)  # checkpoints that each node has a part in
+        self._made = [before] * len(nodes)  # the number of checkpoints that include each node
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
     def sent(self, message: Message, to: int) -> Message:
-        """A message is on its way from now on; gives it with its number."""
+        """Register a message in flight. Returns it with its number."""
         sent, flying = self._sent[message.source], self._flying[message.source]
         number = sent.get(to, 0)
         sent[to] = number + 1
@@ -72,13 +74,13 @@ class SimCheckpoints:
         return message
 
     def landed(self, message: Message, to: int) -> None:
-        """A message is no longer on its way: it has arrived, is lost, or was taken back."""
+        """A message is no longer in flight: it has arrived, is lost or was cancelled."""
         self._flying[message.source].pop((to, message.number), None)
 
     def _deliver(self, rank: int, message: Message) -> None:
         node = self._nodes[rank]
         if rank in self._over and not node.mailbox.retired and self._context.compute.is_idle(rank):
-            self._look_at(node)  # no round of it will end any more, but its tasks may still answer messages
+            self._look_at(node)  # its rounds are over, but its tasks may still answer messages
         if self._replay is not None:
             message = self._replay.delivered(message, rank)
         for round_end in {self._newest.get(rank), *(parts.get(rank) for parts in self._open.values())}:
@@ -95,7 +97,8 @@ class SimCheckpoints:
                 self._add(rank, number)
 
     def _look_at(self, node: NodeRuntime) -> bool:
-        """Save the present state of a node, unless its values have no meaning yet; returns whether it was saved."""
+        """Save a node's current state, unless the replay has yet to restore it. Returns whether it was
+        saved."""
         rank, context = node.rank, self._context
         traffic, unrecorded = asdict(context.links.traffic(rank)), self._recorder.unrecorded(rank)
         if self._replay is not None and not self._replay.restores(
@@ -107,25 +110,26 @@ class SimCheckpoints:
         return True
 
     def over(self, rank: int) -> None:
-        """A node's rounds are over: it is part of all later checkpoints."""
+        """A node's rounds are over. All later checkpoints include it."""
         self._over.add(rank)
         for number in list(self._open):
             self._add(rank, number)
 
     def _add(self, rank: int, number: int) -> None:
-        """Add a node to a checkpoint, as it was at the end of its last round; complete and write it with the last node."""
+        """Add a node to a checkpoint, as of the end of its last round. The last node completes the
+        checkpoint."""
         if number not in self._open:
             self._open[number] = {other: self._newest[other] for other in self._over}
         parts = self._open[number]
         parts.setdefault(rank, self._newest[rank])
         if len(parts) == len(self._nodes):
             clock, saved = self._context.clock, self._saved(self._open.pop(number))
-            # Once all of this instant is on record.
+            # Write once everything at this instant is recorded.
             write = partial(self._write, saved, clock.now())
             clock.at(clock.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
 
     def end(self) -> None:
-        """Write a last checkpoint, of the newest ends of rounds."""
+        """Write a last checkpoint, of every node's newest round end."""
         if self._asked.on and (self._replay is None or self._replay.over):
             self._write(self._saved(self._newest), self._context.clock.now())
 
@@ -140,7 +144,7 @@ class SimCheckpoints:
                 arriving[to].append(message if self._replay is None else self._replay.as_it_was(message, to))
 
         def belonging(messages: Sequence[Message], known: Mapping[int, int]) -> list[Message]:
-            # Without messages that hold secrets, which are the same when they are sent again.
+            # Leave out messages with secrets: the resumed run sends the same ones again.
             return [
                 message
                 for message in messages
@@ -171,7 +175,8 @@ class SimCheckpoints:
         self._folder.complete(number, rounds, times_s, wall_s, time_s)
 
     def _finish_writing(self) -> None:
-        """Wait for the last checkpoint; if it can't be written (disk full, ...), say so and go on."""
+        """Wait for the last checkpoint. If it can't be written (disk full, ...), tell the user and
+        continue."""
         if self._written is not None and (error := self._written.exception()):
             self._context.observer.say(f"a checkpoint could not be written: {error}")
         self._written = None

@@ -1,8 +1,9 @@
 """Virtual time: events in a fixed order.
 
-The order within one instant: results of computations are committed, messages arrive and are delivered, timers fire, each in
-the order (rank, sequence number of that rank). Then the coroutines run that these events woke. When all of them wait, the
-mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded."""
+Within one instant, results of computations are committed, then messages arrive and are delivered, then timers
+fire; each in the order (rank, sequence number of that rank). Then the coroutines that these events woke run.
+When all of them wait, the mixing steps run. This repeats until nothing is left to do at the instant; then the
+instant is observed and recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MAX_PASSES = 1_000_000  # passes through one instant after which a node counts a
 
 
 class Order(IntEnum):
-    """The order of events within one instant. OBSERVE comes after everything else of the instant, END ends the run."""
+    """The order of events within one instant. OBSERVE comes after everything else of the instant, END ends
+    the run."""
 
     COMMIT = 0
     ARRIVAL = 1
@@ -74,9 +76,10 @@ class Clock:
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
     ) -> ClockEvent:
-        """Schedule a call for a node; an instant in the past means now. No node waits for a background call."""
+        """Schedule a call for a node; an instant in the past means now. No node waits for a background
+        call."""
         event = ClockEvent(call, self, background)
-        # Each rank has its own sequence, so that no node can reorder what another one does.
+        # Each rank has its own sequence, so that no node can reorder another node's events.
         sequence = self._sequences.get(rank, 0)
         self._sequences[rank] = sequence + 1
         now_ns = self.now_ns
@@ -95,7 +98,8 @@ class Clock:
         self._quiet.append((rank, call))
 
     def forget(self, event: ClockEvent) -> None:
-        """Count an event as cancelled. Cancelled events leave the heap when they are the larger part of it."""
+        """Count an event as cancelled. Cancelled events leave the heap when they are the larger part of
+        it."""
         self.pending -= not event.background
         self._cancelled += 1
         if self._cancelled > 1000 + len(self._heap) // 2:
@@ -104,8 +108,9 @@ class Clock:
             self._cancelled = 0
 
     def advance(self) -> None:
-        """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next instant's events.
-        Deadlock, if nothing is left that could wake a node; RunFailed, if time stands still or was stopped."""
+        """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next
+        instant's events. Raises Deadlock if no event is left that could wake a node, and RunFailed if time
+        stands still or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
         first = self._heap[0] if self._heap else None
@@ -138,7 +143,7 @@ class Clock:
         return rank
 
     def _run_quiet(self) -> int:
-        calls, self._quiet = sorted(self._quiet, key=itemgetter(0)), []  # stable: each rank's in their order
+        calls, self._quiet = sorted(self._quiet, key=itemgetter(0)), []  # stable: keeps each rank's order
         for _, call in calls:
             call()
         return calls[-1][0]
@@ -157,9 +162,9 @@ class Clock:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time. asyncio's own tasks and futures run, so that authors may use whatever asyncio builds of
-    them; its timers do not, because they wake ties in heap order, which an unrelated timer changes. Where a real loop would
-    wait for sockets, this one lets virtual time advance."""
+    """An event loop in virtual time. asyncio's tasks and futures work, and so does everything that asyncio
+    builds on them. asyncio's timers don't, because simultaneous timers fire in heap order, which an unrelated
+    timer can change. Where a real loop waits for sockets, this one advances virtual time."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -170,14 +175,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> None:
-        """Call when the present callback has returned. Without a handle: tasks and futures never cancel such a call."""
+        """Call when the current callback has returned. Returns no handle: tasks and futures never cancel such
+        a call."""
         self._ready.append((callback, args, copy_context() if context is None else context))
 
     def call_at(self, *_: object, **__: object) -> NoReturn:
-        raise RunFailed("an asyncio timer is set, which virtual time does not know; accepted: node.sleep()")
+        raise RunFailed("asyncio timers don't work in virtual time; accepted: node.sleep()")
 
     def _run_once(self) -> None:
-        """Make all calls that are due; if there are none, let virtual time advance first."""
+        """Make all due calls. If there are none, advance virtual time first."""
         ready = self._ready
         if ready:
             self._clock.count_turn()

@@ -1,8 +1,8 @@
-"""Deferred computation, and the trainer and evaluator that carry it out.
+"""Deferred computation, and the trainer and evaluator that execute it.
 
-A computation has a virtual duration. Its result is due at the end of it and is committed then, never earlier. When a due
-result has not been computed yet, everything under way of the same kind is computed as one batch, from immutable snapshots.
-So what nodes read never depends on how computations were batched."""
+A computation has a virtual duration, at the end of which its result is committed. If a due result has not
+been computed yet, all running computations of the same kind are computed as one batch, from immutable
+snapshots. So the values that nodes read never depend on the batching."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class _Queued:
 
 
 class Compute:
-    """Runs the computations of all nodes, each node's one at a time, first come, first served. ``seconds`` gives the duration
-    of one that starts now; ``settle`` writes all vectors that are not written yet; ``watch`` is called with rank, kind, start
-    and end (seconds) of one that has ended or was cancelled."""
+    """Runs the computations of all nodes, one at a time per node, in the order of the calls. ``seconds``
+    returns the duration of a computation that starts now. ``settle`` writes all vectors that are not written
+    yet. ``watch`` is called with the rank, kind, start and end (seconds) of each computation that has ended
+    or was cancelled."""
 
     def __init__(
         self,
@@ -56,11 +57,11 @@ class Compute:
         self._watch, self._replay = watch, replay
         self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
-        # Not computed yet.
+        # The running computations that have no result yet.
         self._under_way: defaultdict[ComputationKind, dict[int, _Queued]] = defaultdict(dict)
 
     async def submit(self, computation: Computation) -> Any:
-        """Queue a computation at its node; gives what ``commit`` returns, at the due instant."""
+        """Queue a computation at its node. Returns the result of ``commit`` at the due instant."""
         entry = _Queued(computation, asyncio.get_running_loop().create_future())
         queue = self._queues[computation.rank]
         queue.append(entry)
@@ -108,7 +109,7 @@ class Compute:
             self._watch(computation.rank, computation.kind, entry.start_ns / NS, now / NS)
 
     def busy_seconds(self, rank: int) -> float:
-        """The total time that a node's computations have run, seconds."""
+        """The total run time of a node's computations so far, seconds."""
         queue = self._queues[rank]
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
@@ -132,8 +133,8 @@ class Compute:
             entry.future.set_exception(error)
 
     def _flush(self, kind: ComputationKind) -> None:
-        """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
-        order in which they began, because their vectors lie in this order in the store."""
+        """Compute all running computations of a kind, which are the first ones in the nodes' queues. They are
+        taken in the order in which they began, because their vectors lie in this order in the store."""
         under_way = self._under_way.pop(kind)
         self._settle()
         prepared, jobs = [], []
@@ -141,10 +142,10 @@ class Compute:
             try:
                 jobs.append(entry.computation.prepare())
                 prepared.append(entry)
-            except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
+            except Exception as error:  # noqa: BLE001 - a user's task may raise anything; the node reports it
                 entry.result = error
         execute = self._execute
-        # A batch with any computation that is not skipped is computed as a whole: its size may decide about bits.
+        # If any computation of a batch is needed, the whole batch is computed: its size may change the bits.
         if self._replay is not None and all(self._replay.skips(entry.computation.rank) for entry in prepared):
             execute = partial(self._replay.stand_ins, self._execute)
         for entry, result in zip(prepared, _attempt(execute, kind, jobs), strict=True):
@@ -183,8 +184,8 @@ class Executor:
             return execute(kind, jobs, self.trainer, self._evaluator)
 
     def evaluate(self, models: Sequence[Model], ranks: Sequence[int] = ()) -> list[Found | Exception]:
-        """The recorded columns of models, in order; with the nodes' ranks, on their own test sets too. An exception of the
-        user's code stands in place of its result."""
+        """The recorded columns of each model, in order. Given the nodes' ranks, they include the personal
+        test sets. If the user's code raises, its exception takes the place of the result."""
         personal = [self._setup.personal[rank] for rank in ranks]
         with self._profile.part("evaluate"):
             return self._evaluator.columns_each(models, personal)

@@ -1,19 +1,21 @@
 """Links that all transfers share at once, max-min fairly.
 
-Every ordered pair of nodes is a connection, on which messages follow one another. (With ``sharing: in-turn`` every node
-is one connection for all of its messages.) A connection with messages is a flow, modelled as a fluid whose last bit
-arrives the latency after it left. Shares change when a flow begins, ends or is cancelled, and when the network changes:
-once for everything that happens at an instant.
+Every ordered pair of nodes is a connection, on which messages follow one another. (With ``sharing: in-turn``
+every node has one connection for all of its messages.) A connection with messages is a flow, modelled as a
+fluid; its last bit arrives one latency after it left. Shares change when a flow begins, ends or is cancelled,
+and when the network changes, but only once per instant.
 
-An allocation is max-min fair if every flow crosses a full link on which no other flow has a larger share, each in proportion
-to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It is kept as the level of every link: the
-largest share that a flow of weight 1 can have there. The levels are the fixed point of
+An allocation is max-min fair if every flow crosses a full link on which no other flow has a larger share,
+each in proportion to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It is stored
+as one level per link: the largest share that a flow of weight 1 can have there. The levels are the fixed
+point of
 
     sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l is infinite if the link cannot be filled)
 
-with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is w_f times the
-least level of its links. When a flow comes or goes, only those links are computed again on which some flow's bound has
-changed below the level, the lowest ones first, because a level depends on lower ones alone."""
+with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is
+w_f times the least level of its links. When a flow starts or ends, a link is recomputed only if the bound of
+one of its flows has changed below its level. Lower links come first, because a level depends only on lower
+levels."""
 
 from __future__ import annotations
 
@@ -32,9 +34,10 @@ from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
 
 LEAST_RTT_S = 1e-4
-"""The round-trip time of a path without latency, as on a local network; a share is proportional to its inverse."""
+"""The round-trip time of a path without latency, as on a local network; a share is proportional to its
+inverse."""
 UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
-MANY_DUE = 1000  # predictions that are kept whether or not they still hold
+MANY_DUE = 1000  # predictions that are kept without removing outdated ones
 ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
 CLOSE = 1e-12  # a relative change of a level up to this is rounding, and is not passed on
 
@@ -48,8 +51,8 @@ class Flow:
 
     links: tuple[int, ...] = ()
     weight: float = 1.0
-    limit: float = math.inf  # its highest rate, bytes a second
-    rate: float = 0.0  # its present one
+    limit: float = math.inf  # its highest rate, bytes per second
+    rate: float = 0.0  # its current rate
     shares: Callable[[_Levels], tuple[float, ...]] = tuple  # picks the levels of its links from all
 
 
@@ -57,7 +60,7 @@ F = TypeVar("F", bound=Flow)
 
 
 class MaxMin(Generic[F]):
-    """The shares of all flows over links with some rates, bytes a second."""
+    """The shares of all flows over links with given rates, bytes per second."""
 
     def __init__(self, rates: Sequence[float]) -> None:
         self._rates = list(rates)
@@ -65,7 +68,7 @@ class MaxMin(Generic[F]):
         self._flows: list[dict[F, _Bound]] = [{} for _ in self._rates]
         self._moved: dict[int, None] = {}  # links whose level may have changed
         self._new: dict[F, None] = {}
-        self._weighted = False  # whether any flow has had a weight other than 1; filling is faster without
+        self._weighted = False  # whether any flow has had another weight than 1; filling is faster if not
 
     def add(self, flow: F) -> None:
         """Give a flow its share from the next :meth:`settle` on."""
@@ -117,7 +120,8 @@ class MaxMin(Generic[F]):
         return [(flow, rate) for flow, rate in rates if rate != flow.rate]
 
     def _level(self, link: int) -> float:
-        """Fill a link: flows that are bound below its level get their bound, the others equal shares for their weights."""
+        """The level that fills a link: flows with a bound below it get their bound, the others share the rest
+        by weight."""
         flows, levels, room = self._flows[link], self._levels, self._rates[link]
         if math.isinf(room) or not flows:
             return math.inf
@@ -139,7 +143,7 @@ class MaxMin(Generic[F]):
 
 
 def _bound(flow: Flow, link: int) -> _Bound:
-    """The bounds of a flow apart from one of its links."""
+    """A flow's bound from its limit and all of its links but one."""
     others = [other for other in flow.links if other != link]
     limit = flow.limit / flow.weight
     if len(others) == 1 and math.isinf(limit):
@@ -149,15 +153,15 @@ def _bound(flow: Flow, link: int) -> _Bound:
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """The queued messages of a node to another one, or to all others; the first one is leaving."""
+    """The queued messages from a node to another one, or to all others. The first one is being sent."""
 
     source: int = 0
-    key: int = 0  # among the node's connections
+    key: int = 0  # identifies it among the node's connections
     messages: deque[Transfer] = field(default_factory=deque)
     rest: float = 0.0  # bytes of the first message that had not left at since_ns
     since_ns: int = 0
     pause: int = 0  # the rest at which the next step is due: the last window, or 0
-    due_ns: int = NEVER_NS  # when that is, at the present rate
+    due_ns: int = NEVER_NS  # when the next step is due, at the current rate
 
     def rest_at(self, time_ns: int) -> float:
         if time_ns == self.since_ns:
@@ -174,8 +178,9 @@ class _Connection(Flow):
 
 
 class FairLinks(Links):
-    """Links that all connections share at once: equally with ``sharing: fair`` and ``in-turn``; with ``rtt-fair`` by the
-    inverse of the path's round-trip time (twice its latency, at least :data:`LEAST_RTT_S`)."""
+    """Links that all connections share at once: equally with ``sharing: fair`` and ``in-turn``; with
+    ``rtt-fair`` by the inverse of the path's round-trip time (twice its latency, at least
+    :data:`LEAST_RTT_S`)."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -211,7 +216,7 @@ class FairLinks(Links):
         self._predict(connection)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
-        """Let a connection take a path. A lost message uses its uplink alone."""
+        """Route a connection. A lost message uses only its uplink."""
         links: tuple[int, ...] = (connection.source,)
         weight, limit = 1.0, math.inf
         if path is not None and not lost:

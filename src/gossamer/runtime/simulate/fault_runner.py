@@ -18,13 +18,13 @@ from gossamer.runtime.simulate.presence import SimPresence
 from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
-"""With an endless schedule, the run fails after this many of its events without a completed round and without anything else
-that could wake a node."""
+"""The run fails after this many events of an endless schedule without a completed round and without any other
+event that could wake a node."""
 
 
 class FaultRunner:
-    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a checkpoint if one is
-    given; its flag says whether the node asks a neighbour for its model.
+    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a
+    checkpoint if one is given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
         presence: the ranks that take part, and their rounds.
@@ -52,9 +52,9 @@ class FaultRunner:
         self._agenda = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
         self._called_back: dict[int, StartFrom] = {}  # nodes that return as soon as they have left
-        self._detections: dict[int, ClockEvent] = {}  # when peers take a node for dead
+        self._detections: dict[int, ClockEvent] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
-        self._made = [0] * self._experiment.nodes  # checkpoints of each node
+        self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
         self._next: ClockEvent | None = None
         self._idle = 0  # events of the schedule that count for MOST_IDLE
         self._last_gone = ""
@@ -75,13 +75,13 @@ class FaultRunner:
 
     def _due(self) -> None:
         now_s = self._clock.now()
-        # Before the schedule is settled, all nodes may wait for one that is yet to come.
+        # Before the schedule is settled, all nodes may wait for one that has yet to join.
         stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MOST_IDLE:
-            raise Deadlock(f"all nodes wait, whoever comes and goes: {self._clock.waiting()}")
-        self._carry_out_due(max(now_s, self._agenda.next_s))  # which was rounded to nanoseconds
-        self._check_anybody()  # a node that was expected may be called off, without an event
+            raise Deadlock(f"all nodes wait, whichever nodes come and go: {self._clock.waiting()}")
+        self._carry_out_due(max(now_s, self._agenda.next_s))  # now_s is rounded to nanoseconds
+        self._check_anybody()  # an expected return may be cancelled without an event
 
     def _carry_out_due(self, now_s: float) -> None:
         for event in self._agenda.due(now_s):
@@ -103,7 +103,7 @@ class FaultRunner:
             case "join", int(rank):
                 self._absent.add(rank)
                 self._lost.add(rank)
-                self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
+                self._stop(rank, "absent", f"node {rank} has not joined yet", silently=True)
             case "crash", int(rank):
                 text = f"node {rank} crashed in round {self._nodes[rank].round}"
                 self._stop(rank, "lost", text, silently=True)
@@ -115,7 +115,7 @@ class FaultRunner:
                     self._depart(rank)
             case "freeze", int(rank):
                 self._hosts[rank].freeze()
-                self._log.append(rank, "frozen", f"node {rank} stands still")
+                self._log.append(rank, "frozen", f"node {rank} is frozen")
                 self._detect_later(rank)
             case "thaw", int(rank):
                 self._thaw(rank)
@@ -149,7 +149,8 @@ class FaultRunner:
     # --- single faults
 
     def _depart(self, rank: int) -> None:
-        """A node leaves in order, after a completed round. The others notice it once all its messages have landed."""
+        """A node leaves in order, after a completed round. The others notice once all its messages have
+        landed."""
         text = f"node {rank} left after round {self._nodes[rank].round}"
         self._recorder.node_ended(self._nodes[rank])
         self.left.add(rank)
@@ -191,7 +192,7 @@ class FaultRunner:
         self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
 
     def _thaw(self, rank: int) -> None:
-        host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} goes on"
+        host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} continues"
         if host.thawed is None:
             return
         if rank in self._lost:
@@ -202,8 +203,9 @@ class FaultRunner:
         host.thaw()
 
     def _meet(self, node: NodeRuntime, least: int, *, restarted: bool) -> int:
-        """Let a node that was away go on in the round that most others are in, or in the ``least`` one if nodes don't wait
-        for each other; so no two nodes wait for messages that were sent while one was away. Gives that round."""
+        """Let a node that was away continue in the round that most others are in, or in round ``least`` if
+        nodes don't wait for each other. So no two nodes wait for messages that were sent while one was away.
+        Returns that round."""
         rank = node.rank
         self._forget_detection(rank)
         self._lost.discard(rank)
@@ -244,7 +246,7 @@ class FaultRunner:
                 self._hosts[other].happen(waiter.wake)
 
     def _check_anybody(self, how: str = "") -> None:
-        """Fail the run if no node takes part, and none ever will; ``how`` says how the last one went."""
+        """Fail the run if no node takes part and none will. ``how`` describes how the last one went away."""
         self._last_gone = how or self._last_gone
         if not self._up and not any(map(self._agenda.returns, range(len(self._nodes)))):
             last = f"; the last one: {self._last_gone}" if self._last_gone else ""

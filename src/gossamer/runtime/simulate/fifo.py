@@ -1,7 +1,8 @@
 """Links that carry one message at a time, first come, first served.
 
-A message leaves when its sender's uplink is free, at the rate of the slowest link before the receiver's downlink. The
-downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared."""
+A message starts when its sender's uplink is free, and leaves at the rate of the slowest link before the
+receiver's downlink. The downlink, once free, takes its bits as they arrive. Links in between limit the rate
+of a transfer, but are not shared."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
 class _FifoTransfer(Transfer):
     """A transfer over an uplink and a downlink."""
 
-    rate: float = 0.0  # of the uplink, bytes a second
-    mark_ns: int = 0  # when it last changed
+    rate: float = 0.0  # of the uplink, bytes per second
+    mark_ns: int = 0  # when the rate last changed
     gone: int = 0  # bytes that had left by then
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
     taken: int = 0  # bytes that the downlink had taken by then
@@ -120,7 +121,7 @@ class FifoLinks(Links):
             free_ns = transfer.last_bit_ns = max(through_ns, transfer.end_ns + latency_ns)
             self._schedule(transfer, free_ns, Order.DELIVERY, self._taken)
             if transfer.size > WINDOW:
-                # Then the acknowledgement of all but the last window is back at the sender.
+                # By then the sender has the acknowledgement of all but the last window.
                 slowest = min(transfer.rate, rate)
                 transfer.accept_at(free_ns - duration_ns(WINDOW, slowest) + latency_ns)
 
@@ -172,12 +173,12 @@ class FifoLinks(Links):
                 self._await_turn(rank)
         for rank, downlink in enumerate(self._downlinks):
             if downlink:
-                # The first one no longer waits for others that were ahead of it and are lost now.
+                # The first message no longer waits for those that were ahead of it and are lost now.
                 downlink[0].begin_ns = min(downlink[0].begin_ns, now)
                 self._take(rank)
 
     def _replan(self, transfer: _FifoTransfer) -> None:
-        """Replan a message that is leaving under new conditions. Without a path it is lost."""
+        """Replan a message that is being sent, under new conditions. Without a path it is lost."""
         source, now = transfer.message.source, self.clock.now_ns
         transfer.gone = transfer.gone_by(now)
         path = self._conditions.path(source, transfer.to)

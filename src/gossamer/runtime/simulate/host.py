@@ -1,4 +1,4 @@
-"""The simulator's side of one node: its :class:`~gossamer.node.setup.Host`, also of a node that faults may hit, and its
+"""The simulator's side of one node: its :class:`~gossamer.node.setup.Host`, with or without faults, and its
 tasks."""
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SimContext:
     executor: Executor
     compute: Compute
     mixing: Mixing
-    event: Callable[[int, str, str], None]  # records a kind of event, and its text, of a rank
+    event: Callable[[int, str, str], None]  # records an event: rank, kind, text
 
 
 class SimHost:
-    """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round; ``secrets`` counts
-    the secrets that the node has asked for."""
+    """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
+    ``secrets`` counts the secrets that the node has requested."""
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
@@ -95,8 +95,8 @@ class SimHost:
         self._rounds += 1
         if self._rounds > MAX_PASSES:
             raise GossamerError(
-                f"it completed {MAX_PASSES} rounds at {self.now()} s without letting time pass (nothing in its rounds"
-                " takes time?)"
+                f"it completed {MAX_PASSES} rounds at {self.now()} s without letting time pass (does anything"
+                " in its rounds take time?)"
             )
 
     def secret(self, n: int) -> bytes:
@@ -116,8 +116,8 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        done: whether it knows so: its rounds are over.
-        thawed: done when the node goes on; None while it is not frozen."""
+        done: whether the node has noticed, so that its rounds are over.
+        thawed: a future that is done when the node thaws; None while it is not frozen."""
 
     def __init__(
         self, context: SimContext, rank: int, round_ended: Callable[[int], None], presence: SimPresence
@@ -134,7 +134,7 @@ class FaultyHost(SimHost):
         self.thawed = asyncio.get_running_loop().create_future()
 
     def thaw(self) -> None:
-        """Let the node go on. First it catches up with what was held back, in order."""
+        """Let the node continue. First, the calls that were held back are made, in order."""
         assert self.thawed is not None
         self.thawed.set_result(None)
         self.thawed = None
@@ -200,8 +200,8 @@ class _HeldSending(Sending):
 
 
 class NodeTasks:
-    """The tasks of all nodes, and the end of the run. ``returned`` is called with the rank of a node whose protocol has
-    returned.
+    """The tasks of all nodes, and the end of the run. ``returned`` is called with the rank of a node whose
+    protocol has returned.
 
     Attributes:
         end: why the run ended.
@@ -225,7 +225,7 @@ class NodeTasks:
         self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
 
     async def _run(self, node: NodeRuntime, protocol: Protocol) -> None:
-        """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
+        """Run a node's protocol. The tasks that it spawned continue after it returns, and may still fail."""
         try:
             await node.live(protocol)
             self._returned(node.rank)
@@ -255,14 +255,15 @@ class NodeTasks:
             self.end.set_exception(error)
 
     def close(self, *, interrupted: bool) -> None:
-        """End all tasks: cancel them, unless the user interrupts, and close those that don't end at this instant."""
+        """End all tasks: cancel them, unless the user interrupts, and close those that don't end at this
+        instant."""
         tasks = asyncio.all_tasks(self._loop)
         if tasks and not interrupted:
             for task in tasks:
                 task.cancel()
             with suppress(RunFailed):  # some don't end
                 self._loop.run_until_complete(asyncio.wait(tasks))
-        # Ignore what asyncio says of tasks that are destroyed while they are pending.
+        # Silence asyncio's messages about pending tasks that are destroyed.
         self._loop.set_exception_handler(lambda loop, context: None)
         for task in asyncio.all_tasks(self._loop):
             coroutine = task.get_coro()

@@ -1,7 +1,7 @@
-"""Links in virtual time: messages on their way, and all that does not depend on how links are shared.
+"""Links in virtual time: messages in flight, and everything that does not depend on how links are shared.
 
-A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave depends on the
-sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them."""
+A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave
+depends on the sharing: see :mod:`fifo` and :mod:`fair`. Sizes are those of the wire format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
-FOREVER_NS = 10**18  # how long a transfer takes over a link without bandwidth: 31 years
+FOREVER_NS = 10**18  # duration of a transfer over a link without bandwidth: 31 years
 NEVER_NS = 2**62  # an instant that never comes
 
 Watch = Callable[[int, int, float, float, int], None]
@@ -36,7 +36,7 @@ Watch = Callable[[int, int, float, float, int], None]
 
 @dataclass(eq=False, slots=True)
 class Transfer(Sending):
-    """A message on its way to one node."""
+    """A message in flight to one node."""
 
     links: Links
     message: Message
@@ -44,8 +44,8 @@ class Transfer(Sending):
     size: int  # bytes on the wire
     carried: int  # bytes that leave: all of them, or those that had left when it was cancelled
     start_ns: int = NEVER_NS  # when its first bit left
-    end_ns: int = NEVER_NS  # when its last bit has left or, as things stand, will have left
-    latency_ns: int = 0  # from then until it arrives
+    end_ns: int = NEVER_NS  # when its last bit left, or will leave at the current rate
+    latency_ns: int = 0  # from then until its arrival
     lost: bool = False  # by the network
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
@@ -85,7 +85,7 @@ class Transfer(Sending):
 
 
 class Sent(Sending):
-    """Messages that left at the instant when they were sent, so that none can be taken back."""
+    """Messages that left at the instant of the call, so that none can be cancelled."""
 
     def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
         self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
@@ -116,7 +116,7 @@ def duration_ns(size: float, bytes_per_second: float) -> int:
 
 @lru_cache(maxsize=1024, typed=True)
 def _vector_bytes(tag: tuple[str | int, ...], is_model: bool, dtype: torch.dtype, shape: torch.Size) -> int:
-    """Bytes on the wire of a tensor, or of a model without buffers, by far the most frequent payloads."""
+    """Bytes on the wire of the most frequent payloads: a tensor, or a model without buffers."""
     tensor = torch.empty(shape, dtype=dtype)
     return wire_bytes(tag, Model(tensor) if is_model else tensor)
 
@@ -127,10 +127,11 @@ class Links(ABC):
     Args:
         limit: size of the largest message that receivers accept, bytes.
         deliver: by rank, the function that puts a message into the node's mailbox.
-        watch: called for each transfer after it has left its sender or was cancelled, possibly at a later instant.
+        watch: called for each transfer after it has left its sender or was cancelled, possibly at a later
+            instant.
 
     Attributes:
-        flights: tracks the messages on their way, if checkpoints are made."""
+        flights: tracks the messages in flight, if the run makes checkpoints."""
 
     def __init__(
         self,
@@ -148,10 +149,10 @@ class Links(ABC):
         self._deliver, self._watch = deliver, watch
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
-        # Of each uplink and downlink: how long it was in use, and the bytes that this time includes.
+        # For each uplink and downlink: the time for which it was in use, and the bytes already counted in it.
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
         self._on_the_way = [0] * nodes  # messages of each node that were sent and have not landed
-        self._absences: dict[int, float] = {}  # ranks that were away; messages sent before this time are lost
+        self._absences: dict[int, float] = {}  # by rank: messages sent to it before this time are lost
         self._farewells: dict[int, Callable[[], None]] = {}
         self._drawn: list[dict[int, int]] = [{} for _ in range(nodes)]  # draws of loss and jitter, by pair
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
@@ -172,7 +173,7 @@ class Links(ABC):
     def send(
         self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
     ) -> list[Sending]:
-        """Queue a frozen payload for some nodes, in this order; ValueError for a message above the limit."""
+        """Queue a frozen payload for nodes, in this order. ValueError for a message above the limit."""
         size, versions = _measure(payload, tag)
         if size > self._largest:
             raise ValueError(
@@ -206,8 +207,8 @@ class Links(ABC):
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
         if not message.unchanged():
             raise RunFailed(
-                f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; vectors"
-                " in messages and in the store are immutable: compute a new vector",
+                f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent;"
+                " vectors in messages and in the store are immutable: compute a new vector",
                 node=message.source,
             )
         shared = not isinstance(message.payload, dict | list)
@@ -219,7 +220,7 @@ class Links(ABC):
             traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            # Containers are copied for each receiver; tensors are shared, and must not be written.
+            # Containers are copied for each receiver. Tensors are shared and must not be written.
             if shared:
                 deliver[rank](message)
             else:
@@ -238,15 +239,16 @@ class Links(ABC):
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
-        """Stop a message from leaving, and call :meth:`_interrupt` if a part of it has left; False if all of it has."""
+        """Stop sending a message, and call :meth:`_interrupt` if a part of it has left. False if all of it
+        has left."""
 
     def settle(self) -> None:
         """Count, and watch, all messages that have left by now."""
         for rank in range(self._nodes):
             self._settle(rank)
 
-    def _settle(self, rank: int) -> None:  # noqa: B027 - most need not
-        """Count the messages that have left a node by now, if that is not done as they leave."""
+    def _settle(self, rank: int) -> None:  # noqa: B027 - most subclasses need not
+        """Count the messages that have left a node by now, unless they are counted as they leave."""
 
     @abstractmethod
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
@@ -258,12 +260,13 @@ class Links(ABC):
 
     @abstractmethod
     def _changed(self, before: list[float]) -> None:
-        """Go on under new conditions; the rates of all links until now are given."""
+        """Apply new conditions. ``before`` holds the previous rates of all links."""
 
     # --- steps of a transfer
 
     def _leave(self, transfer: Transfer) -> Path | None:
-        """A message's first bit leaves: find its path, and draw its loss and latency. A lost message leaves all the same."""
+        """A message's first bit leaves: find its path, and draw its loss and latency. A lost message still
+        uses its uplink."""
         source, to, now_ns = transfer.message.source, transfer.to, self.clock.now_ns
         path = self._conditions.path(source, to)
         transfer.start_ns = now_ns
@@ -302,7 +305,7 @@ class Links(ABC):
         self._report(transfer)
 
     def _finish(self, transfer: Transfer) -> None:
-        """A message's last bit arrives, or the last one that had left when it was cancelled."""
+        """The last bit of a message arrives, or of the part of it that had left when it was cancelled."""
         to, message = transfer.to, transfer.message
         if not transfer.cancelled:
             self._arrived(message, (to,), transfer.size)
@@ -323,7 +326,7 @@ class Links(ABC):
             self._watch(transfer.message.source, transfer.to, *times, transfer.carried)
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Take a message back. Bytes that have left stay counted, and take their time on the way."""
+        """Cancel a message. Bytes that have left stay counted, and still travel."""
         if transfer.cancelled:
             return True
         if not self._take_back(transfer):
@@ -343,8 +346,8 @@ class Links(ABC):
     # --- nodes that leave and return
 
     def leave(self, rank: int, *, silently: bool) -> None:
-        """A node is away from now on, and messages to it are lost. If it goes silently, its unsent messages are gone; else
-        they go on leaving."""
+        """A node is away from now on, and messages to it are lost. If ``silently``, its unsent messages are
+        dropped; otherwise they are still sent."""
         self._absences[rank] = math.inf
         if silently:
             taken = sum(map(self._take_back, reversed(self._waiting(rank))))
@@ -384,26 +387,28 @@ class Links(ABC):
     # --- counters
 
     def traffic(self, rank: int) -> Traffic:
-        """The traffic of a node until now, including the bytes that have left of messages that are leaving."""
+        """A node's traffic so far. A message that is being sent counts with the bytes that have left."""
         self._settle(rank)
         traffic = self._traffic[rank]
         partly = sum(gone for _, gone in self._leaving(rank))
         return replace(traffic, bytes_sent=traffic.bytes_sent + partly)
 
     def counters(self, rank: int) -> Traffic:
-        """The counters that a node itself may add to. They may lack messages that have left since they were settled."""
+        """The counters that the node itself may increase. They may lack messages that have left since the
+        last :meth:`settle`."""
         return self._traffic[rank]
 
     def _include(self, rank: int, traffic: Traffic) -> None:
-        """Add the bytes that a node has sent and received since the last call to the use of its links, at present rates."""
+        """Add the bytes that a node has sent and received since the last call to the use of its links, at
+        current rates."""
         for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):
             if (rate := self._rates[link]) > 0:
                 self._busy_s[link] += (nbytes - self._included[link]) / rate
                 self._included[link] = nbytes
 
     def busy_seconds(self, rank: int, traffic: Traffic) -> tuple[float | None, float | None]:
-        """How long a node's uplink and downlink were in use: bytes by the rate at that time. None while it is unlimited.
-        Incoming messages count as a whole."""
+        """How long a node's uplink and downlink were in use: bytes divided by the rate at that time. None for
+        an unlimited link. An incoming message counts once all of it has arrived."""
         self._include(rank, traffic)
         up, down = (
             None if math.isinf(self._rates[link]) else self._busy_s[link]
@@ -422,7 +427,7 @@ class Links(ABC):
 
 
 def _measure(payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-    """Bytes on the wire, and the tensors with their versions, which must not change any more."""
+    """A payload's bytes on the wire, and its tensors with the versions that they must keep."""
     bare = type(payload) is Model and not payload.buffers.shape[0]
     vector = payload.parameters if bare else payload
     if type(vector) is Tensor and vector.is_contiguous():

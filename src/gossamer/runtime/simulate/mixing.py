@@ -1,8 +1,8 @@
-"""Mixing steps of all nodes, once everything else of an instant is done.
+"""Mixing steps of all nodes, which run after everything else at an instant.
 
-The sum of whole vectors is *owed*: the node gets its row at once, but the row is written only when somebody is about to read
-parameters. Until then the sums of many nodes gather, at one instant or at many, and are computed together. No node can tell,
-because what is mixed is immutable."""
+A sum of whole vectors is *owed* at first: the node gets the row of the result at once, but the row is written
+only before parameters are read. Until then, the sums of many nodes accumulate, over one or more instants, and
+are computed together. No node sees a difference, because the summed vectors are immutable."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
 MOST_OWED = 256
-"""Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
-LEAST_LENGTH = 1 << 14  # threads take longer to hand over to each other than to sum shorter vectors
+"""Above this number, owed sums are computed at the end of the instant, because they keep the rows that they
+read."""
+LEAST_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
 _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
 
@@ -31,7 +32,7 @@ class Mixing:
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
-        # rank, step, whether the result is read at once, and the future of what commit gives
+        # rank, step, whether the result is read at once, and the future of commit's result
         self._requests: list[_Request] = []
         self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
@@ -39,8 +40,8 @@ class Mixing:
         allow_compiled_loops()
 
     def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
-        """Queue a node's step; the awaitable gives what its ``commit`` returns. Unless the result is ``read`` at once,
-        :meth:`settle` is called before it is read."""
+        """Queue a node's step. The awaitable gives the result of its ``commit``. Unless ``read``,
+        :meth:`settle` must run before the result is read."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._requests:
             self._clock.when_quiet(-1, self._flush)
@@ -79,7 +80,8 @@ class Mixing:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors are owed, the others are shared by the workers."""
+        """Run steps of different nodes: sums of whole vectors become owed, the other steps run on the
+        workers."""
         others: list[tuple[Step, asyncio.Future[Any]]] = []
         for _, step, _, future in requests:
             if future.done():  # cancelled

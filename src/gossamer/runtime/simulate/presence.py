@@ -1,7 +1,7 @@
 """Which nodes take part in a simulation with faults, and from which round on two nodes wait for each other.
 
-Where nodes come and go, what a death or a return costs must not grow with the number of all nodes. So nobody is told: a
-node looks up since when it waits for a peer, and only those nodes are woken that wait for the peer in question."""
+The cost of a death or a return must not grow with the number of nodes. So nodes are not notified: a node
+looks up from which round on it waits for a peer, and only the nodes that wait for that peer are woken."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from gossamer.node.setup import Waiter
 
 
 class SimPresence:
-    """The nodes that take part, and their rounds, whether or not they ``gather`` messages of each other.
+    """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other's
+    messages.
 
     Attributes:
-        up: the ranks that take part; a frozen node does.
+        up: the ranks that take part, including frozen nodes.
         lost: the ranks that count as dead among the nodes."""
 
     def __init__(self, nodes: int, *, gather: bool) -> None:
@@ -26,17 +27,19 @@ class SimPresence:
         self.up, self.lost = set(range(nodes)), set[int]()
         self._rounds = [0] * nodes
         self._in_round = Counter({0: nodes})  # the number of nodes that take part, by round
-        self._returns = 0  # of all nodes so far
-        self._begun = [array("q", [0]) for _ in range(nodes)]  # for each round, the returns before it began
-        # By rank: the number of its last return and its first round then, and the returns before it was last gone.
+        self._returns = 0  # number of returns of all nodes so far
+        self._begun = [array("q", [0]) for _ in range(nodes)]  # returns before each round began
+        # By rank: the number of its last return with its first round then, and the returns before it last
+        # left.
         self._returned: dict[int, tuple[int, int]] = {}
         self._gone: dict[int, int] = {}
-        # By rank: what waits for it, and where; and the nodes that know something of an earlier incarnation.
+        # By rank: the waiters for it with their ranks, and the nodes that remember an earlier incarnation of
+        # it.
         self._waiting: defaultdict[int, dict[Waiter, int]] = defaultdict(dict)
         self._remembering: defaultdict[int, set[int]] = defaultdict(set)
 
     def begin_round(self, rank: int, round: int) -> None:
-        """A node that takes part is in a later round."""
+        """A present node begins a later round."""
         self._in_round[self._rounds[rank]] -= 1
         self._in_round[round] += 1
         self._rounds[rank] = round
@@ -44,14 +47,14 @@ class SimPresence:
         begun.extend([self._returns] * (round + 1 - len(begun)))
 
     def leave(self, rank: int) -> None:
-        """A node takes part no longer."""
+        """A node no longer takes part."""
         self.up.discard(rank)
         self._in_round[self._rounds[rank]] -= 1
         self._gone[rank] = self._returns
 
     def come(self, rank: int, least: int) -> int:
-        """A node takes part, or does so again, from a round on: the ``least`` one, or the one that most of the others are in,
-        if nodes wait for each other. Gives that round."""
+        """A node takes part (again). Returns its first round: ``least`` or, if nodes wait for each other, the
+        round that most others are in."""
         if rank in self.up:  # it was frozen
             self._in_round[self._rounds[rank]] -= 1
         first = first_round(self._in_round, least) if self._gather else least
@@ -62,8 +65,8 @@ class SimPresence:
         return first
 
     def first(self, rank: int, peer: int) -> int:
-        """The first round in which a node waits for a peer. One of the two has come back, and neither had begun that round
-        then. Of itself, it is the first round in which the node takes part again."""
+        """The first round in which a node waits for a peer: neither had begun it when one of the two last
+        came back. For the node itself, it is the first round in which the node takes part again."""
         if rank == peer:
             return self._returned.get(rank, (-1, 0))[1]
         mine, others = self._returned.get(rank, (-1, 0)), self._returned.get(peer, (-1, 0))
@@ -88,10 +91,11 @@ class SimPresence:
             self._remembering[peer].add(rank)
 
     def remembering(self, peer: int) -> set[int]:
-        """The nodes that know something of an earlier incarnation of a peer; they are told once."""
+        """Take the nodes that remember an earlier incarnation of a peer; a second call returns none of
+        them."""
         return self._remembering.pop(peer, set())
 
     def watching(self, peer: int) -> list[tuple[int, Waiter]]:
-        """The nodes that wait for a peer, by rank, each with what waits."""
+        """The ranks of the nodes that wait for a peer, ascending, each with its waiter."""
         found = [(rank, waiter) for waiter, rank in self._waiting[peer].items()]
         return sorted(found, key=lambda each: each[0])

@@ -1,4 +1,4 @@
-"""The record of a simulation: rows are made at their instant, and models evaluated together at its end."""
+"""The record of a simulation: rows are made at their instant, and its models are evaluated together."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from gossamer.runtime.simulate.replay import Replay
 
 
 class SimRecorder:
-    """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
-    ``present`` gives the nodes that take part; ``reached`` is called when the target is met; ``wall`` gives the real seconds
-    since the start of the run."""
+    """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and
+    at the end. ``present`` gives the nodes that take part; ``reached`` is called when the target is met;
+    ``wall`` gives the real seconds since the start of the run."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SimRecorder:
             self._record_all(0)
 
     def resume(self, replay: Replay, metrics: pl.DataFrame, graphs: int) -> None:
-        """The run is resumed: these rows, and graphs up to a round, are on record."""
+        """Resume a run in which these rows, and graphs up to round ``graphs``, are on record."""
         self.wall, self._replay = stopwatch(replay.cut.wall_s), replay
         self._rows.replay(metrics, graphs, replay.need)
 

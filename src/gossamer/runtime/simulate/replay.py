@@ -1,14 +1,14 @@
-"""A simulation that is resumed: its events happen again from the start, and what is known is not computed.
+"""Resumes a simulation: its events are replayed from the start, without computing results that are known.
 
-Coroutines can't be saved, and much of what a node is in the middle of lies in them: an open question, a task, a message that
-may still be taken back. But everything that happens in a simulation follows from the experiment. So all of it happens again,
-without training and evaluation, which take most of a run's time. Until a node has come to the end of the round at which it
-was saved, its vectors have values without a meaning. There they get the saved ones, and from there on the node computes. A
-message that was sent before its sender was saved, and comes after its receiver was, gets the payload that it had. Rows that
-are on record are not recorded again.
+Coroutines can't be saved, and they hold much of a node's state: pending requests, tasks, messages that may
+still be cancelled. But the experiment determines everything that happens in a simulation. So all events are
+replayed, without training and evaluation, which take most of a run's time. Until a node reaches the end of
+the round at which it was saved, its vectors hold meaningless values. There they get the saved values, and
+from there on the node computes. A message that was sent before its sender was saved, and arrives after its
+receiver was saved, gets its saved payload. Rows that are on record are not recorded again.
 
-Values must not decide what happens, as they do where a node sends only what has changed much. If they do, a node is not where
-it was saved (:class:`ReplayDiffers`), and the whole run is computed again."""
+This fails if model values decide what happens, as they do if a node sends only large changes. Then a node's
+state differs from the saved one (:class:`ReplayDiffers`), and the whole run is computed again."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ReplayDiffers(GossamerError):
 
 
 class Replay:
-    """A run that goes on from a checkpoint.
+    """The replay of a run up to a checkpoint.
 
     Args:
-        cut: the checkpoint, which stays as an attribute.
-        place: moves a tensor that was read to the nodes' device.
-        extended: whether the run now ends later, so that nodes that had ended do not.
+        cut: the checkpoint; also an attribute.
+        place: moves a loaded tensor to the nodes' device.
+        extended: whether the run now ends later, so that nodes that had ended continue.
 
     Attributes:
         restored: the ranks whose vectors have the right values.
@@ -50,7 +50,7 @@ class Replay:
         self.cut, self._extended = cut, extended
         self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
         self._saved = {rank: cut.read(rank, place) for rank in cut.rounds}
-        # How many messages each node had been sent by each source when that was saved.
+        # By receiver and source: the messages that the source had sent when it was saved.
         self._sent = {
             rank: {int(source): count for source, count in saved.engine["sent"].items()}
             for rank, saved in self._saved.items()
@@ -61,7 +61,7 @@ class Replay:
             for message in saved.arriving
         }
         self.restored = set[int]()
-        self._evaluated: dict[str, Any] = {}  # what the first evaluation on each set has found
+        self._evaluated: dict[str, Any] = {}  # the result of the first evaluation on each set
 
     @property
     def complete(self) -> bool:
@@ -69,7 +69,7 @@ class Replay:
         return not self._saved
 
     def skips(self, rank: int) -> bool:
-        """Whether it does not matter what a node computes."""
+        """Whether a node's computations can be skipped."""
         return rank not in self.restored
 
     def stand_ins(
@@ -78,8 +78,9 @@ class Replay:
         kind: ComputationKind,
         jobs: Sequence[Any],
     ) -> list[Any]:
-        """Stand-ins for the results of skipped jobs. Vectors are new ones, as the results are, because they are
-        written over when their node is restored. The first evaluation on a set is computed, since its figures have names."""
+        """Placeholders for the results of skipped jobs. Their vectors are new, like those of real results,
+        because they are overwritten when their node is restored. The first evaluation on a set is computed,
+        since it gives the names of the metrics."""
         match kind:
             case ComputationKind.TRAIN | ComputationKind.APPLY:
                 return [TrainResult(Model(*map(torch.clone, job.start)), job.state, 0.0) for job in jobs]
@@ -93,12 +94,12 @@ class Replay:
         return execute(kind, jobs)
 
     def as_it_was(self, message: Message, to: int) -> Message:
-        """A message on its way, with the payload that it had before the run was resumed."""
+        """A message in flight, with its payload from before the run was resumed."""
         return self._arriving.get((message.source, to, message.number), message)
 
     def delivered(self, message: Message, to: int) -> Message:
-        """The same of a message that arrives. The messages of a restored node are right already, and must not be written over
-        when its receiver is restored."""
+        """The same for a message that arrives. A restored node's messages are correct already, and must not
+        be overwritten when their receiver is restored."""
         right = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
         if right and to not in self.restored:
             for tensor, _ in message.versions:
@@ -112,9 +113,9 @@ class Replay:
         unrecorded: Payload,
         settle: Callable[[], None],
     ) -> bool:
-        """Whether a node's values are right: restores it if it is where it was saved, by its round, the time, and what it has
-        sent and received. ``unrecorded`` is written over with what the checkpoint has there; ``settle`` writes the vectors
-        that are not written yet, which would else be written over what is restored."""
+        """Restore a node if its round, time and traffic are those of the checkpoint. Returns whether its
+        values are correct. ``unrecorded`` is overwritten with the checkpoint's models. ``settle`` first
+        writes the pending vectors, which would otherwise overwrite the restored values."""
         rank = node.rank
         if rank in self.restored:
             return True
@@ -124,7 +125,7 @@ class Replay:
             return False
         if traffic["messages_received"] < known["messages_received"]:
             return False  # it was saved at a later message, after its rounds were over
-        # In a run that ends later, it may have heard from nodes that had ended.
+        # In an extended run, it may have received messages from nodes that had ended.
         compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
         if any(traffic[name] != known[name] for name in compared):
             raise self._differs(rank)
@@ -139,15 +140,16 @@ class Replay:
         return True
 
     def need(self, rank: int) -> None:
-        """A row that depends on a node's model is not on record, although it should be unless the node is restored."""
+        """A row that is not on record needs a node's model. ReplayDiffers if the node has not been
+        restored."""
         if rank not in self.restored:
-            raise ReplayDiffers(f"a row that depends on node {rank} is missing in the record")
+            raise ReplayDiffers(f"a row that depends on node {rank} is missing from the record")
 
     def end(self) -> None:
-        """The instant of the checkpoint is over."""
+        """The instant of the checkpoint has passed."""
         if self._saved:
             raise self._differs(min(self._saved))
         self.over = True
 
     def _differs(self, rank: int) -> ReplayDiffers:
-        return ReplayDiffers(f"values seem to decide what node {rank} does")
+        return ReplayDiffers(f"model values seem to decide what node {rank} does")

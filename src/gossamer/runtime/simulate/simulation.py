@@ -47,11 +47,12 @@ from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
 OBJECTS_PER_NODE = 200
-"""More than the new objects that a node holds at any time: messages, tasks, futures and what they refer to."""
+"""An upper bound on the new objects that a node holds at any time: messages, tasks, futures and what they
+refer to."""
 
 
 class SimulateEngine:
-    """The engine of an experiment. Its construction finds bad input, :meth:`run` does the work."""
+    """The engine of an experiment. The constructor finds bad input, :meth:`run` does the work."""
 
     def __init__(self, experiment: Experiment) -> None:
         options = experiment.engine
@@ -63,12 +64,13 @@ class SimulateEngine:
         self.description = self._setup.description()
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
-        """Run to the end. The failure of a node is part of the outcome; what was recorded before it is kept."""
+        """Run to the end. The failure of a node is part of the outcome; what was recorded before it is
+        kept."""
         if cut is not None:
             try:
                 return self._run(folder, observer, self._replay(folder, cut))
             except ReplayDiffers as error:
-                observer.say(f"computes the run again from its start: {error}")
+                observer.say(f"the run is computed again from its start: {error}")
             rewind(folder, replace(cut, time_s=-1.0), ())
         return self._run(folder, observer, None)
 
@@ -77,9 +79,9 @@ class SimulateEngine:
         last = experiment.stop.rounds
         extended = ended in cut.rounds.values() and last != ended
         if extended and not experiment.algorithm.gathers:
-            raise ReplayDiffers(f"nodes had ended after {ended} rounds and now go on")
+            raise ReplayDiffers(f"nodes had ended after {ended} rounds and now continue")
         if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
-            raise ReplayDiffers(f"it has gone beyond {last} rounds")
+            raise ReplayDiffers(f"the run has gone beyond {last} rounds")
         return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
 
     def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
@@ -103,8 +105,9 @@ class SimulateEngine:
 
 @contextmanager
 def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
-    """Set torch's threads for a run, and restore them and torch's random generators afterwards. Meanwhile Python's garbage
-    collector looks at new objects only, and rarely: walking over all nodes again and again may outlast all events."""
+    """Set torch's threads for a run, and restore them and torch's random generators afterwards. During the
+    run, Python's garbage collector visits only new objects, and rarely: repeated passes over all nodes can
+    take longer than all events."""
     threads_before, threshold_before = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(threads)
     gc.freeze()
@@ -121,15 +124,15 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Have torch repeat its bits on a GPU, in full float32 precision, and restore its settings afterwards. An operation that
-    can't repeat its bits gives a warning. (:mod:`gossamer.numerics` sets the workspace of cuBLAS.)"""
+    """Make torch deterministic on a GPU, in full float32 precision, and restore its settings afterwards. A
+    nondeterministic operation gives a warning. (:mod:`gossamer.numerics` sets the workspace of cuBLAS.)"""
     matmul: Any = torch.backends.cuda.matmul
     memory: Any = torch.utils.deterministic
     before = matmul.allow_tf32, memory.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         try:
             matmul.allow_tf32 = False
-            memory.fill_uninitialized_memory = False  # nothing reads what it has not written
+            memory.fill_uninitialized_memory = False  # nothing reads uninitialized memory
             torch.set_deterministic_debug_mode("warn")
             yield
         finally:
@@ -138,8 +141,8 @@ def _repeatable() -> Iterator[None]:
 
 
 class Simulation:
-    """One run of all nodes of a setup in virtual time. With a ``replay`` it goes on from a checkpoint. The folder receives
-    checkpoints, and holds the record up to a checkpoint."""
+    """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
+    folder receives checkpoints, and holds the record up to the one that is resumed."""
 
     def __init__(
         self,
@@ -208,16 +211,16 @@ class Simulation:
                 self._build()
                 self._observer.start(self._setup.description())
                 reason = self._end(loop.run_until_complete(self._main()))
-                if self._replay is None or self._replay.complete:  # else models have no meaning yet
+                if self._replay is None or self._replay.complete:  # otherwise the models are not valid yet
                     models = [self._last_model(node) for node in self.nodes]
                     parameters = torch.stack([model.parameters for model in models])
                     if self._setup.layout.buffer_size:
                         buffers = torch.stack([model.buffers for model in models])
             except RunFailed as error:
                 if self._replays:
-                    raise ReplayDiffers(f"what had not failed does: {error}") from error
+                    raise ReplayDiffers(f"the replay failed where the run had not: {error}") from error
                 failure, reason = error, "failed"
-                with suppress(RunFailed):  # the run has failed already, and says why
+                with suppress(RunFailed):  # the first failure is reported
                     self._recorder.flush()
             finally:
                 self._clock.stop()
@@ -270,7 +273,7 @@ class Simulation:
             self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
-            # A resumed run goes on after this instant, so all of it has to happen.
+            # A resumed run continues after this instant, so all of its events must happen first.
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             clock.at(clock.now_ns, Order.END, 0, lambda: over.set_result(None))
             await over
@@ -278,11 +281,11 @@ class Simulation:
 
     @property
     def _replays(self) -> bool:
-        """Whether what happens has happened before."""
+        """Whether the run still replays recorded events."""
         return self._replay is not None and not self._replay.over
 
     def _end(self, reason: str) -> str:
-        """Write what is recorded at the end; gives the reason, which models that are not finite may change."""
+        """Write the last rows. Returns the reason, which divergence may change."""
         self._recorder.end(reason)
         present = self._present()
         for node in present:
@@ -299,7 +302,7 @@ class Simulation:
         self._events.append(rank, kind, text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
             if self._replays:
-                raise ReplayDiffers(f"what had not diverged does: {text}")
+                raise ReplayDiffers(f"the replay diverged where the run had not: {text}")
             self._ends_diverged = True
             self._tasks.finish("diverged")
 
@@ -325,7 +328,8 @@ class Simulation:
         return NodeRuntime(self._setup, rank, initial, host)
 
     def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
-        """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model."""
+        """Start a new incarnation of a node, from a checkpoint or its initial model. If it ``asks``, it gets
+        a neighbour's model."""
         node = self.nodes[rank] = self._new_node(rank)
         if saved is not None:
             node.restore(saved)
@@ -383,7 +387,8 @@ class Simulation:
             self._tasks.ended(rank)
 
     def _report_progress(self) -> None:
-        """Report progress from time to time, called after each piece of work, because a round may take long."""
+        """Report progress from time to time. Called after each piece of work, because a round may take
+        long."""
         now = time.perf_counter()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
