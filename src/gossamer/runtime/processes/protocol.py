@@ -181,9 +181,10 @@ class Expect(Message):
 
 class Note(Message):
     """A short order. "leave" the run in order; "snapshot": others have taken theirs for this checkpoint (to a node whose
-    rounds are over); "settled": it, and all before it, are complete or given up."""
+    rounds are over); "settled": it, and all before it, are complete or given up; "read": a row with a model has been
+    read."""
 
-    what: Literal["leave", "snapshot", "settled"]
+    what: Literal["leave", "snapshot", "settled", "read"]
     number: int = 0
 
 

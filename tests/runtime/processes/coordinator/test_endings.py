@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -166,3 +167,18 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
         gossamer.run(described(), tmp_path)
     assert did[:2] == ["closed", "tables"]
     assert load_run(tmp_path).status == "stopped"
+
+
+class Slow(Silent):
+    """Takes its time for each row."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        time.sleep(0.02)
+
+
+def test_nodes_wait_for_a_coordinator_that_is_slower_than_they_are(tmp_path: Path) -> None:
+    experiment = described(nodes=2, evaluation={"every_rounds": 1, "nodes": "average"}, stop={"rounds": 60})
+    run = gossamer.run(experiment, tmp_path, observer=Slow(), command=["test"])
+    # Otherwise models gather in the memory of the fork server.
+    rows = run.metrics.filter(pl.col("node") >= 0)
+    assert rows["wall_s"].max() > 0.02 * 0.9 * len(rows)

@@ -202,6 +202,8 @@ class Coordinator:
                     self._rows.view(rank, moment, row["round"], view)
                 self._rows.graph(row["round"])
                 self._rows.row(moment, row, None if model is None else self._model(model))
+                if model is not None:
+                    self._tell(rank, protocol.Note("read"))
             case protocol.Event(kind=kind, text=text):
                 self.record(rank, kind, text, show=False)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":

@@ -39,6 +39,7 @@ NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may report in a second: a thousand that do so every second would keep a core busy."""
 TASKS_END_S = 5.0  # that a node waits at its end for tasks that were cancelled
 LAST_SNAPSHOT_S = 20.0  # in which the last checkpoint has to be written, before nodes end without it
+MOST_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits for it
 FLUSH_S = 5.0  # in which the next bytes of the last round have to leave, before the last row is written without them
 
 
@@ -66,6 +67,8 @@ class NodeProcess:
         self._arrival: protocol.Arrival | None = None
         self._crashes = context.fork.crashes
         self._reported = 0.0
+        self._unread = 0  # rows with a model
+        self._read = asyncio.Event()
         self._channel: Channel[protocol.ToNode] = Channel(context.channel, protocol.ToNode)
         context.channel.setblocking(True)
         loop.add_reader(context.channel, self._readable)
@@ -251,9 +254,19 @@ class NodeProcess:
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 row |= await self._host.evaluate(model)
-            snapshot = _raw(model) if node.rank in setup.outcome_ranks else None
+            snapshot = None
+            if node.rank in setup.outcome_ranks:
+                await self._room()
+                snapshot = _raw(model)
             view = None if node.node.view is None else list(node.node.view)
             self._tell(protocol.Row(moment, row, snapshot, view))
+
+    async def _room(self) -> None:
+        """Wait until the coordinator has read all but one of the models that it was sent; one more is under way then."""
+        while self._unread >= MOST_UNREAD:
+            self._read.clear()
+            await self._read.wait()
+        self._unread += 1
 
     async def _flush(self) -> None:
         """Wait for what was sent, which is counted when it has left, as long as something leaves."""
@@ -306,6 +319,9 @@ class NodeProcess:
             case protocol.Note("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
+            case protocol.Note("read"):
+                self._unread -= 1
+                self._read.set()
             case protocol.Addresses(nodes=nodes):
                 for address in nodes:
                     self._transport.locate(*address)
