@@ -20,7 +20,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.api import Silent
 from gossamer.runtime.processes.channel import ChannelError
-from gossamer.runtime.processes.executors import executor_of
+from gossamer.runtime.processes.executors import executor_of, worker_main
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.protocol import Fork
 from gossamer.runtime.processes.worker.worker import JoinedWorker
@@ -306,6 +306,12 @@ def test_a_run_fails_if_its_executor_can_not_start_workers(tmp_path: Path) -> No
     said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
     with pytest.raises(RunFailed, match=said):
         gossamer.run(experiment(), tmp_path, listen=listen)
+
+
+def test_a_worker_of_an_executor_does_not_wait_for_a_run_that_has_ended() -> None:
+    start = time.monotonic()
+    assert worker_main(f"127.0.0.1:{free_port()}", TOKEN, 1) == 1
+    assert time.monotonic() - start < 45.0  # most of which are imports
 
 
 def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 from gossamer.errors import BadInput, cause
 from gossamer.runtime.processes.fork_server import Listen
 
+_WAIT_S = 5.0
+"""Seconds for which a worker tries to reach a coordinator, which listened before: afterwards its run has ended."""
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
 
@@ -24,7 +26,8 @@ _END_S = 10.0
 def worker_main(address: str, token: str, slots: int) -> int:
     """The task of an executor: run a worker, as a process of its own, until its run is over; gives its exit code."""
     path = os.pathsep.join(each for each in sys.path if each)
-    command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
+    options = ["--slots", str(slots), "--wait", str(_WAIT_S), "--quiet"]
+    command = [sys.executable, "-m", "gossamer", "worker", address, *options]
     environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
 
