@@ -169,6 +169,12 @@ def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
     assert scene.give_up() == []
 
 
+def test_a_node_that_says_again_that_it_is_ready_changes_nothing() -> None:
+    scene = Scene(3).begin()
+    assert scene.take(0, Ready("127.0.0.1", 2)) == []
+    assert scene.lifecycle.nodes[0].address == ("127.0.0.1", 1)
+
+
 def test_a_node_that_does_not_end_is_killed() -> None:
     scene = Scene().begin()
     scene.finish("stopped", None)

@@ -186,7 +186,7 @@ class Lifecycle:
 
     def _said(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
-            case protocol.Ready(host=host, port=port):
+            case protocol.Ready(host=host, port=port) if node.address is None:
                 node.address = host, port
                 if self._began is not None:
                     self._tell(node.rank, self._known())
