@@ -8,7 +8,7 @@ GOSSAMER_DATA_ROOT); without one, random images of the same shape are used, whic
 
 It prints for each size:
 
-start-up      seconds from the command ``gossamer run`` until all nodes have begun, imports included
+start-up      seconds from the command ``gossamer run`` until all nodes have begun (imports, data, forks)
 node-rounds   per second, over the last three quarters of the rounds
 cpu           milliseconds of CPU time of all nodes and their supervisor, per node-round
 bare          training steps per second of as many bare processes as cores (``channels_last``, an allocator that
