@@ -42,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes that are fitted")
-    parser.add_argument("--next", type=int, default=200_000, help="the number of nodes that is predicted")
+    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes to fit")
+    parser.add_argument("--next", type=int, default=200_000, help="number of nodes to predict")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()

@@ -45,7 +45,7 @@ def executor_of(name: str) -> Executor:
         raise BadInput(f"--workers {name}: {cause(error)}; accepted: ray, or module:factory") from error
     if not isinstance(made, Executor):
         found = type(made).__name__
-        raise BadInput(f"--workers {name}: gives {found}; accepted: a concurrent.futures.Executor")
+        raise BadInput(f"--workers {name}: returns {found}; accepted: a concurrent.futures.Executor")
     return made
 
 

@@ -42,7 +42,7 @@ def check_token(token: str) -> str:
     """Returns the token; BadInput if it is too short."""
     if len(token) < LEAST_CHARACTERS:
         raise BadInput(
-            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, which nobody can guess"
+            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, hard to guess"
         )
     return token
 

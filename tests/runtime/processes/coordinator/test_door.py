@@ -97,7 +97,7 @@ def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
 
 def test_another_token_opens_no_door(scene: Scene) -> None:
     for _ in range(2):
-        assert "refuses this worker: it has another token" in str(scene.dial("another token, quite long"))
+        assert "refuses this worker: it has the wrong token" in str(scene.dial("another token, quite long"))
         while scene.strangers():
             scene.serve()
     assert scene.joined == []

@@ -221,7 +221,7 @@ async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.Monk
     async with network(2) as ((a, b), _):
         async with await dial(a, b"\x16\x03\x01"):
             await a.until(lambda: a.events)
-        assert "did not say who it is within 0.05 s" in a.events[0][1]
+        assert "did not identify itself within 0.05 s" in a.events[0][1]
         monkeypatch.undo()
         await still_works(a, b)
 

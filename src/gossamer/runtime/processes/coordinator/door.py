@@ -80,7 +80,7 @@ class Door:
             if host not in self._told and len(self._told) < MOST_STRANGERS:
                 self._told.add(host)
                 self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
-            self._refuse(stranger, "it has another token")
+            self._refuse(stranger, "it has the wrong token")
         elif said.version != __version__:
             self._refuse(stranger, f"it runs gossamer {said.version}, and the coordinator {__version__}")
         elif why := self._admit(said, host, stranger.release):

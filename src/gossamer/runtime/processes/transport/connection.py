@@ -285,7 +285,7 @@ class Incoming(Connection):
         host, port, *_ = transport.get_extra_info("peername") or ("an unknown address", "?")
         self.who = f"stranger at {host}:{port}"
         if not self.closed:
-            reason = f"did not say who it is within {HELLO_TIMEOUT_S} s"
+            reason = f"did not identify itself within {HELLO_TIMEOUT_S} s"
             self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
             self.node.admit(self)
 

@@ -272,7 +272,7 @@ class Transport:
         if len(self.strangers) > STRANGERS + len(self.addresses):
             oldest = next(iter(self.strangers))
             del self.strangers[oldest]
-            oldest.refuse("did not say who it is while others came")
+            oldest.refuse("did not identify itself while others connected")
 
     def report_refusal(self, line: str) -> None:
         """Report a refusal, unless there were too many already."""

@@ -259,7 +259,7 @@ class Decoder:
             return HELLO
         kind = self._header[0] if self._header else first
         if kind not in self._accepted:
-            raise FrameError(f"sent a frame of type {kind}, which has no place here")
+            raise FrameError(f"sent an unexpected frame of type {kind}")
         return _HEADERS[kind]
 
     def _take_header(self, data: memoryview, layout: struct.Struct) -> Event | None:
@@ -287,7 +287,7 @@ class Decoder:
         if kind == Kind.BEGIN:
             self._begin(values[0], *values[2:])
         elif self._message is None or values[0] != self.expected:
-            raise FrameError(f"continued message {values[0]}, which is not under way")
+            raise FrameError(f"continued message {values[0]}, which is not in progress")
         if kind == Kind.ABORT:
             self._message = None
             return Kind.ABORT
