@@ -1,5 +1,4 @@
-"""The loop that users would write themselves: plain, fair PyTorch, with a module and an optimizer for each
-node."""
+"""The loop that users would write: plain, fair PyTorch, with a module and an optimizer for each node."""
 
 from __future__ import annotations
 

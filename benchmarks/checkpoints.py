@@ -5,8 +5,7 @@
 D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet
 on random images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose
 rounds are so short that checkpoints dominate. Runs alternate with and without checkpoints
-(``every_rounds: ROUNDS``). The seconds are those of the second half of the rounds; the ratio is that of the
-medians."""
+(``every_rounds: ROUNDS``). Seconds are of the second half of the rounds; the ratio is of the medians."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 64 nodes, GN-LeNet on random images, three steps of 16 a round. Runs with each codec alternate with runs
 without one. It prints the median ratios of wall time and of CPU time, and the bytes of a round as a share of
-those without a codec. ``LIMITS`` has the largest acceptable ratios of wall time, on a quiet machine with two
-cores."""
+those without a codec. ``LIMITS`` has the largest acceptable ratios of wall time on two quiet cores."""
 
 from __future__ import annotations
 

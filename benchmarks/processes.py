@@ -11,9 +11,9 @@ It prints for each size:
 start-up      seconds from the command ``gossamer run`` until all nodes have begun (imports, data, forks)
 node-rounds   per second, over the last three quarters of the rounds
 cpu           milliseconds of CPU time of all nodes and their supervisor, per node-round
-bare          training steps per second of as many bare processes as cores (``channels_last``, an allocator that
-              keeps freed memory), and a step's CPU time, measured before and after the run; and the run's own
-              steps as a share of them, by the clock and by CPU time (which a busy machine disturbs less)
+bare          training steps per second of as many bare processes as cores (``channels_last``, an allocator
+              that keeps freed memory), and a step's CPU time, measured before and after the run; and the run's
+              own steps as a share of them, by the clock and by CPU time (which a busy machine disturbs less)
 private       MiB of a node that no other process shares: mean and maximum over nodes, while they run (sampled
               before the measured rounds) and at the end of each node
 bytes         that a node sends in a round, divided by the minimum: degree times parameters times four
@@ -81,15 +81,14 @@ def beside_bare(nodes: int, data_root: str | None) -> Row:
 
 
 def bare() -> tuple[float, float]:
-    """GN-LeNet steps per second of one bare training process per core, and milliseconds of CPU time per
-    step."""
+    """GN-LeNet steps per second of one bare process per core, and milliseconds of CPU time per step."""
     return plain_steps(cores(), 300, BATCH, tuned=True)
 
 
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """The experiment: rows of all nodes after each quarter of the rounds, and one node evaluated on few
+    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few
     samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1

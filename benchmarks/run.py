@@ -117,8 +117,7 @@ def training(only: str) -> Iterator[Row]:
 
 
 def asynchronous(only: str) -> Iterator[Row]:
-    """Nodes with unequal step times and no barrier, against a synchronous run with the same number of
-    node-rounds."""
+    """Nodes with unequal step times and no barrier, against a synchronous run of the same length."""
     name = "asynchronous gossip, MLP, 256 nodes"
     if only not in name:
         return
@@ -152,8 +151,7 @@ def scaling(only: str) -> Iterator[Row]:
 
 def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
     """One run in this process: its microseconds per node-round, and the peak of its memory. The trainer is
-    fixed and modules are imported beforehand, because their cost would weigh ten times as much at the small
-    size."""
+    fixed and modules are imported beforehand, because their cost would weigh more at the small size."""
     engine = {"trainer": "sequential" if model == "gn-lenet" else "batched"}
     seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2, engine=engine))
     described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds, engine=engine)
@@ -252,8 +250,7 @@ def evaluation(only: str) -> Iterator[Row]:
 
 
 def overhead(only: str) -> Iterator[Row]:
-    """Wall time of a node-round whose computation is stubbed out: events, messages and mixing of tiny
-    vectors."""
+    """Wall time of a node-round without computation: events, messages and mixing of tiny vectors."""
     name, nodes, rounds = "engine alone, 1000 nodes, five messages each", 1000, 20
     if only in name:
         described = no_compute(nodes, rounds)

@@ -1,5 +1,4 @@
-"""Prepares an experiment for an engine: data, partition, topology and initial models. All bad input is found
-here."""
+"""Prepares an experiment for an engine: data, partition, topology, initial models. Finds all bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels between the processes of one run: typed messages (``protocol``) in msgpack, each preceded by its
+"""Channels between the processes of a run: typed messages (``protocol``) in msgpack, preceded by their
 length.
 
 The length is checked before any part of a message is kept or decoded. A message is refused if it does not
@@ -130,8 +130,7 @@ class SelectorChannel(Generic[M]):
 
     It is registered with ``selector`` while it is open; the data of a key is a function to call with the
     events. ``handle`` is called with each message, and raises :class:`ChannelError` for one that is invalid.
-    ``gone`` is called with None when the other end is gone, or with the error when it has sent an invalid
-    message."""
+    ``gone`` is called with None when the other end is gone, or with the error after an invalid message."""
 
     def __init__(
         self,
@@ -206,8 +205,8 @@ class SelectorChannel(Generic[M]):
 
 
 class Session(Generic[M]):
-    """One end of a conversation between machines, which outlives its connections (``channel``; None between
-    connections).
+    """One end of a conversation between machines, which outlives its connections (``channel``, None if there
+    is none).
 
     Messages are numbered in order. Each end keeps its messages until the other end acknowledges them, and
     sends the remaining ones again on the next connection. So no message is lost or arrives twice.
@@ -285,8 +284,8 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address is in brackets. BadInput, naming ``option``, for anything
-    else."""
+    """Host and port of "host:port"; an IPv6 address is in brackets. BadInput for anything else, naming
+    ``option``."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):

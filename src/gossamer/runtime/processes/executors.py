@@ -82,8 +82,8 @@ def started_workers(
     listen: Listen, address: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
     """Start the workers with an executor, each with ``slots`` slots. They join at ``address`` and end with
-    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with a description of a
-    worker's end."""
+    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the cause of a worker's
+    end."""
     assert listen.executor is not None
     name, executor = listen.executor, executor_of(listen.executor)
     futures = []

@@ -21,11 +21,9 @@ class Listen:
     """How workers join a run.
 
     Args:
-        address: "host:port"; workers must reach this address, and the nodes of all workers must reach each
-            other.
+        address: "host:port". Workers must reach this address, and all nodes must reach each other.
         token: at least 16 characters, known only to the coordinator and the workers.
-        min_workers: number of workers that must join before the run starts. The run also waits for a slot for
-            each node.
+        min_workers: number of workers that must join before the run starts, with a slot for each node.
         executor: starts that many workers: "ray", or "module:factory" of a concurrent.futures executor. None
             if workers are started otherwise.
     """

@@ -1,5 +1,4 @@
-"""The engine ``processes``: checks the experiment, and coordinates the fork server or the workers that
-join."""
+"""The engine ``processes``: checks the experiment, and coordinates the fork server or joined workers."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class ProcessesEngine:
 
 
 def _check(server: ForkServer, experiment: Experiment) -> None:
-    """Refuse an experiment that the fork server can't read, such as one that names a class defined in a
+    """Refuse an experiment that the fork server can't read, e.g. one that names a class defined in a
     notebook."""
     channel: Channel[Prepared | Refused] = Channel(server.end, Prepared | Refused)
     channel.send(Check(experiment.to_yaml()))

@@ -73,7 +73,7 @@ class Marked(Message):
 
 
 class Saved(Message):
-    """The node's file of checkpoint ``number`` (None: its restart file) has been written, or can't be
+    """The node's file of checkpoint ``number`` (None: its restart file) is written, or can't be
     (``error``)."""
 
     number: int | None
@@ -144,8 +144,8 @@ class Go(Message):
 
 
 class Finish(Message):
-    """The run is over. The node takes checkpoint ``checkpoint`` unless it is None, and is recorded once more
-    if ``row``."""
+    """The run is over. The node takes the last ``checkpoint``, if any, and is recorded once more if
+    ``row``."""
 
     reason: str
     checkpoint: int | None = None
@@ -153,8 +153,7 @@ class Finish(Message):
 
 
 class Lost(Message):
-    """A peer is dead, or considered dead. ``incarnation`` is the one that has ended; None if it may still
-    run."""
+    """A peer is dead, or considered dead. ``incarnation`` has ended; None if the peer may still run."""
 
     rank: int
     why: str
@@ -169,8 +168,7 @@ class Find(Message):
 
 
 class Meet(Message):
-    """Wait for each of these peers from a round on: (rank, round). Continue in round ``first``, unless it is
-    None."""
+    """Wait for each of these peers from a round on: (rank, round). Continue in round ``first``, if given."""
 
     together: list[tuple[int, int]]
     first: int | None = None
@@ -227,8 +225,7 @@ class Signal(Message):
 
 
 class Check(Message):
-    """The first message to a fork server: can it read this experiment (YAML), and import everything that it
-    names?"""
+    """The first message to a fork server: can it read this experiment (YAML) and import all that it names?"""
 
     experiment: str
 
@@ -269,8 +266,7 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message from a node, or about its process. From another machine, it includes the files that it refers
-    to."""
+    """A message from a node, or about its process; from another machine, with the files that it refers to."""
 
     rank: int
     incarnation: int

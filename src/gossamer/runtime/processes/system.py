@@ -61,8 +61,7 @@ def raise_descriptor_limit(nodes: int) -> None:
 
 
 def wakeup() -> tuple[int, int]:
-    """Descriptors with which processes tell each other that a shared CPU slot is free: one to read, one to
-    write."""
+    """Descriptors that signal a free CPU slot between processes: one to read, one to write."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, microseconds))

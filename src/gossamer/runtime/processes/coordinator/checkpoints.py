@@ -1,5 +1,4 @@
-"""Assembles checkpoints of the whole run: tracks which nodes have taken a snapshot and which files are
-written.
+"""Assembles checkpoints of the whole run: tracks the snapshots that nodes have taken and the written files.
 
 The messages are explained in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """

@@ -19,7 +19,7 @@ from gossamer.runtime.processes.security import check_token, context, issue, pro
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
 MOST_STRANGERS = 64
-"""Most open connections that have not proved it; a further one replaces the oldest. Also the most refusals
+"""Most open connections without a proof; a further one replaces the oldest. Also the most refusals
 reported."""
 
 Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]

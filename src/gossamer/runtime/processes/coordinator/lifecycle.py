@@ -38,8 +38,7 @@ SAY_S = 30.0
 
 
 class Over(Exception):
-    """The run must end in order, for this reason: "rounds", "time", "bytes", "target", "diverged" or
-    "stopped"."""
+    """The run must end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
 
 @dataclass(eq=False)
@@ -241,8 +240,8 @@ class Lifecycle:
     # --- ending
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """After :class:`Over`: tell every node to end in order, with checkpoint ``checkpoint`` unless it is
-        None."""
+        """After :class:`Over`: tell every node to end in order, with ``checkpoint`` as the last one if
+        given."""
         self._now = self._heard_at = now
         self._ending = True
         there = [self.nodes[rank] for rank in self.awaited()]

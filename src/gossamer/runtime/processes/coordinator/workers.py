@@ -1,5 +1,4 @@
-"""The workers of a run, as the coordinator sees them: the fork server on its machine, or workers that join
-from others.
+"""The workers of a run, as the coordinator sees them: the fork server on its machine, or workers that join.
 
 A worker takes commands about nodes, and reports what happens to them, over a
 :class:`~gossamer.runtime.processes.channel.Session`. One that joins also gets the run's files and keys.

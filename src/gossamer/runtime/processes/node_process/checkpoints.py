@@ -55,8 +55,8 @@ class _Boundary:
 
 
 class NodeCheckpoints:
-    """A node's part of the run's checkpoints, and its resumption from one. Messages pass through it to the
-    node."""
+    """A node's part of the run's checkpoints, and its resumption from one. Messages to the node pass through
+    it."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class NodeCheckpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
-        """Begin at the node's start, or where it was saved: message numbers and traffic counters continue
-        from there."""
+        """Begin at the node's start, or where it was saved: message numbers and counters continue from
+        there."""
         self._transport = transport
         if resumed:
             self._before, self._received = _counts(start, "sent"), _counts(start, "received")
@@ -103,8 +103,7 @@ class NodeCheckpoints:
             self._take(message)
 
     def deliver(self, message: Message) -> None:
-        """Take an incoming message. Its number continues those of its sender from before the run was
-        resumed."""
+        """Take an incoming message. Its number continues those of its sender before the run was resumed."""
         before = self._before.get(message.source, 0)
         self._take(replace(message, number=message.number + before) if before else message)
         for number in list(self._expected):
@@ -135,8 +134,7 @@ class NodeCheckpoints:
             self.snapshot(number + self._offset)
 
     def over(self) -> None:
-        """The node's rounds are over: it reads no later messages (there may be no end of them), even after a
-        resume."""
+        """The node's rounds are over: it reads no later messages (of which there may be no end)."""
         self._over = True
         self._watch()
 
@@ -160,8 +158,7 @@ class NodeCheckpoints:
                 self._news.set()
 
     def snapshot(self, number: int) -> None:
-        """Take a snapshot as of the end of the last round, unless it was taken or its checkpoint is
-        settled."""
+        """Take a snapshot as of the end of the last round, unless it was taken or is settled."""
         if number > max(self._newest_number, self._settled):
             assert self._newest is not None, "a node's start is the end of a round"
             self._newest_number, self._open[number] = number, self._newest
@@ -180,8 +177,7 @@ class NodeCheckpoints:
             writing.add_done_callback(lambda done: self._written(number, saved, done))
 
     def _complete(self, boundary: _Boundary, sent: Mapping[int, int]) -> Checkpoint:
-        """The node's state at a boundary, with the messages that belong to it: the first ``sent`` of each
-        source."""
+        """The node's state at a boundary, with its messages: the first ``sent`` of each source."""
         unread, received = boundary.saved.unread, boundary.received
 
         def belongs(message: Message) -> bool:
@@ -205,8 +201,7 @@ class NodeCheckpoints:
         self._tell(protocol.Saved(number, saved.round, saved.time_s, None if error is None else str(error)))
 
     async def last(self, number: int, timeout_s: float) -> None:
-        """Take a snapshot at the end of the run, and wait up to ``timeout_s`` seconds until its checkpoint is
-        settled."""
+        """Take a snapshot at the end of the run, and wait up to ``timeout_s`` seconds until it is settled."""
         self.snapshot(number)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -234,8 +229,7 @@ class RestartFile:
         self._made = 0  # number of saves that were due so far
 
     def round_ended(self) -> None:
-        """Save the node at the end of a round, if due. A kill at any instant leaves the previous file
-        intact."""
+        """Save the node at the end of a round, if due. A kill meanwhile leaves the previous file intact."""
         due = self._asked.due(self._node.round, self._node.node.now())
         if due <= self._made:
             return

@@ -103,8 +103,7 @@ class Clock:
 
 
 class Stage:
-    """The trainer, the evaluator and the vector store (``rows``) of all nodes. Each forked node has its own
-    copy."""
+    """The trainer, evaluator and vector store (``rows``) of all nodes. Each forked node has its own copy."""
 
     def __init__(self, setup: Setup) -> None:
         experiment = setup.experiment
@@ -122,8 +121,7 @@ class Stage:
         return self._common or self._setup.initial(rank)
 
     def trims(self) -> bool:
-        """Whether nodes return freed memory to the system after computing, since that of all nodes may not
-        fit."""
+        """Whether nodes return freed memory to the system, since that of all nodes may not fit."""
         available, freed = available_bytes(), self._freed_bytes
         if available is None or freed is None:
             return True

@@ -238,8 +238,7 @@ class NodeProcess:
             await self._record(("tick", number))
 
     async def _record(self, moment: Moment) -> None:
-        """Evaluate a snapshot, off the node's clock, and report its row, with the model for the network's
-        rows."""
+        """Evaluate a snapshot, off the node's clock, and report its row, with the model for network rows."""
         node, setup = self._node, self._setup
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm

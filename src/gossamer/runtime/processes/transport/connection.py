@@ -27,7 +27,7 @@ HELLO_TIMEOUT_S = 10.0
 class Tls:
     """One end of a connection under TLS, without a socket; ``secured`` is called when the handshake is done.
 
-    (asyncio's own TLS needs 256 KiB per connection, and has a second write buffer, whose messages can't be
+    (asyncio's own TLS needs 256 KiB per connection, and messages in its second write buffer can't be
     cancelled.)"""
 
     def __init__(
@@ -71,8 +71,7 @@ class Tls:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The common part of both directions: reading into the node's shared buffer, TLS, heartbeats and
-    refusals."""
+    """The part common to both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
 
     link: asyncio.Transport
     who: str  # describes the other end in messages
@@ -132,8 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
-        """Close the connection and report the refusal. This incarnation of the peer is refused from now
-        on."""
+        """Close the connection and report the refusal. This incarnation of the peer stays refused."""
         if self.closed:
             return
         self.close()
@@ -351,16 +349,14 @@ class Incoming(Connection):
             deliver()
 
     def _let_through(self, nbytes: int, chunk_bytes: int) -> None:
-        """The network lets ``nbytes`` bytes through; in total, ``chunk_bytes`` bytes of chunks have
-        passed."""
+        """The network lets ``nbytes`` bytes through; in total, ``chunk_bytes`` of chunks have passed."""
         self.node.traffic.bytes_received += nbytes
         self._taken = max(self._taken, chunk_bytes)
         if not self.closed:
             self._give_credit()
 
     def _give_credit(self) -> None:
-        """Acknowledge the bytes that have passed: a chunk or more at a time, and all of them when a message
-        ends."""
+        """Acknowledge the bytes that have passed: at least a chunk at a time, and all when a message ends."""
         due = self._taken - self._credited
         if self.decoder.chunk_bytes - self._credited > WINDOW:
             self.refuse(f"sent more than its window of {WINDOW} bytes")

@@ -52,8 +52,7 @@ class Outbox:
             self._node.wake()
 
     def _pending(self) -> dict[OwnSending, None]:
-        """The messages that are queued or being sent, each once (a message whose connection broke is
-        both)."""
+        """The messages that are queued or being sent, each once (after a broken connection, one is both)."""
         current = [] if self._current is None or self._current.over else [self._current]
         return dict.fromkeys((*self._queue, *current))
 
@@ -204,8 +203,7 @@ class Outbox:
         self.forget(peer)
 
     def forget(self, peer: Peer, state: State | None = None) -> None:
-        """Drop the queued messages for a peer (all, or those in one state), and release the unacknowledged
-        ones."""
+        """Drop the queued messages for a peer (all, or in one state), and release the unacknowledged ones."""
         for sending in [each for each in self._queue if each.to == peer.rank and state in (None, each.state)]:
             del self._queue[sending]
             self._give_up(sending)
@@ -217,8 +215,7 @@ class Outbox:
             self._put_first(current)
 
     def resume(self, peer: Peer, expected: int) -> None:
-        """A peer is connected again and expects message ``expected``: send it, and later ones that had left,
-        again."""
+        """A peer is connected again: send message ``expected``, and later ones that had left, again."""
         for sending in reversed(peer.resume(expected)):
             self._put_first(sending)
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Incoming, Outgoing
 
 State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
-"""The state of a message. AGAIN: it had left, but its connection broke before the peer had acknowledged
-it."""
+"""The state of a message. AGAIN: it had left, but its connection broke before the acknowledgement."""
 
 
 class OwnSending(Sending):
@@ -92,8 +91,8 @@ class Peer:
         self.expected = 0  # the number of the next message from it
 
     def stale(self, incarnation: int, connection: int | None = None) -> str | None:
-        """The reason why a greeting is stale, if it is from an earlier incarnation or (incoming)
-        connection."""
+        """The reason why a greeting from an earlier incarnation or (incoming) connection is stale, or
+        None."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
         if connection is not None and incarnation == self.incarnation and connection <= self.answered:
@@ -107,8 +106,7 @@ class Peer:
             sending.buffers = ()
 
     def resume(self, expected: int) -> list[OwnSending]:
-        """Continue on a new connection with the message that the peer expects. Returns the messages to send
-        again.
+        """Continue on a new connection with the expected message. Returns the messages to send again.
 
         Raises:
             FrameError: if the peer can't expect that message.

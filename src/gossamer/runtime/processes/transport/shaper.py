@@ -1,5 +1,4 @@
-"""The network of an experiment, applied to real traffic in user space, without root, at both ends of a
-connection.
+"""An experiment's network, applied to real traffic in user space, without root, at both ends of a connection.
 
 A sender meters each chunk on its uplink before writing it. A receiver meters incoming bytes on its downlink
 before acknowledging them, so that a slow downlink slows its senders down through the window, as in TCP. A
@@ -43,8 +42,7 @@ class Bucket:
         """The instant at which all bytes taken so far have passed."""
 
     def take(self, nbytes: int, since: float) -> float:
-        """Take some bytes. Returns the instant at which the last has passed, if the first could pass from
-        ``since`` on."""
+        """Take some bytes that could pass from ``since`` on. Returns the instant when the last has passed."""
         self.free = max(self.free, since) + nbytes / self.rate
         return self.free
 
@@ -95,8 +93,7 @@ class _Piece(NamedTuple):
 
 
 class Downlink:
-    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's
-    bytes."""
+    """Lets all senders' bytes in at one rate; never waits for one sender while it has another's bytes."""
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self._bucket = Bucket(rate)
@@ -247,8 +244,7 @@ class Shaper:
         self.downlink.enter(nbytes, since, turn, taken, passes)
 
     def _latency(self, source: int, path: Path | None) -> float:
-        """The latency of a sender's message, in seconds; 0 if there is no path any more, or one that loses
-        all.
+        """The latency of a sender's message, in seconds; 0 without a path, or with one that loses all.
 
         The lost messages before it are numbered too. A message that was cancelled before any of it left is
         unknown here, so later messages get each other's latencies."""

@@ -7,8 +7,7 @@ each other at once need no tie-break, and a connection's reader knows which fram
 One task per node sends the messages in the order of :meth:`Transport.send`, since a node has one uplink. At
 most :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged. The kernel
 buffers few unsent bytes (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So all "sent"
-bytes except at most one window have reached the receiver, and a message can be cancelled while most of it is
-still here.
+bytes but one window have reached the receiver, and a message can be cancelled while most of it is still here.
 
 A broken connection is dialled again, and continues with the message that the peer expects next. At most a
 window of messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with
@@ -207,8 +206,7 @@ class Transport:
         return self.outbox.busy
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every message is acknowledged, cancelled or lost; TimeoutError after ``timeout``
-        seconds."""
+        """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
         async with asyncio.timeout(timeout):
             while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
@@ -240,8 +238,8 @@ class Transport:
         peer.hurry.set()
 
     async def close(self) -> None:
-        """Close everything at once, and wait until it is closed. Messages may be lost without a :meth:`flush`
-        before."""
+        """Close everything at once, and wait for it. Without an earlier :meth:`flush`, messages may be
+        lost."""
         self.closing = True
         if self._server is None:
             self.listener.close()
@@ -266,8 +264,7 @@ class Transport:
     # --- strangers
 
     def admit(self, stranger: Incoming) -> None:
-        """Register an incoming connection that has not proved a rank. If there are too many, the oldest is
-        closed."""
+        """Register an incoming connection without a proved rank. If there are too many, close the oldest."""
         self.strangers[stranger] = None
         if len(self.strangers) > STRANGERS + len(self.addresses):
             oldest = next(iter(self.strangers))
@@ -371,8 +368,7 @@ class Transport:
     async def _beat(self, tick_s: float, detection_s: float) -> None:
         """Send heartbeats, and detect silent peers.
 
-        Silence is counted in ticks, not by the clock, so that a process that was itself stopped blames no
-        peer."""
+        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer."""
         while True:
             await asyncio.sleep(tick_s)
             for connection in list(self.connections):

@@ -1,5 +1,5 @@
-"""Frames on a byte stream, without any socket: functions such as :func:`chunks` write them, :class:`Decoder`
-reads them.
+"""Frames on a byte stream, without sockets: functions such as :func:`chunks` write, :class:`Decoder` reads
+them.
 
 ::
 
@@ -75,8 +75,7 @@ LEAVE = _BARE.pack(Kind.LEAVE)
 
 
 def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
-    """The frame that opens a connection; in an answer, ``connection`` is the other end's and ``expected`` the
-    next message."""
+    """The frame that opens a connection, or answers with the caller's ``connection`` and the ``expected`` message."""
     return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected)
 
 
@@ -219,8 +218,8 @@ class Decoder:
         return not self._header and self._message is None
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
-        """Take bytes, and yield the events that they complete, including those before an error. Iterate to
-        the end.
+        """Take bytes, and yield the events that they complete, also those before an error. Iterate to the
+        end.
 
         Raises:
             FrameError: for anything that a correct peer does not send.

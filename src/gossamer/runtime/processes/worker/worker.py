@@ -83,8 +83,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
 
 
 class Worker:
-    """Prepares a coordinator's job, lets a pool execute its commands about nodes, and relays the nodes'
-    messages."""
+    """Prepares a coordinator's job, lets a pool execute its commands, and relays the nodes' messages."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)  # before any operation: a fork after a multi-threaded one hangs
@@ -152,8 +151,7 @@ class Worker:
 
 
 def serve(end: int) -> None:
-    """Run the worker of the coordinator at the other end of a socket, unless the experiment can't be read
-    here."""
+    """Run the worker of the coordinator at the other end of a socket, if the experiment can be read here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker, connection = Worker(), socket.socket(fileno=end)
     channel: Channel[protocol.Check] = Channel(connection, protocol.Check)
@@ -202,7 +200,7 @@ def run_worker(
 
 
 class JoinedWorker(Worker):
-    """A worker that joins from another machine. Arguments as for :func:`run_worker`, and a folder for its
+    """A worker that joins from another machine; arguments as for :func:`run_worker`, and a folder for
     files."""
 
     def __init__(
