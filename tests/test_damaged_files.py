@@ -240,7 +240,7 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Pa
     assert code == 0, err
     assert f"checkpoint {first} can't be used: {folder / 'checkpoints' / str(first)}/manifest.json: " in err
     assert f"checkpoint {second} can't be used: " in err
-    assert f"goes on from checkpoint {third}, " in err
+    assert f"continues from checkpoint {third}, " in err
     done = load_run(folder)
     assert torch.equal(done.parameters, whole.parameters)  # type: ignore[arg-type]
 

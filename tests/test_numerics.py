@@ -110,7 +110,7 @@ def test_a_resumed_run_records_where_it_continues_and_says_if_the_mode_differs(
     monkeypatch.setattr(numerics, "describe", lambda **_: {**real, "processor": "Another One"})
     code, _, err = cli("resume", str(done.path), "--set", "stop.rounds=6")
     assert code == 0
-    assert "bits may differ from those of an undisturbed run: now Another One" in err
+    assert "bits may differ from those of an uninterrupted run: now Another One" in err
     [resumed] = load_run(done.path).environment["resumed"]
     assert resumed["numerics"]["processor"] == "Another One"
     assert "Another One" in (done.path / "report.html").read_text(encoding="utf-8")

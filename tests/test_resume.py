@@ -256,7 +256,9 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert str(run.path) in out
     first, _, *lines = err.splitlines()
     evaluations = [line for line in lines if "wall time" in line]  # (on a busy machine there are others)
-    begins = f"goes on from checkpoint {cut.number}, round 2, time {max(cut.times_s.values()):.4g} s, after "
+    begins = (
+        f"continues from checkpoint {cut.number}, round 2, time {max(cut.times_s.values()):.4g} s, after "
+    )
     assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
     # The wall time is the record's: with what was spent before.
     walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]

@@ -38,26 +38,26 @@ def run(
     server: ForkServer | None = None,
     listen: Listen | None = None,
 ) -> Run:
-    """Carry out an experiment and record it.
+    """Run an experiment and record it.
 
     Args:
-        experiment: what to run, under the engine that it names.
-        out: the folder of all runs; this one goes to ``<out>/<name>/<id>/``.
-        name: of the folder between; None is the experiment's.
-        observer: told of progress; None is a live display in a notebook, and the log elsewhere.
+        experiment: the experiment to run, under the engine that it names.
+        out: the folder of all runs. This run is recorded in ``<out>/<name>/<id>/``.
+        name: the folder's ``<name>``; None is the experiment's name.
+        observer: is notified of progress; None is a live display in a notebook, and the log elsewhere.
         command: the command line to record; None is this process's.
-        server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
-            to import torch; it serves one run. None starts one.
-        listen: for the engine processes: where workers on other machines join (``gossamer worker``) and run all nodes;
-            None runs them on this machine.
+        server: for the engine ``processes``: a fork server that was started earlier, which saves the seconds
+            of importing torch. It serves one run. None starts one.
+        listen: for the engine ``processes``: the address at which workers on other machines join (``gossamer
+            worker``) to run all nodes. None runs the nodes on this machine.
 
     Returns:
         The recorded run.
 
     Raises:
-        BadInput: if something in the experiment can't be used; before any work starts.
-        RunFailed: if a node failed or died, or all nodes wait forever. The record until then is kept in the folder
-            that the error's ``folder`` names.
+        BadInput: if something in the experiment is invalid, before any work starts.
+        RunFailed: if a node failed or died, or all nodes wait forever. The error's ``folder`` is the folder
+            with the record up to the failure.
     """
     check_not_importing("run")
     experiment = settled(experiment)
@@ -83,20 +83,21 @@ def resume(
     server: ForkServer | None = None,
     listen: Listen | None = None,
 ) -> Run:
-    """Continue a run in its folder, from its newest complete checkpoint: one that was killed or stopped, that has failed, or
-    that is done and gets another end.
+    """Continue a run in its folder from its newest complete checkpoint, after it was killed or stopped, has
+    failed, or is done and gets a later end.
 
     Args:
         path: the run's folder.
-        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
-        observer, server, listen: as for :func:`run`.
+        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``. observer, server,
+        listen: as in :func:`run`.
 
     Returns:
         The recorded run.
 
     Raises:
-        BadInput: if there is no checkpoint, if the run is done or still under way, or if its experiment was edited.
-        RunFailed: as for :func:`run`.
+        BadInput: if there is no checkpoint, if the run is done or still running, or if its experiment was
+            edited.
+        RunFailed: as in :func:`run`.
     """
     folder = RunFolder.open(Path(path))
     overrides = list(overrides)
@@ -118,7 +119,8 @@ def _observing(experiment: Experiment, observer: Observer | None) -> AbstractCon
 
 @contextmanager
 def _own_event_loop() -> Iterator[None]:
-    """Let an engine run an event loop in a thread that runs one already, such as that of Jupyter, which waits meanwhile."""
+    """Let an engine run an event loop in a thread that already runs one, such as Jupyter's, which waits in
+    the meantime."""
     if (outer := asyncio._get_running_loop()) is None:
         yield
         return
@@ -135,7 +137,8 @@ def _own_event_loop() -> Iterator[None]:
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
-    """The checkpoint from which a run continues: the newest one that is whole, of a run whose record is."""
+    """The checkpoint from which a run continues: the newest undamaged one. The record has to be undamaged
+    too."""
     path, stop, run = folder.path, experiment.stop, load_run(folder.path)
     if experiment.has_faults:
         raise BadInput(
@@ -144,7 +147,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
         raise BadInput(f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds=200")
     for part in ("environment", "setup", "metrics", "events", "timeline"):
-        getattr(run, part)  # reads it, before anything changes
+        getattr(run, part)  # reads the part before anything changes
     if (cut := newest(folder.checkpoints, observer.say, verified=True)) is None:
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
@@ -152,7 +155,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     cut.check(experiment)
     ended = cut.experiment["stop"]["rounds"]
     if stop.rounds != ended and ended in cut.rounds.values() and not experiment.algorithm.gathers:
-        # An asynchronous node behaves differently after a round that is its last one.
+        # An asynchronous node behaves differently after its last round.
         earlier = newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
         cut = earlier or cut
     saved = {"rounds": max(cut.rounds.values()), "time_s": cut.time_s}
@@ -175,7 +178,7 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
         found = load_run(file.parent)
         same = found.experiment
-        if experiment.engine.trainer == "auto":  # a record names the one that was chosen
+        if experiment.engine.trainer == "auto":  # a record names the chosen trainer
             same = {**same, "engine": {**same.get("engine", {}), "trainer": "auto"}}
         if found.status != "done" and same == wanted and newest(file.parent / "checkpoints"):
             return file.parent
@@ -183,7 +186,8 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 
 
 def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, observer: Observer) -> None:
-    """Take a record back to a checkpoint; record and say from where, and in which environment, the run continues."""
+    """Rewind a record to a checkpoint. Record and report from where, and in which environment, the run
+    continues."""
     rewind(folder, cut, engine.description["outcome_ranks"])
     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
@@ -193,7 +197,7 @@ def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, 
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
         events.append(row)
-    observer.say(f"goes on {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
+    observer.say(f"continues {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
     first = load_run(folder.path).environment
     here = environment(sys.argv, computes_here=_simulated(experiment))
     earlier = first.get("resumed", [])
@@ -201,11 +205,11 @@ def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, 
     before = (earlier[-1] if earlier else first).get("numerics")
     if before is not None and before != here["numerics"]:
         now, then = numerics.summary(here["numerics"]), numerics.summary(before)
-        observer.say(f"bits may differ from those of an undisturbed run: now {now}, before {then}")
+        observer.say(f"bits may differ from those of an uninterrupted run: now {now}, before {then}")
 
 
 def _simulated(experiment: Experiment) -> bool:
-    """Whether nodes compute in this process, and not in processes that it starts."""
+    """Whether nodes compute in this process, rather than in processes that it starts."""
     return isinstance(experiment.engine, Simulate)
 
 
@@ -222,7 +226,7 @@ def _carry_out(
             _go_on(folder, experiment, cut, engine, trackers)
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
-        # The engine ends before its record is compacted: nothing writes to it any more.
+        # The engine ends before its record is compacted, so nothing writes to it any more.
         with engine, _own_event_loop():
             outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
@@ -241,7 +245,7 @@ def _carry_out(
 
 
 def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
-    # Engines are imported when they are used, since each imports much that only it needs.
+    # Engines are imported on use, since each has many imports of its own.
     if _simulated(experiment):
         if listen is not None:
             raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
@@ -260,7 +264,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         if outcome.parameters is not None:
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
-            # The record says what ran, whatever a later version would choose.
+            # The record states what ran, even if a later version would choose differently.
             engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
             ran = experiment.override(engine=engine)
             write_text(folder.path / "experiment.yaml", ran.to_yaml())

@@ -1,4 +1,4 @@
-"""The errors that gossamer raises on purpose, and how errors are worded."""
+"""The errors that gossamer raises on purpose, and helpers for error messages."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 
 class GossamerError(Exception):
-    """Base of everything that gossamer raises on purpose."""
+    """Base class of all errors that gossamer raises on purpose."""
 
 
 class BadInput(GossamerError):
-    """An experiment, file or argument that can't be used, found before work starts where that is possible. Each problem is
-    one line with the field, the value and the accepted values."""
+    """An invalid experiment, file or argument, detected before work starts if possible. Each problem is one
+    line with the field, the value and the accepted values."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
 
     def within(self, place: str) -> BadInput:
-        """The same problems, which begin with the place where they are."""
+        """The same problems, prefixed with the place where they occur."""
         return BadInput(*(f"{place}: {problem}" for problem in self.problems))
 
 
 class RunFailed(GossamerError):
-    """A run that could not be finished: one line that names the cause; rank, round and traceback of the node that failed, if
-    one did; and the folder of the record, once it is known."""
+    """A run that could not be finished: one line with the cause; rank, round and traceback of the failed
+    node, if any; and the folder of the record, once it is known."""
 
     folder: Path | None = None
 
@@ -44,27 +44,31 @@ class RunFailed(GossamerError):
 
 
 class RecordError(RunFailed, OSError):
-    """A file of a record can't be written (a full disk, ...): one line with the file and the system's reason. It ends the
-    run, unless the run can do without the file, as with one of a checkpoint."""
+    """A file of a record can't be written, e.g. because the disk is full: one line with the file and the
+    system's reason. It ends the run, unless the run can do without the file, such as a checkpoint's."""
 
     def __init__(self, path: Path, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        if (number := re.search(r"\(os error (\d+)\)", reason)) is not None:  # as libraries in Rust put it
+        if (
+            number := re.search(r"\(os error (\d+)\)", reason)
+        ) is not None:  # the wording of libraries in Rust
             reason = os.strerror(int(number[1]))
         self.path, self.reason = path, reason
         super().__init__(f"{path} can't be written: {reason}")
 
 
 class PeerFailure(GossamerError):
-    """A node fails because of what a peer does, so that no traceback is of use."""
+    """A node fails because of a peer, so its traceback would not help."""
 
 
 class Deadlock(RunFailed):
-    """Every node waits and no event is left that could wake one. The message names what each node waits for."""
+    """Every node waits, and no event is left that could wake one. The message lists what each node waits
+    for."""
 
 
 def suggest(wrong: str, accepted: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest accepted name, which may be in a folder; empty when none is near."""
+    """`` (did you mean 'x'?)`` for the nearest accepted name, which may be in a folder; empty if none is
+    near."""
     names = list(accepted)
     inside = [name for name in names if name.endswith(f"/{wrong}")]
     near = inside or difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
@@ -77,7 +81,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages show it; the empty value of a file is "null (empty)"."""
+    """A value as shown in messages. An empty value in a file is "null (empty)"."""
     return "null (empty)" if value is None else repr(value)
 
 
@@ -87,8 +91,9 @@ def first_line(error: BaseException) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line: type, message, and the innermost line of the user's own code, also of the error that it was
-    raised from. Without such a line, the innermost line of any code, unless gossamer raised the error on purpose."""
+    """An error in one line: type, message, and the innermost line of the user's own code, including that of
+    the error it was raised from. Without such a line, it has the innermost line of any code, unless gossamer
+    raised the error on purpose."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
     own = [frame for frame in (*inner, *frames) if _is_own(frame.filename)]
@@ -96,7 +101,7 @@ def cause(error: BaseException) -> str:
     if not isinstance(error, SyntaxError) and (own or (frames and not isinstance(error, GossamerError))):
         frame = own[-1] if own else frames[-1]
         where = f" ({Path(frame.filename).name}, line {frame.lineno})"
-    message = " ".join(str(error).split())  # that of a syntax error names the line
+    message = " ".join(str(error).split())  # a syntax error's message has the line
     return f"{type(error).__name__}{': ' + message if message else ''}{where}"
 
 
@@ -116,7 +121,7 @@ _NOT_OWN = tuple(
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file of code is the user's, not a part of gossamer, Python or an installed library."""
+    """Whether a code file is the user's, rather than part of gossamer, Python or an installed library."""
     if file.startswith("<"):  # generated code, or code that is typed at a prompt
         return file.startswith(("<stdin", "<ipython", "<python-input"))
     return not file.startswith(_NOT_OWN)

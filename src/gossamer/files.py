@@ -1,7 +1,8 @@
-"""The one reader of files that may be damaged or hostile: everything in the folder of a run, and experiment files.
+"""The only reader of files that may be damaged or hostile: all files in the folder of a run, and experiment
+files.
 
-Files are read up to a size, a depth and a number of values; those of a run only if they are regular, and no links that lead
-out of its folder. Whatever is wrong is bad input: one line that names the file. Nothing is unpickled.
+The size, depth and number of values of files are limited. Files of a run have to be regular, and links must
+not lead out of its folder. Any problem raises BadInput: one line that names the file. Nothing is unpickled.
 
 JSON that gossamer writes is *sealed*: its first field is a checksum (CRC-32) of the rest."""
 
@@ -26,24 +27,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_BYTES = 2**24
-"""Of a file of settings or figures."""
+"""Maximum bytes of a file of settings or figures."""
 MOST_YAML_BYTES = 2**22
 MOST_ROWS_BYTES = 2**38
-"""Of a table, a segment or a file of models."""
+"""Maximum bytes of a table, a segment or a file of models."""
 MOST_VALUES = 10**8
-"""In a table, and in a JSON file."""
+"""Maximum number of values in a table or a JSON file."""
 MOST_NODES = 10**5
-"""In a YAML file, with every alias written out."""
+"""Maximum number of values in a YAML file, with aliases expanded."""
 MOST_DEPTH = 100
 MOST_DIGITS = 400
-"""Of a number in YAML."""
+"""Maximum digits of a number in YAML."""
 
 _SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
 _CHUNK = 2**20
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
+    """The folder for data that can be rebuilt: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
     ``~/.cache/gossamer``."""
     if own := os.environ.get("GOSSAMER_CACHE"):
         return Path(own)
@@ -55,8 +56,8 @@ def cache_folder() -> Path:
 
 
 def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
-    """The path of a regular file of at most ``most`` bytes in the folder ``root``, or of a link to one there; without a
-    folder, of a file or pipe that the user has named."""
+    """Check that a path is a regular file of at most ``most`` bytes in the folder ``root``, or a link to one
+    there. Without a folder, it may be any file or pipe named by the user."""
     try:
         found = path.stat()
         outside = root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
@@ -74,7 +75,7 @@ def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accept
 def opened(
     path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file"
 ) -> BinaryIO:
-    """A file that is open for reading; arguments as for :func:`checked`."""
+    """A file opened for reading. Arguments are as in :func:`checked`."""
     try:
         return checked(path, most, root, accepted).open("rb")
     except OSError as error:
@@ -82,7 +83,7 @@ def opened(
 
 
 def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
-    """The bytes of a file; arguments as for :func:`checked`."""
+    """The bytes of a file. Arguments are as in :func:`checked`."""
     with opened(path, most, root, accepted) as file:
         chunks, left = list[bytes](), most
         while chunk := file.read(_CHUNK):
@@ -93,7 +94,7 @@ def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted:
 
 
 def read_text(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
-    """The text of a file in UTF-8; arguments as for :func:`checked`."""
+    """The text of a UTF-8 file. Arguments are as in :func:`checked`."""
     try:
         return read(path, most, root, accepted).decode()
     except UnicodeDecodeError as error:
@@ -104,14 +105,15 @@ def read_text(path: Path, most: int = MOST_BYTES, root: Path | None = None, acce
 
 
 def seal(text: bytes, before: int = 0) -> tuple[bytes, int]:
-    """A JSON object with a checksum as its first field, and the checksum; ``before`` is that of what precedes the object."""
+    """A JSON object with a checksum as its first field, and the checksum. ``before`` is the checksum of the
+    preceding data."""
     rest, crc = text[1:], zlib.crc32(text[1:], before)
     return b'{"crc32": "%08x"%s%s' % (crc, b"" if rest.startswith(b"}") else b",", rest), crc
 
 
 def unseal(text: bytes, before: int | None = 0) -> tuple[bytes, int | None]:
-    """A sealed object without its checksum, and the checksum (None for an object without one); ValueError if it does not
-    fit. With None for ``before``, any fits."""
+    """A sealed object without its checksum, and the checksum (None if there is none). ValueError if the
+    checksum does not match. If ``before`` is None, any checksum is accepted."""
     if (found := _SEAL.match(text)) is None:
         return text, None
     rest, crc = text[found.end() :], int(found[1], 16)
@@ -121,7 +123,7 @@ def unseal(text: bytes, before: int | None = 0) -> tuple[bytes, int | None]:
 
 
 def crc32(path: Path, root: Path, accepted: str = "a file") -> str:
-    """The checksum of a file; arguments as for :func:`checked`."""
+    """The checksum of a file. Arguments are as in :func:`checked`."""
     crc = 0
     with opened(path, MOST_ROWS_BYTES, root, accepted) as file:
         while chunk := file.read(_CHUNK):
@@ -133,7 +135,7 @@ def crc32(path: Path, root: Path, accepted: str = "a file") -> str:
 
 
 def parse_json(text: bytes, source: str) -> Any:
-    """The value in a JSON text that comes from ``source``."""
+    """The value in a JSON text from ``source``."""
     if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise BadInput(f"{source}: too many values; accepted: at most {MOST_VALUES:,}")
     try:
@@ -143,8 +145,8 @@ def parse_json(text: bytes, source: str) -> Any:
 
 
 def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MOST_BYTES) -> Any:
-    """The value in a JSON file, which must be of the type ``kind``, as msgspec takes it; keys beyond those of a TypedDict
-    are kept. Other arguments as for :func:`checked`."""
+    """The value in a JSON file, which must be of the type ``kind`` (a type for msgspec). Keys beyond those of
+    a TypedDict are kept. Other arguments are as in :func:`checked`."""
     try:
         text, _ = unseal(read(path, most, root, "a JSON file"))
     except ValueError as error:
@@ -153,7 +155,7 @@ def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MOST_
 
 
 def conforming(value: Any, kind: Any, source: str) -> Any:
-    """The same value, if it is of the type ``kind``, as msgspec takes it."""
+    """The same value, if it is of the type ``kind`` (a type for msgspec)."""
     try:
         msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -162,7 +164,7 @@ def conforming(value: Any, kind: Any, source: str) -> Any:
 
 
 def shallow(value: Any, source: str, left: int = MOST_DEPTH) -> Any:
-    """The same value, if its lists and mappings are nested less than :data:`MOST_DEPTH` deep."""
+    """The same value, if its lists and mappings are nested less deeply than :data:`MOST_DEPTH`."""
     if isinstance(value, dict | list):
         if not left:
             raise BadInput(f"{source}: nested too deep; accepted: a depth of at most {MOST_DEPTH}")
@@ -172,7 +174,7 @@ def shallow(value: Any, source: str, left: int = MOST_DEPTH) -> Any:
 
 
 def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
-    """The table in a Parquet file; other arguments as for :func:`checked`."""
+    """The table in a Parquet file. Other arguments are as in :func:`checked`."""
     import polars as pl
     from polars.exceptions import PanicException, PolarsError
 
@@ -189,7 +191,7 @@ def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
 
 
 def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
-    """The tensors in a safetensors file; other arguments as for :func:`checked`."""
+    """The tensors in a safetensors file. Other arguments are as in :func:`checked`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -201,15 +203,15 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
 
 
 class _Loader(Composer, yaml.CSafeLoader):
-    """A safe loader with libyaml's parser. It refuses a key that a mapping has twice, of which YAML itself would silently
-    keep the last one; and values that would keep a reader busy: nested too deep, containing themselves, or too many once
-    every alias is written out."""
+    """A safe loader with libyaml's parser. It refuses duplicate keys, of which YAML would silently keep the
+    last one, and values that would exhaust a reader: nested too deeply, containing themselves, or too many
+    after aliases are expanded."""
 
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)
         Composer.__init__(self)
         self._depth = self._nodes = 0
-        self._sizes: dict[int, int] = {}  # of nodes that are complete, in nodes
+        self._sizes: dict[int, int] = {}  # sizes of completed nodes, in nodes
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
@@ -240,10 +242,10 @@ class _Loader(Composer, yaml.CSafeLoader):
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value in a YAML text that comes from ``source``."""
+    """The value in a YAML text from ``source``."""
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as the date 2026-13-01
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: e.g. for the date 2026-13-01
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         said = getattr(error, "problem", None) or getattr(error, "reason", None) or error

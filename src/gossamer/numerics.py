@@ -1,8 +1,9 @@
 """The mode of the matrix kernels, on which the bits of a run depend.
 
-Intel's MKL, with which torch multiplies matrices, may add in another order at another memory alignment; on some processors
-it does. Conditional numerical reproducibility rules that out: with ``MKL_CBWR`` in the environment before MKL is first used,
-the bits of a product depend on its operands, the number of threads, the mode and the processor alone.
+Intel's MKL, with which torch multiplies matrices, may change the order of additions with the memory
+alignment; on some processors it does. Conditional numerical reproducibility prevents this: if ``MKL_CBWR`` is
+set in the environment before MKL is first used, the bits of a product depend only on its operands, the number
+of threads, the mode and the processor.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ _torch_came_first = False
 
 
 def set_default_mode() -> None:
-    """Set the modes of MKL and cuBLAS for this process and those that it starts, unless the user has chosen them."""
+    """Set the modes of MKL and cuBLAS for this process and its child processes, unless the user has chosen
+    them."""
     global _torch_came_first
     if VARIABLE not in os.environ:
         _torch_came_first = "torch" in sys.modules
         os.environ[VARIABLE] = DEFAULT
-    # (With workspaces of its own choice, cuBLAS need not repeat its bits on a GPU.)
+    # With its default workspaces, cuBLAS may not reproduce its bits on a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def mode() -> str | None:
-    """MKL's mode here, such as "AUTO", or "off" where bits may depend on alignment; None where torch has no MKL."""
+    """MKL's mode in this process, such as "AUTO", or "off" if bits may depend on alignment; None if torch has
+    no MKL."""
     import ctypes
     from pathlib import Path
 
@@ -48,7 +51,10 @@ def mode() -> str | None:
         return None
     try:
         ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
-    except (OSError, AttributeError):  # MKL lies elsewhere: it read the variable, unless it was used before
+    except (
+        OSError,
+        AttributeError,
+    ):  # MKL was not found: it has read the variable, unless it was used before
         return "off" if _torch_came_first else os.environ.get(VARIABLE) or "off"
     return "off" if ask(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
 
@@ -64,8 +70,8 @@ def warning() -> str | None:
 
 
 def describe(*, computes_here: bool = True) -> dict[str, Any]:
-    """The processor and the modes of its kernels, for the record of a run that computes here, or in processes that this
-    one starts."""
+    """The processor and the modes of its kernels, for the record of a run that computes in this process or in
+    its child processes."""
     import torch
 
     return {

@@ -1,4 +1,5 @@
-"""The progress display of a run: a live bar on a terminal and in a notebook, elsewhere one line for each evaluation."""
+"""The progress display of a run: a live bar on a terminal or in a notebook, otherwise one line for each
+evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ log = logging.getLogger("gossamer")
 _BAR = 20
 """The width of the bar."""
 LEAST_SHARE = 0.02
-"""The remaining time is estimated from this share of the run on."""
+"""The remaining time is estimated once this share of the run is done."""
 
 
 class Silent:
@@ -45,8 +46,8 @@ class Silent:
 
 @contextmanager
 def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]:
-    """An observer that displays a run: a bar in a notebook or if standard error is a terminal, else lines; nothing if
-    quiet."""
+    """An observer that displays a run: a bar in a notebook or if standard error is a terminal, otherwise
+    lines; nothing if quiet."""
     if quiet:
         yield Silent()
     elif in_notebook() or on_live_terminal():
@@ -58,21 +59,21 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Whether this process is a notebook kernel."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def on_live_terminal() -> bool:
-    """Whether standard error is a terminal that can be drawn on again and again."""
+    """Whether standard error is a terminal on which lines can be redrawn."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Display(Silent):
-    """An observer that collects rows into evaluations, and knows how far the run is.
+    """An observer that collects rows into evaluations and tracks the progress of the run.
 
     Attributes:
-        wall_s: real seconds of the latest evaluation; a resumed run includes the time before.
+        wall_s: real seconds at the latest evaluation, including the time before a resume.
         headline: the name of the first metric, and its mean over the nodes, at the latest evaluation."""
 
     def __init__(self, experiment: Experiment) -> None:
@@ -99,7 +100,7 @@ class Display(Silent):
         self.evaluated(row)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        """Show a complete evaluation, of which this is the network's row."""
+        """Show a complete evaluation, given the network's row."""
 
     def share(self, rounds: int, time_s: float) -> float:
         """The share of the run that is done by its stop rule, from 0 to 1."""
@@ -108,7 +109,7 @@ class Display(Silent):
         return min(max(by_rounds, by_time, self._sent / self._most_bytes), 1.0)
 
     def left(self, share: float) -> str:
-        """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
+        """The estimated remaining seconds as text; empty while start-up dominates the elapsed time."""
         return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
 
@@ -136,7 +137,7 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A line on standard error that is written over again and again."""
+    """A line on standard error that is redrawn in place."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)

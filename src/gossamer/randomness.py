@@ -1,5 +1,5 @@
-"""Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters), and nothing is drawn from global
-state. So draws depend neither on batching nor on the number of workers, the order of events or the engine."""
+"""Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters), never of global
+state. Draws therefore do not depend on batching, the number of workers, the order of events or the engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ def key(seed: int, purpose: str, rank: int, *counters: int) -> int:
 
 
 def generator(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> np.random.Generator:
-    """A fresh counter-based generator (Philox; Salmon et al., SC 2011) for one key. ``purpose`` names the draw, e.g.
-    ``"partition"``; ``rank`` is the node that draws; counters, e.g. the round, tell repeated draws apart."""
+    """A new counter-based generator (Philox; Salmon et al., SC 2011) for one key. ``purpose`` names the draw,
+    e.g. ``"partition"``; ``rank`` is the drawing node; counters, e.g. the round, distinguish repeated
+    draws."""
     seeds: Any = _Key(key(seed, purpose, rank, *counters))  # an ISeedSequence, which NumPy's types leave out
     return np.random.Generator(np.random.Philox(seeds))
 
 
 class _Key(ISeedSequence):
-    """Hands a key to Philox unchanged. (``Philox(key=...)`` is the same generator, but first asks the system for entropy.)"""
+    """Passes a key to Philox unchanged. (``Philox(key=...)`` is the same generator, but first requests
+    entropy from the system.)"""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits

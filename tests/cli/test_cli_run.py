@@ -96,7 +96,7 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
         ),
         (
             ["--set", "task.name=mnist", "--set", "data_root=nowhere"],
-            "is no folder; accepted: a folder with hub/",
+            "is not a folder; accepted: a folder with hub/",
         ),
         (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: an integer"),
         (["--set", "stop={}"], "stop.rounds, stop.time_s, stop.bytes"),

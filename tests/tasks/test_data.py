@@ -144,9 +144,9 @@ def test_a_data_root_without_the_data_set(tmp_path):
     (tmp_path / "root").write_text("")
     for root in (tmp_path / "nowhere", tmp_path / "root"):
         assert refused(root).startswith(
-            f"data_root: {root}/hub/{HUB_ID} is no folder; accepted: a folder with hub/{HUB_ID}"
+            f"data_root: {root}/hub/{HUB_ID} is not a folder; accepted: a folder with hub/{HUB_ID}"
         )
-    assert f"data_root: {tmp_path}/hub/{HUB_ID} is no folder" in refused(tmp_path)
+    assert f"data_root: {tmp_path}/hub/{HUB_ID} is not a folder" in refused(tmp_path)
     (tmp_path / "hub" / HUB_ID).mkdir(parents=True)
     assert "split 'train': 0 rows; accepted: 12" in refused(tmp_path)
 

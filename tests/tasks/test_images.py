@@ -72,7 +72,7 @@ def test_subset_of_real_data_and_its_partitions():
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
 def test_a_missing_data_root_is_refused_before_anything_is_loaded(name, tmp_path):
-    with pytest.raises(BadInput, match=r"data_root: .* is no folder"):
+    with pytest.raises(BadInput, match=r"data_root: .* is not a folder"):
         build("task", name).load(tmp_path / "nowhere", 1)
 
 

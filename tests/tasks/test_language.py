@@ -241,7 +241,7 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
     recorded = run.metrics.filter(node=1, round=4)["test_loss"].item()
     inputs, targets = setup.task.test
     assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
-    with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is no folder"):
+    with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is not a folder"):
         prepare(experiment(**{**said, "data_root": str(tmp_path)}))
 
 

@@ -129,7 +129,7 @@ def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
 
 
 def test_a_missing_data_root_is_refused(tmp_path):
-    assert "is no folder" in refused(tmp_path / "nowhere")
+    assert "is not a folder" in refused(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="hidden"):
         build("task", {"name": "shakespeare", "model": {"name": "lstm", "hidden": 0}})
 

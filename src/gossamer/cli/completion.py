@@ -1,4 +1,4 @@
-"""The shell's offers when a command is completed: examples, names, and the fields of experiments with their values."""
+"""Shell completion: examples, names, and the fields of experiments with their values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import typer
 
 Offers = list[tuple[str, str]]
-"""Texts, and what they mean."""
+"""Completions and their descriptions."""
 
 
 def experiments(incomplete: str) -> Offers:
-    """Files of the working directory, and the experiments that come with gossamer."""
+    """Files in the working directory, and the experiments included in gossamer."""
     return _files(incomplete, sweeps=False)
 
 
 def sweeps(incomplete: str) -> Offers:
-    """Files of the working directory, and the sweeps that come with gossamer."""
+    """Files in the working directory, and the sweeps included in gossamer."""
     return _files(incomplete, sweeps=True)
 
 
@@ -40,7 +40,7 @@ def kinds(incomplete: str) -> Offers:
 
 
 def names(ctx: typer.Context, incomplete: str) -> Offers:
-    """The names of the kind that was given."""
+    """The names of the given kind."""
     return _names(str(ctx.params.get("kind")), incomplete)
 
 
@@ -50,8 +50,8 @@ def algorithms(incomplete: str) -> Offers:
 
 
 def assignments(incomplete: str) -> Offers:
-    """The fields of an experiment and of every component that it may name, a level at a time, and behind "=" the values of a
-    field."""
+    """The fields of an experiment and of every component that it may name, one level at a time, and the
+    values of a field after "="."""
     schema = _schema()
     path, separator, _ = incomplete.partition("=")
     fields = [each for each in _fields(schema, schema) if each[0].count(".") == path.count(".")]
@@ -62,7 +62,8 @@ def assignments(incomplete: str) -> Offers:
 
 
 def _fitting(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
-    """The offers that begin as the text does. Their descriptions are short, since some shells take each line for an offer."""
+    """The completions that begin with the text. Their descriptions are short, since some shells treat each
+    line as a completion."""
     return [
         (text, textwrap.shorten(meaning, 50, placeholder=" …"))
         for text, meaning in offers
@@ -87,19 +88,20 @@ def _names(kind: str, incomplete: str) -> Offers:
 
 
 def _schema() -> dict[str, Any]:
-    """The schema, which takes seconds to make: it is kept in the user's cache folder until a file of gossamer changes."""
+    """The schema. It takes seconds to build, so it is cached in the user's cache folder until a file of
+    gossamer changes."""
     from gossamer.files import cache_folder
 
     sources = Path(__file__).parents[1].rglob("*.py")
     file = cache_folder() / "schema.json"
-    with suppress(OSError, ValueError):  # missing or damaged: it is made again
+    with suppress(OSError, ValueError):  # missing or damaged: it is rebuilt
         if file.stat().st_mtime > max(source.stat().st_mtime for source in sources):
             kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return kept
     from gossamer.config.schema import json_schema
 
     schema = json_schema()
-    with suppress(OSError):  # a folder that can't be written makes completion slow, no more
+    with suppress(OSError):  # an unwritable folder only makes completion slow
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(schema), encoding="utf-8")
     return schema
@@ -117,7 +119,7 @@ def _fields(schema: dict[str, Any], node: Any, prefix: str = "") -> Iterator[tup
 
 
 def _values(schema: dict[str, Any], node: Any) -> Iterator[str]:
-    """The values of a field that can be written out; of a component its name."""
+    """The values of a field that can be listed; for a component, its name."""
     node = _found(schema, node)
     for each in (*node.get("anyOf", ()), node.get("properties", {}).get("name", {})):
         yield from _values(schema, each) if each else ()
@@ -127,7 +129,7 @@ def _values(schema: dict[str, Any], node: Any) -> Iterator[str]:
 
 
 def _found(schema: dict[str, Any], node: Mapping[str, Any]) -> Any:
-    """A node, or what it refers to."""
+    """A node of the schema, with its reference resolved."""
     for key in node["$ref"].removeprefix("#/").split("/") if "$ref" in node else ():
         schema, node = schema[key], schema[key]
     return node

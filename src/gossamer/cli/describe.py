@@ -1,5 +1,5 @@
-"""``gossamer report``, ``verify`` and ``topology``: pages of runs, whether their records are whole, and the graph of an
-experiment."""
+"""``gossamer report``, ``verify`` and ``topology``: report pages, the integrity of records, and the graph of
+an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from gossamer.cli.options import File, Json, Overrides, Quiet, argument, option, print_json
 from gossamer.errors import BadInput
 
-_ROUNDS = 1000  # in which a change of the graph is searched for
+_ROUNDS = 1000  # rounds in which to look for a change of the graph
 
 
 def topology(
@@ -31,7 +31,7 @@ def topology(
     if isinstance(getattr(experiment.topology, "weights", None), DataSize):
         from gossamer.runtime.setup import prepare
 
-        schedule = prepare(experiment).topology  # with the partition of the task's data
+        schedule = prepare(experiment).topology  # needs the partition of the task's data
     else:
         schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
@@ -69,22 +69,28 @@ def report(
     out: Annotated[
         Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    figures: Annotated[Path | None, option("A folder for figures of the metrics.")] = None,
+    figures: Annotated[Path | None, option("Write figures of the metrics to this folder.")] = None,
     format_: Annotated[
         str | None,
-        option("Of figures: pdf (default), svg, png.", "--format"),
+        option("Format of the figures: pdf (default), svg or png.", "--format"),
     ] = None,
-    width: Annotated[str, option("Of figures, e.g. 3.3in (a column of a paper), 84mm.")] = "3.3in",
+    width: Annotated[
+        str, option("Width of the figures, e.g. 3.3in (a column of a paper) or 84mm.")
+    ] = "3.3in",
     axis: Annotated[
         list[str] | None,
-        option("Of figures: round, time_s, wall_s, bytes; default: that of the page.", metavar="AXIS"),
+        option(
+            "Axis of the figures: round, time_s, wall_s or bytes; default: that of the page.", metavar="AXIS"
+        ),
     ] = None,
     baseline: Annotated[
         str | None, option("Compare in pairs of equal seeds with this cell or group.", metavar="NAME")
     ] = None,
     metrics: Annotated[
         str | None,
-        option("Compare and draw these metrics; default: of evaluation sets.", metavar="NAME[,NAME...]"),
+        option(
+            "Compare and draw these metrics; default: those of evaluation sets.", metavar="NAME[,NAME...]"
+        ),
     ] = None,
     time_to: Annotated[
         list[str] | None,
@@ -98,24 +104,27 @@ def report(
         str | None, option("Compare this metric's mean over the rounds.", metavar="METRIC")
     ] = None,
     relative_to: Annotated[
-        str | None, option("With --area: its difference to another metric's, in %.", metavar="METRIC")
+        str | None, option("With --area: the difference from another metric's mean, in %.", metavar="METRIC")
     ] = None,
     per: Annotated[
         list[str] | None,
-        option("A line for each cell and value of this axis, over the rest of the grid.", metavar="AXIS"),
+        option(
+            "Print a line for each cell and value of this axis, over the rest of the grid.", metavar="AXIS"
+        ),
     ] = None,
     by_hops: Annotated[
         str | None,
-        option("Show this metric by distance from the poisoned nodes; a table.", metavar="METRIC"),
+        option("Print a table of this metric by distance from the poisoned nodes.", metavar="METRIC"),
     ] = None,
     animate: Annotated[
         Path | None,
-        option("A GIF or PNG: the graph, coloured by the first of --metrics.", metavar="FILE"),
+        option("Animate the graph, coloured by the first of --metrics, as a GIF or PNG.", metavar="FILE"),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a report page of one or several runs, and compare them: one HTML file that needs no network."""
+    """Write a report page about one or several runs, and compare them. It is one HTML file that needs no
+    network."""
     from gossamer.results import comparison, spread
     from gossamer.results.formatting import print_table
     from gossamer.results.groups import default_baseline, find_baseline
@@ -135,7 +144,7 @@ def report(
     if len(groups) > 1 or metrics or time_to or budget or area:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
-    # A page of several runs must not replace the page of a run.
+    # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
@@ -169,8 +178,9 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Check that records and checkpoints are whole, and belong to their run; one line for each problem."""
-    logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # what is wrong is printed below
+    """Check that records and checkpoints are complete and belong to their run. Prints one line for each
+    problem."""
+    logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # problems are printed below
     from gossamer.results.verify import problems_of, runs_in
 
     folders = dict.fromkeys(folder for path in runs for folder in (path, *runs_in(path)))

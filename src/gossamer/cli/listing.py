@@ -1,4 +1,5 @@
-"""``gossamer list`` and ``gossamer schema``: what an experiment can name, and the JSON Schema of its file."""
+"""``gossamer list`` and ``gossamer schema``: the names that an experiment can use, and the JSON Schema of its
+file."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def listing(
     name: Annotated[str | None, argument("One name of the kind.", None, completion.names)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the names that an experiment can use; what those of a KIND are; or the parameters of one NAME."""
+    """List the names that an experiment can use, describe those of a KIND, or list the parameters of one
+    NAME."""
     from gossamer.config import examples
     from gossamer.config.registry import KINDS
     from gossamer.config.schema import components, json_schema
@@ -76,7 +78,7 @@ def _chosen(field: str, name: str, accepted: Mapping[str, Any]) -> Any:
 
 
 def _console() -> Any:
-    """Of the terminal's width, up to one that reads well; of 80 columns in a file or a pipe."""
+    """A console with the terminal's width, up to a readable one, or 80 columns in a file or a pipe."""
     from rich.console import Console
 
     width = min(shutil.get_terminal_size().columns, _WIDEST)
@@ -84,7 +86,7 @@ def _console() -> Any:
 
 
 def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
-    """Print names with a text next to each, which is wrapped or cut off."""
+    """Print names with a text next to each, which is wrapped or truncated."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2), expand=True)
@@ -100,7 +102,7 @@ def _parameters(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(definition: dict[str, Any], key: str) -> str:
-    """A parameter's default as a file would have it, or its type where a value is required."""
+    """A parameter's default in YAML, or its type if a value is required."""
     node = definition["properties"][key]
     return f"({type_text(node)})" if key in definition["required"] else _yaml(node.get("default"))
 
@@ -114,7 +116,7 @@ def _described(definition: dict[str, Any], key: str) -> str:
 
 
 def type_text(node: dict[str, Any]) -> str:
-    """The values that a schema accepts, in words."""
+    """The values accepted by a schema, as text."""
     if "$ref" in node:
         last = str(node["$ref"]).rpartition("/")[2]
         return last if last.islower() else "mapping"

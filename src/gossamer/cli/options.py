@@ -32,7 +32,7 @@ def argument(
 
 
 def overriding(what: str) -> Any:
-    """The option ``--set``, which overrides ``what``."""
+    """The option ``--set``, which overrides the fields described by ``what``."""
     return option(
         f"Override {what}. May be repeated.",
         "--set",
@@ -52,9 +52,11 @@ File = Annotated[
 ]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
 CellOverrides = Annotated[list[str] | None, overriding("a field of all cells, or seeds")]
-Jobs = Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)]
+Jobs = Annotated[
+    int | None, option("Number of runs at the same time; default: by the number of cores.", min=1)
+]
 ExecutorName = Annotated[
-    str | None, option("Have an executor do the runs: ray, or module:factory.", "--workers", metavar="NAME")
+    str | None, option("Submit the runs to an executor: ray, or module:factory.", "--workers", metavar="NAME")
 ]
 Out = Annotated[Path, option("The folder for all runs.")]
 Report = Annotated[bool, option("Write report.html into the run's folder.")]
@@ -63,7 +65,8 @@ Json = Annotated[bool, option("Print one JSON object instead of text.", "--json"
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one JSON object; null stands for what JSON has no number for, and text for paths and their like."""
+    """Print a value as one JSON object, with null for non-finite numbers, and text for paths and similar
+    objects."""
     typer.echo(json.dumps(_finite(value), default=str))
 
 
@@ -77,7 +80,8 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turns Ctrl-C into one line and an exit code, where the run itself does not handle it; decorates a command."""
+    """Decorator of a command that turns Ctrl-C into one line and an exit code, if the run itself does not
+    handle it."""
     try:
         yield
     except KeyboardInterrupt:

@@ -26,7 +26,7 @@ from gossamer.errors import BadInput, GossamerError, RunFailed
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
-"""Errors of the system rather than of this program: no space, a limit, a disk that fails."""
+"""Errors of the system rather than of this program, such as a full disk, a limit, or a failing disk."""
 
 app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
@@ -61,7 +61,7 @@ for _command in (demo, new, run, resume, sweep, reproduce, report, verify, listi
 
 
 class _Handler(logging.Handler):
-    """Logs to the standard error of the moment: a live display takes its place to make room for lines."""
+    """Logs to the current standard error, which a live display replaces to make room for lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # a closed terminal
@@ -71,19 +71,19 @@ class _Handler(logging.Handler):
 def main() -> None:
     """The program ``gossamer``."""
     handler = _Handler()
-    # Libraries that set their own level (Parsl) are heard from warnings on, too.
+    # Libraries that set their own level (Parsl) are also limited to warnings and above.
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
-    # Otherwise Python searches all of torch for garbage at its end, for half a second.
+    # Otherwise, Python's garbage collection of torch takes half a second at exit.
     atexit.register(gc.freeze)
     sys.exit(_main())
 
 
 def _main() -> int:
-    """Run the command; gives the exit code."""
+    """Run the command. Returns the exit code."""
     try:
-        # Not standalone, so that an error of the parser is one line, too.
+        # Not standalone, so that parser errors are also one line.
         return app(prog_name="gossamer", standalone_mode=False) or 0
     except typer.Abort:
         return _say(INTERRUPTED, "interrupted")

@@ -1,4 +1,4 @@
-"""The command that runs what a paper claims, and says what came of it."""
+"""The command that runs the reproduction of a paper and reports the verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ def reproduce(
         str | None,
         argument("A reproduction, a sweep file with that section, or all.", "NAME", completion.reproductions),
     ] = None,
-    small: Annotated[
-        bool, option("A check in minutes, which needs no data that has to be fetched.", "--small")
-    ] = False,
+    small: Annotated[bool, option("A check in minutes that needs no downloaded data.", "--small")] = False,
     full: Annotated[
-        bool, option("The published size; first its time and memory are estimated.", "--full")
+        bool, option("The published size, after an estimate of its time and memory.", "--full")
     ] = False,
     overrides: CellOverrides = None,
     jobs: Jobs = None,
@@ -41,8 +39,8 @@ def reproduce(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run what a paper claims, as far as it has not been run, and write a page with the verdicts. Without a NAME, list the
-    reproductions."""
+    """Run the experiments behind a paper's claims that have not been run yet, and write a page with the
+    verdicts. Without a NAME, list the reproductions."""
     from gossamer.reproduce import load, names
     from gossamer.results.formatting import print_table
 

@@ -43,14 +43,16 @@ ListenAt = Annotated[
     str | None, option("Run the nodes on workers that join here.", "--listen", metavar="HOST:PORT")
 ]
 Token = Annotated[
-    str | None, option("What workers must know: at least 16 characters.", envvar="GOSSAMER_TOKEN")
+    str | None, option("The secret that workers must know, at least 16 characters.", envvar="GOSSAMER_TOKEN")
 ]
 MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1)]
 Workers = Annotated[
     str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
-EngineName = Annotated[Literal["simulate", "processes"] | None, option("In place of the file's engine.")]
-Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
+EngineName = Annotated[
+    Literal["simulate", "processes"] | None, option("Use this engine instead of the file's.")
+]
+Profile = Annotated[bool, option("Print the time spent in each part, and the peak memory.", "--profile")]
 Unfinished = Annotated[
     bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
 ]
@@ -103,7 +105,8 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
+    """Continue a run from its newest checkpoint, after it was killed, stopped or failed, or with a later
+    end."""
     from gossamer.config import Experiment
 
     where = _listen(listen, token, min_workers, workers)
@@ -178,17 +181,19 @@ def worker(
     token: Annotated[
         str, option("The token of the run.", "--join", metavar="TOKEN", envvar="GOSSAMER_TOKEN")
     ],
-    slots: Annotated[int | None, option("The most nodes to take; default: one per core.", min=1)] = None,
+    slots: Annotated[
+        int | None, option("Maximum number of nodes to run; default: one per core.", min=1)
+    ] = None,
     address: Annotated[
         str | None, option("This machine's address for other nodes; default: the one that reaches HOST.")
     ] = None,
     data_root: Annotated[
-        Path | None, option("Where this machine has the data, if not where the experiment says.")
+        Path | None, option("The data folder on this machine, if not the experiment's.")
     ] = None,
     wait_s: Annotated[float, option("Seconds to wait for the coordinator.", "--wait")] = 60.0,
     quiet: Quiet = False,
 ) -> None:
-    """Join a run and carry out some of its nodes, until it is over."""
+    """Join a run and execute some of its nodes until it ends."""
     from gossamer.runtime.processes.channel import parse_address
     from gossamer.runtime.processes.security import check_token
 
@@ -202,7 +207,7 @@ def worker(
 
 
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
-    """Where workers join, as the options say."""
+    """Where workers join, according to the options."""
     from gossamer.runtime.processes.fork_server import Listen
     from gossamer.runtime.processes.security import check_token, new_token
 
@@ -216,7 +221,7 @@ def _listen(address: str | None, token: str | None, least: int, workers: str | N
 
 @contextmanager
 def _server(raw: dict[str, Any], listen: Listen | None) -> Iterator[ForkServer | None]:
-    """The fork server, if nodes are processes of this machine: it imports torch while this process does."""
+    """The fork server, if nodes are processes on this machine. It imports torch while this process does."""
     from gossamer.config import engine_name
 
     if listen is not None or engine_name(raw.get("engine", {})) != "processes":
@@ -236,7 +241,7 @@ def _watch(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Carry out a run with a progress display, and print its summary."""
+    """Run an experiment with a progress display, and print its summary."""
     from gossamer.progress import watching
     from gossamer.results.tidy import final_summary
 
@@ -248,7 +253,7 @@ def _watch(
 
         try:
             page = write_report([done], done.path / "report.html")
-        except BadInput as error:  # such as a missing library for charts: the run itself is done
+        except BadInput as error:  # e.g. a missing plotting library; the run itself is done
             typer.echo(f"no report: {error}", err=True)
     if as_json:
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
@@ -268,7 +273,7 @@ def _print(lines: list[tuple[str, str]]) -> None:
 
 
 def _profile(done: Run) -> list[tuple[str, str]]:
-    """Where the time of a run went, and the peak of memory."""
+    """The time spent in each part of a run, and the peak memory."""
     wall_s, parts = done.wall_s or 0.0, dict(done.figures.get("profile") or {})
     if parts:
         parts["events"] = wall_s - sum(parts.values())

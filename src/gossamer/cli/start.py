@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 _TEMPLATE = Path(__file__).parent / "template"
 _GRAPHS = ("{name: random-regular, degree: 4}", "star")
-"""An algorithm's first graph is the first of these that it accepts."""
+"""A new algorithm's experiment uses the first of these graphs that it accepts."""
 
 
 def demo(out: Out = Path("runs"), report: Report = True, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Sixteen nodes learn handwritten digits; ends by naming the report page. (It is: gossamer run quickstart)."""
+    """Train sixteen nodes on handwritten digits, and print the path of the report. Same as: gossamer run
+    quickstart."""
     run(Path("quickstart"), out=out, report=report, quiet=quiet, as_json=as_json)
 
 
@@ -38,11 +39,11 @@ def new(
     algorithm: Annotated[
         str | None,
         option(
-            "Begin with the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms
+            "Start from the source of this algorithm.", metavar="NAME", autocompletion=completion.algorithms
         ),
     ] = None,
 ) -> None:
-    """Write an algorithm, an experiment with it, and a test of it, to begin with."""
+    """Write a new algorithm, an experiment with it, and a test of it."""
     from gossamer.config.registry import find
     from gossamer.config.schema import json_schema
 
@@ -55,7 +56,7 @@ def new(
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         source = inspect.getsource(sys.modules[cls.__module__])
-        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # which are taken
+        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # their names are taken
         experiment = _naming(cls, experiment)
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:
@@ -70,7 +71,8 @@ def new(
 
 
 def _naming(cls: type[Component], experiment: str) -> str:
-    """The experiment with the copy of an algorithm, all of its parameters, and a graph that it accepts."""
+    """The experiment file for the copy of an algorithm, with all of its parameters and a graph that it
+    accepts."""
     from gossamer.config import Experiment
     from gossamer.runtime.setup import prepare
 

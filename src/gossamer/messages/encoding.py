@@ -346,7 +346,7 @@ class Reader:
         except FrameError:
             raise
         except (msgpack.UnpackException, ValueError) as error:
-            raise FrameError(f"the structure is no msgpack, or ends early: {error}") from None
+            raise FrameError(f"the structure is not msgpack, or ends early: {error}") from None
 
     def value(self, depth: int) -> Any:
         """As :meth:`next`, with msgpack's own errors."""

@@ -1,4 +1,4 @@
-"""Reproductions: sweeps that say what a paper claims, and what came of it here."""
+"""Reproductions: sweeps with a paper's claims, and the results obtained here."""
 
 from gossamer.reproduce.claims import Check, Claim, Finding, Verdict, find
 from gossamer.reproduce.reproduction import Reproduction, load, names, write_page

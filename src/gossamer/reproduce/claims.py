@@ -1,7 +1,7 @@
-"""The claims of a paper, as conditions on the cells of a sweep, and the verdicts on them.
+"""The claims of a paper as conditions on the cells of a sweep, and the verdicts on them.
 
-A condition holds if the whole 95 % confidence interval of its number meets it, and does not hold if none of the interval
-does. Otherwise, and where there is no interval, these runs do not decide it."""
+A condition holds if the whole 95 % confidence interval of its number meets it, and does not hold if no part
+of the interval does. Otherwise, or without an interval, these runs do not decide it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Check(Section):
 
     Attributes:
         cell: the cell's name in progress lines and tables.
-        baseline: the cell that it is compared with, in pairs of equal seeds.
+        baseline: the cell with which it is compared, in pairs of equal seeds.
         measure: see :func:`gossamer.results.comparison.measure`.
-        number: the mean over the seeds, or the ``difference`` to the baseline, or the ``ratio``.
-        at_least, at_most: the bounds of the number, of which one is required."""
+        number: the mean over the seeds, or the ``difference`` from the baseline, or the ``ratio`` to it.
+        at_least, at_most: the bounds of the number. At least one is required."""
 
     cell: str
     measure: str
@@ -52,7 +52,8 @@ class Check(Section):
 
 
 class Claim(Section):
-    """A sentence of a paper, and the conditions that it stands for; ``small`` says whether a small size can decide them."""
+    """A sentence of a paper, and the conditions that express it. ``small`` tells whether the small size can
+    decide them."""
 
     text: str
     small: bool = True
@@ -61,8 +62,8 @@ class Claim(Section):
 
 @dataclass(frozen=True)
 class Finding:
-    """The number of a condition with half the width of its interval, or None if it has none (of this number of ``runs``,
-    ``known`` have one), and the verdict."""
+    """The number of a condition with half the width of its interval, or None if it has none (``known`` of the
+    ``runs`` have one), and the verdict."""
 
     check: Check
     value: float | None
@@ -98,8 +99,8 @@ class Finding:
 
 
 def find(claim: Claim, groups: Sequence[Group]) -> tuple[Verdict, list[Finding]]:
-    """The verdict on a claim, and on each of its conditions, from the runs of the cells. A cell that does not exist is bad
-    input."""
+    """The verdict on a claim and on each of its conditions, from the runs of the cells. BadInput for a cell
+    that does not exist."""
     found = [_find(check, groups) for check in claim.checks]
     return together(each.verdict for each in found), found
 
@@ -109,7 +110,7 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
     found = set(verdicts)
     if len(found) == 1:
         return found.pop()
-    # Of conditions that were left out there is no verdict.
+    # Conditions that were left out have no verdict.
     return "holds in part" if found >= {"holds", "does not hold"} else "not decidable here"
 
 

@@ -1,5 +1,5 @@
-"""A reproduction: a sweep file that says, in a section of its own, what the paper claims and where its setting differs; and
-its page in Markdown (``page.md``): claim, setting, result, verdict and cost, with the figure."""
+"""A reproduction: a sweep file with a section about the paper's claims and the departures from its setting,
+and its page in Markdown (``page.md``): claim, setting, result, verdict and cost, with the figure."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Reproduction(Section):
     """The section ``reproduction`` of a sweep file.
 
     Attributes:
-        title: a line.
+        title: the title, one line.
         paper: authors, title, venue, figure.
         published: the published setting.
-        departures: how the file differs from it.
-        small: changes of the sweep (``seeds``, ``cells``, ``grid``, or fields of all cells) for a check within ten minutes on
-            two cores, which needs no data that has to be fetched.
-        full: the same for the published size.
-        figure: what is drawn.
-        claims: what the paper says."""
+        departures: how the file differs from the published setting.
+        small: changes to the sweep (``seeds``, ``cells``, ``grid``, or fields of all cells) for a check that
+            takes at most ten minutes on two cores and needs no downloaded data.
+        full: the changes for the published size.
+        figure: the figure to draw.
+        claims: the paper's claims."""
 
     title: str
     paper: str
@@ -61,18 +61,18 @@ class Reproduction(Section):
 
 
 def names() -> list[str]:
-    """The names of the reproductions that come with gossamer, such as ``decentralizepy/figure5``."""
+    """The names of the reproductions included in gossamer, such as ``decentralizepy/figure5``."""
     return examples.names(_FOLDER, sweeps=True)
 
 
 def load(
     path: str | Path, size: Size | None = None, overrides: Iterable[str] = (), out: str | Path = "runs"
 ) -> tuple[Reproduction, Sweep]:
-    """The reproduction of a name or a file, and its sweep in a size: None is that of the file. A size has a folder of its
-    own.
+    """The reproduction with a name or in a file, and its sweep in a size; None is the size in the file. Each
+    size has its own folder.
 
     Raises:
-        BadInput: for anything that can't be used."""
+        BadInput: for invalid content."""
     file = examples.located(path, _FOLDER, sweeps=True)
     raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base' and 'reproduction'")
     if "reproduction" not in raw:
@@ -104,15 +104,15 @@ _SETTING = [
     *("nodes", "task", "partition", "topology", "algorithm", "codec", "optimizer", "batch_size", "compute"),
     *("network", "stop"),
 ]
-"""The fields of an experiment that the page shows, as far as all cells have them in common."""
+"""The fields of an experiment that the page shows, if they are the same in all cells."""
 
 Verdicts = list[tuple[str, Verdict, list[Finding]]]
 """The text of each claim, the verdict on it, and its conditions."""
 
 
 def write_page(described: Reproduction, sweep: Sweep) -> Verdicts:
-    """Write ``reproduction.md`` and the figure, as PDF and PNG, into the sweep's folder, from the runs that are done; gives
-    the verdicts."""
+    """Write ``reproduction.md`` and the figure, as PDF and PNG, into the sweep's folder, from the finished
+    runs. Returns the verdicts."""
     groups = groups_of(sweep)
     verdicts = [(claim.text, *find(claim, groups)) for claim in described.claims]
     figures, asked = [], described.figure

@@ -1,4 +1,5 @@
-"""The display of a sweep: a line for each run that ends, above a live table on a terminal; then the results."""
+"""The display of a sweep: a line for each finished run, above a live table on a terminal, then the
+results."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LOOK_S = 0.5
-"""Seconds between two looks at the folders of the runs."""
+"""Seconds between two checks of the runs' folders."""
 
 
 @contextmanager
 def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserver]:
-    """An observer for a sweep: lines above a table where standard error is a terminal, lines elsewhere, none when quiet."""
+    """An observer for a sweep: lines above a live table if standard error is a terminal, only lines
+    otherwise, nothing if quiet."""
     if quiet or not on_live_terminal():
         yield SweepObserver() if quiet else Lines()
         return
@@ -48,7 +50,7 @@ def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserv
 
 
 class Lines(SweepObserver):
-    """One line for each run that ends, on standard error."""
+    """Prints one line for each finished run on standard error."""
 
     def __init__(self) -> None:
         self._seconds = stopwatch()
@@ -57,14 +59,14 @@ class Lines(SweepObserver):
         said = f"{state.status}: {state.cause}" if state.cause else state.status
         done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {said}"
         left = ""
-        if counts.ended and counts.left:  # from the mean of the runs of this call
+        if counts.ended and counts.left:  # estimated from the mean of the runs of this call
             left = f"{seconds_text(round(self._seconds() / counts.ended * counts.left))} left"
         with suppress(OSError):  # a full disk or a closed terminal ends the display, not the sweep
             print(*filter(None, (done, value, left)), sep="  ", file=sys.stderr, flush=True)
 
 
 class _LiveTable(Lines):
-    """The lines, above a live table: a row for the sweep, and one for each run under way."""
+    """The lines, above a live table with a row for the sweep and one for each running run."""
 
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class _LiveTable(Lines):
             return
         self._looked_s = self._seconds()
         for run, planned in self._running.items():
-            # The executor may have begun a run a second time: then the last one counts.
+            # The executor may have started a run twice; the last one counts.
             if segment := max(self._segments(run) - self._before, default=None):
                 row = self._rows.get(run)
                 if row is None or row.segment != segment:
@@ -101,7 +103,7 @@ class _LiveTable(Lines):
 
 
 class _Row(Quiet):
-    """The row of a run, with round and first metric as another process records them in its folder."""
+    """The row of a run, with the round and first metric that another process records in its folder."""
 
     def __init__(self, planned: Planned, segment: Path, progress: Progress, task: TaskID | None) -> None:
         super().__init__(planned.experiment)
@@ -110,8 +112,8 @@ class _Row(Quiet):
         self.task = progress.add_task(planned.title, total=self._last, said="") if task is None else task
 
     def look(self) -> None:
-        """Read and show what is new."""
-        # The run may have just ended, or a network disk may not show all of it yet.
+        """Read and show new values."""
+        # The run may have just ended, or a network file system may not show all of it yet.
         with suppress(BadInput, OSError):
             rows, self._position = read_appended(self.segment, self._position)
             for row in rows:
@@ -140,7 +142,7 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
 
 
 def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str, Any]:
-    """The results of a sweep for scripts; numbers that are not finite are null."""
+    """The results of a sweep for scripts. Non-finite numbers are null."""
     table = finite(sweep.results())
     failures = [
         {

@@ -1,4 +1,4 @@
-"""Execution of a sweep: the runs that are left go to an executor, and their results are collected."""
+"""Execution of a sweep: the remaining runs are submitted to an executor, and their results are collected."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_results, write_state
 
 _LOOK_S = 0.2
-"""Seconds between two looks at whether the user wants it to stop."""
+"""Seconds between two checks whether the user has stopped the sweep."""
 _turn = threading.Lock()
-"""Runs in one process take turns, since they share torch's generator and number of threads."""
+"""Runs in one process take turns, since they share torch's generator and thread count."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The progress of the chosen runs: how many there are (equal experiments count once), ended before this call, were done
-    or failed in this call, and run now, as far as the executor knows."""
+    """The progress of the chosen runs: the numbers of all runs (equal experiments count once), of those that
+    ended before this call, succeeded or failed in this call, and are running according to the executor."""
 
     total: int
     skipped: int = 0
@@ -57,19 +57,19 @@ class Counts:
 
 
 class SweepObserver:
-    """Watches a sweep; shows nothing."""
+    """Base class of observers of a sweep. It shows nothing."""
 
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
-        """Show that a run has ended, with its first metric in words, or that the executor lost it."""
+        """Show that a run has ended, with its first metric as text, or that the executor lost it."""
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of :func:`run_sweep`: counts of the chosen runs; those that have failed or diverged, in this call or
-    before, with their state; and whether the user stopped it early."""
+    """The result of :func:`run_sweep`: counts of the chosen runs, the runs that failed or diverged in this
+    call or earlier with their states, and whether the user stopped the sweep."""
 
     counts: Counts
     failed: tuple[tuple[Planned, State], ...]
@@ -86,26 +86,27 @@ def run_sweep(
     again: bool = False,
     observer: SweepObserver | None = None,
 ) -> SweepOutcome:
-    """Do the runs of a sweep that are not done, and collect the results of all.
+    """Do the unfinished runs of a sweep, and collect the results of all runs.
 
-    Runs that were interrupted or stopped, or that an executor lost before they began, start again. The results depend
-    neither on the executor nor on the number of jobs.
+    Runs that were interrupted or stopped, or lost by an executor before they began, start again. The results
+    depend neither on the executor nor on the number of jobs.
 
     Args:
-        sweep: what to run; it is recorded in its folder.
-        executor: any ``concurrent.futures.Executor``, which the caller shuts down; or the name of one, as for
-            ``gossamer sweep --workers``. It gets a function of this package and plain data, and returns plain data; its
-            workers must see the sweep's folder under the same path. None: processes of this machine.
-        jobs: the number of those processes; None is as many as the cores carry (one for the engine ``processes``,
-            whose time is real, and for a GPU).
+        sweep: the sweep to run. It is recorded in its folder.
+        executor: any ``concurrent.futures.Executor``, which the caller shuts down, or the name of one, as for
+            ``gossamer sweep --workers``. It gets a function of this package and plain data, and returns plain
+            data. Its workers must see the sweep's folder under the same path. None: processes on this
+            machine.
+        jobs: the number of these processes. None is chosen by the number of cores (one for the engine
+            ``processes``, whose time is real, and for a GPU).
         only: names of the cells to run; empty is all.
         retry_failed: whether runs that failed or diverged start again.
-        again: whether runs that are done start again; their records stay, and the newest that is done counts.
+        again: whether finished runs start again. Their records are kept, and the newest finished one counts.
         observer: watches the progress, such as :class:`gossamer.sweep.display.Lines`.
 
     Raises:
-        BadInput: before any work starts, naming the cell. With an executor, data is first read where a run is done:
-            missing data then fails the run.
+        BadInput: before any work starts, with the name of the cell. With an executor, data is only read by
+            the runs, so missing data fails a run.
     """
     if executor is not None and jobs is not None:
         raise BadInput("--jobs: accepted without --workers, whose executor knows how many runs it takes")
@@ -140,7 +141,7 @@ def run_sweep(
 
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
-    """The number of experiments that this machine's cores carry at once."""
+    """The number of experiments that this machine's cores can run at the same time."""
     widths = [1]
     for experiment in experiments:
         engine = experiment.engine
@@ -151,16 +152,16 @@ def jobs_for(experiments: Sequence[Experiment]) -> int:
 
 
 def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one run, on an executor's worker; errors are returned, not raised.
+    """Do one run on an executor's worker. Errors are returned, not raised.
 
     Args:
-        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's folder in it),
-            ``command`` (to record), ``stop`` (a file that exists once the user has stopped the sweep) and ``path`` (for
-            modules).
+        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's
+            folder in it), ``command`` (to record), ``stop`` (a file that exists once the user has stopped the
+            sweep) and ``path`` (for importing modules).
 
     Returns:
-        ``status``, ``cause`` (of a failure or a divergence, in one line), ``folder`` (the attempt's, if it was created) and
-        ``value`` (the first metric, in words).
+        ``status``, ``cause`` (of a failure or a divergence, in one line), ``folder`` (of the attempt, if it
+        was created) and ``value`` (the first metric as text).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
     with _turn, _heeding(Path(job["stop"])):
@@ -180,7 +181,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Quiet(Display):
-    """Says nothing, since there may be hundreds of runs."""
+    """Prints nothing, since there may be hundreds of runs."""
 
     round: int | None = None
     """Of the latest evaluation."""
@@ -193,18 +194,19 @@ class Quiet(Display):
 
     @property
     def value(self) -> str:
-        """The first metric at the latest evaluation, in words."""
+        """The first metric at the latest evaluation, as text."""
         return f"{metric_title(self.headline[0])} {numerals(self.headline[1])[0]}" if self.headline else ""
 
 
 @contextmanager
 def _heeding(stop: Path) -> Iterator[None]:
-    """End a run in this process in order once the file ``stop`` is there, if the run handles signals: in a main thread."""
+    """End a run in this process cleanly once the file ``stop`` exists, if the run handles signals, i.e. in a
+    main thread."""
     over, usual = threading.Event(), signal.getsignal(signal.SIGTERM)
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            # A run that is setting up does not listen yet; one that is told already does not listen any more.
+            # A run does not handle the signal during setup, nor after the first one.
             if stop.exists() and signal.getsignal(signal.SIGTERM) is not usual:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
@@ -219,7 +221,7 @@ def _heeding(stop: Path) -> Iterator[None]:
 
 
 def _check(todo: Sequence[Planned]) -> None:
-    """Find bad input before work starts, by loading the data once for each cell."""
+    """Find bad input before work starts, by loading the data of each cell once."""
     for name, each in {each.cell.name: each for each in reversed(todo)}.items():
         try:
             prepare(each.experiment)
@@ -252,7 +254,8 @@ class _Campaign:
         self._pending: dict[Future[Any], Planned] = {}
 
     def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
-        """Do all runs, or until the user stops the sweep; ``alone`` says that no two run at the same time."""
+        """Do all runs, or until the user stops the sweep. ``alone`` tells that no two runs execute at the
+        same time."""
         out = self._sweep.folder.resolve()
         stop = out / ".stopped"
         stop.unlink(missing_ok=True)
@@ -292,7 +295,7 @@ class _Campaign:
         return True
 
     def _take_back(self) -> None:
-        """Take back what has not begun, as far as the executor can; the rest finds the file."""
+        """Cancel the runs that have not begun, if the executor can; the others find the file ``stop``."""
         for future in list(self._pending):
             with suppress(NotImplementedError):  # Parsl's
                 if future.cancel():
@@ -320,7 +323,7 @@ class _Campaign:
         if state.status in ("done", *ENDED_BADLY):
             counts = self.counts
             self.counts = replace(counts, **{state.status: getattr(counts, state.status) + 1})
-        with suppress(OSError):  # it is written once more at the end
+        with suppress(OSError):  # it is written again at the end
             write_state(self._sweep, self.states)
         if state.status != "pending" or state.cause is not None:
             self._observer.ended(planned, state, self.counts, value)

@@ -20,11 +20,11 @@ from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import states
 
 _TRIAL_S = 2.0
-"""Seconds after which a trial ends, once a round has ended."""
+"""Seconds after which a trial ends, at the earliest after one round."""
 
 
 class _Trial(Display):
-    """Ends a run in order, as Ctrl-C does, when it has gone on for long enough to tell how long it would take."""
+    """Ends a run cleanly, like Ctrl-C, once it has run long enough to estimate its total time."""
 
     wall_s_of_all: float | None = None
 
@@ -39,7 +39,7 @@ class _Trial(Display):
     def progress(self, rounds: int, time_s: float) -> None:
         share, now = self.share(rounds, time_s), self._seconds()
         if self._first is None and share > 0 and rounds >= self._nodes:
-            self._first = share, now  # after what only the first round costs
+            self._first = share, now  # after the one-time costs of the first round
         elif self._first is not None and share > self._first[0]:
             first, began = self._first
             self.wall_s_of_all = began + (1 - first) * (now - began) / (share - first)
@@ -52,9 +52,10 @@ class _Trial(Display):
 
 
 def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
-    """The cost of a run of a cell: ``wall_s``, real seconds of a run alone; ``memory_bytes``, in a simulation those of the
-    vectors (models, messages, optimizer states), with real processes what the nodes share with nobody; and ``by``, what was
-    measured: the ``runs`` of the cell that are done, or else a trial."""
+    """The cost of a run of a cell: ``wall_s``, real seconds of a run by itself; ``memory_bytes``, the memory
+    of the vectors (models, messages, optimizer states) in a simulation, or the private memory of the nodes
+    with real processes; and ``by``, the basis of the measurement: the finished ``runs`` of the cell, or else
+    a trial."""
     walls = [each.wall_s for each in runs if each.wall_s is not None]
     if walls:
         known = [size for size in map(_memory_bytes, runs) if size is not None]
@@ -110,7 +111,7 @@ def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:
 
 
 def print_plan(sweep: Sweep, chosen: Sequence[Planned]) -> None:
-    """Print the plan, and how long the runs that are left take one at a time."""
+    """Print the plan, and the time that the remaining runs take one at a time."""
     rows = plan(sweep, chosen)
     head = ["cell", "overrides", "seed", "status", "time", "memory", "measured on"]
     shown = [

@@ -1,6 +1,7 @@
-"""The executor of this machine: processes that each do one call at a time.
+"""The executor for this machine: processes that each handle one call at a time.
 
-A ``ProcessPoolExecutor`` would lose all its runs when one of its processes is killed, and could not tell which run it was.
+A ``ProcessPoolExecutor`` would lose all its runs if one of its processes is killed, and could not tell which
+run was the cause.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from gossamer.errors import GossamerError
 from gossamer.runtime.processes.system import describe_exit, die_with
 
 _KILL_S = 10.0
-"""Seconds that an idle worker has to end after its channel is closed."""
+"""Seconds within which an idle worker has to end after its channel is closed."""
 
 
 class WorkerDied(GossamerError):
-    """A worker's process ended during a call; the message says how."""
+    """A worker's process ended during a call. The message says how."""
 
 
 class LocalPool(ThreadPoolExecutor):
-    """Threads with a worker process each, which gets and answers calls as lines of JSON. A worker that dies is replaced.
-    The output of workers goes line by line to this process's standard error, where a live display makes room for it.
+    """Threads with one worker process each, which receives and answers calls as lines of JSON. A worker that
+    dies is replaced. The workers' output is copied line by line to this process's standard error, where a
+    live display makes room for it.
 
-    Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
+    Workers have their own sessions, so Ctrl-C at the terminal reaches only this process. They end when it
+    ends.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,14 +48,14 @@ class LocalPool(ThreadPoolExecutor):
         self._printer.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a worker call a function of a module; arguments and result are what JSON can represent.
+        """Let a worker call a function of a module. Arguments and result must be representable in JSON.
 
-        The future raises :class:`WorkerDied` if the call ends its process.
+        The future raises :class:`WorkerDied` if the worker's process ends during the call.
         """
         return super().submit(self._ask, json.dumps([fn.__module__, fn.__qualname__, args, kwargs]))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers after the calls that were submitted; at once with ``cancel_futures``."""
+        """End the workers after the submitted calls, or at once with ``cancel_futures``."""
         if cancel_futures:
             super().shutdown(wait=False, cancel_futures=True)
             for worker in list(self._workers):
@@ -62,7 +65,7 @@ class LocalPool(ThreadPoolExecutor):
             for worker in list(self._workers):
                 _end(worker)
             self._stderr.close()
-            self._printer.join(_KILL_S)  # a process that a run has left would keep it open
+            self._printer.join(_KILL_S)  # a process left behind by a run would keep it open
 
     def _ask(self, call: str) -> Any:
         worker: subprocess.Popen[str] | None = getattr(self._own, "worker", None)
@@ -71,7 +74,7 @@ class LocalPool(ThreadPoolExecutor):
             self._workers.add(worker)
         assert worker.stdin is not None
         assert worker.stdout is not None
-        with suppress(BrokenPipeError):  # it is dead, and gives no answer
+        with suppress(BrokenPipeError):  # the worker is dead, and will not answer
             print(call, file=worker.stdin, flush=True)
         answer = worker.stdout.readline()
         if not answer.endswith("\n"):
@@ -82,7 +85,7 @@ class LocalPool(ThreadPoolExecutor):
 
 
 def _print(printed: int) -> None:
-    """Print what workers print, until all have closed it."""
+    """Print the workers' output until all have closed it."""
     with open(printed, errors="replace") as lines:
         for line in lines:
             with suppress(OSError):  # a closed terminal
@@ -102,7 +105,7 @@ def _start(stderr: IO[str]) -> subprocess.Popen[str]:
 
 
 def _end(worker: subprocess.Popen[str]) -> str:
-    """Close a worker's channel, which ends it; says how it ended."""
+    """Close a worker's channel, which ends it. Returns a description of how it ended."""
     try:
         worker.communicate(timeout=_KILL_S)
     except (subprocess.TimeoutExpired, BrokenPipeError):
@@ -114,10 +117,10 @@ def _end(worker: subprocess.Popen[str]) -> str:
 
 
 def work(parent: int) -> None:
-    """A worker process: answer calls until its parent closes the channel, or is gone."""
+    """The main function of a worker process: answer calls until the parent closes the channel or ends."""
     die_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a run prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a run's output must not be taken for an answer
     for line in sys.stdin:
         module, name, args, kwargs = json.loads(line)
         value = getattr(importlib.import_module(module), name)(*args, **kwargs)

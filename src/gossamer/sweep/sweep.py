@@ -1,4 +1,4 @@
-"""Sweep: many experiments that differ in named ways, the cells; and the folders of their runs."""
+"""Sweep: many experiments that differ in named ways (the cells), and the folders of their runs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _MOST_SEEDS = 100_000
 _OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
-"""Fields of an experiment that belong to the sweep, and why."""
+"""Fields of an experiment that belong to the sweep, and the reason."""
 
 
 def text_keys(value: Any) -> Any:
-    """Text keys, where YAML reads a bare ``7:`` as a number."""
+    """Convert keys to text, since YAML reads a bare ``7:`` as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _counted(value: Any) -> Any:
-    """A number of seeds stands for 1, 2, ..."""
+    """Expand a number of seeds to 1, 2, ..."""
     if isinstance(value, int) and 0 < value <= _MOST_SEEDS:
         return list(range(1, value + 1))
     if value is not None and not isinstance(value, list):
@@ -58,7 +58,7 @@ class SweepFile(Section):
     seeds: Annotated[list[Seed] | None, BeforeValidator(_counted)] = None
     cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(text_keys)] = None
     grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(text_keys)] = None
-    reproduction: dict[str, Any] | None = None  # which gossamer reproduce reads
+    reproduction: dict[str, Any] | None = None  # read by gossamer reproduce
 
     @field_validator("cells", "grid", "seeds")
     @classmethod
@@ -72,16 +72,17 @@ class SweepFile(Section):
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of overrides. ``name`` tells it from every other, e.g. ``"divshare, topology.degree=3"``; ``labels``
-    are the same in parts, which become columns; ``overrides`` are in the order in which they are applied."""
+    """One combination of overrides. ``name`` is unique, e.g. ``"divshare, topology.degree=3"``; ``labels``
+    are its parts, which become columns; ``overrides`` are in the order in which they are applied."""
 
     name: str
     labels: Mapping[str, Any]
     overrides: Sequence[tuple[str, Any]]
 
     def apply(self, raw: dict[str, Any], folder: Path | None, given: Iterable[str] = ()) -> None:
-        """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative to ``folder``.
-        To undo an assignment of the command line, to one of the paths ``given``, is bad input."""
+        """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative
+        to ``folder``. BadInput if they would undo an assignment from the command line, to one of the paths
+        ``given``."""
         said = {path: deepcopy(_value_at(raw, path)) for path in given}
         for path, value in self.overrides:
             assign(raw, path, placed(value, folder), "override", Experiment)
@@ -93,14 +94,14 @@ class Cell:
             )
 
     def tags(self, short: str) -> dict[str, str]:
-        """The words that choose the cell on the command line: ``axis=value`` with the axis, and names."""
+        """The words that select the cell on the command line (``axis=value`` and names), with their axes."""
         points = {f"{axis}={value}": axis for axis, value in self.labels.items() if axis != "cell"}
         return points | dict.fromkeys((self.name, short, str(self.labels.get("cell", self.name))), "cell")
 
 
 def _cells(file: SweepFile, base_name: str) -> list[Cell]:
-    """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
-    a file without cells and grid."""
+    """The cells of a sweep, in the file's order; the last key of the grid changes fastest. A file without
+    cells and grid has one cell, ``base_name``."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
     _check_not_own("grid", file.grid or {})
     for name, overrides in named.items():
@@ -121,7 +122,8 @@ def _cells(file: SweepFile, base_name: str) -> list[Cell]:
 
 
 def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The values of one key of the grid: label, value. A component's name stands for it, if there is one of that name."""
+    """The values of one key of the grid, as (label, value). The label of a component is its name, if this is
+    unique."""
     if not values:
         raise BadInput(f"grid.{key}: no value; accepted: at least one")
     if isinstance(values, Mapping):
@@ -140,7 +142,7 @@ def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, An
 
 
 def _label(value: Any) -> Any:
-    """A label that fits into a table: a plain value unchanged, everything else as text."""
+    """A label for a table: plain values are unchanged, everything else becomes text."""
     if isinstance(value, Mapping):
         return " ".join(
             str(item) if key == "name" else f"{key}={_label(item)}" for key, item in value.items()
@@ -155,7 +157,7 @@ def _check_not_own(where: str, keys: Iterable[str]) -> None:
 
 
 def _value_at(raw: Mapping[str, Any], path: str) -> Any:
-    """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is not there."""
+    """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is missing."""
     found: Any = raw
     for name in path.split("."):
         if isinstance(found, list) and name.isdecimal():
@@ -166,7 +168,7 @@ def _value_at(raw: Mapping[str, Any], path: str) -> Any:
 
 
 def _kept(before: Any, after: Any) -> bool:
-    """Whether a value is still there; more may have been added to it."""
+    """Whether a value is still present. Other fields may have been added to it."""
     if isinstance(before, Mapping):
         return isinstance(after, Mapping) and all(_kept(each, after.get(key)) for key, each in before.items())
     if isinstance(before, str) and isinstance(after, Mapping):
@@ -176,8 +178,9 @@ def _kept(before: Any, after: Any) -> bool:
 
 @dataclass(frozen=True)
 class Planned:
-    """One experiment of a sweep, with its seed. ``run`` is the folder of its attempts within the sweep's, which equal
-    experiments of two cells share; ``short`` is the cell's name without what all cells have in common."""
+    """One experiment of a sweep, with its seed. ``run`` is the folder of its attempts within the sweep's
+    folder, which equal experiments in different cells share. ``short`` is the cell's name without the parts
+    that all cells have in common."""
 
     cell: Cell
     experiment: Experiment
@@ -204,13 +207,13 @@ class Sweep:
         """Read a sweep file and check every experiment in it.
 
         Args:
-            path: a YAML file (docs/sweeps.md); relative paths in it are relative to it. Or the name of a sweep that comes
-                with gossamer, such as "sweeps/quickstart".
+            path: a YAML file (docs/sweeps.md), in which relative paths are relative to the file, or the name
+                of a sweep included in gossamer, such as "sweeps/quickstart".
             overrides: assignments like ``"stop.rounds=50"`` for all cells, or to ``seeds``.
             out: the folder of all runs.
 
         Raises:
-            BadInput: for anything that can't be used, naming the cell.
+            BadInput: for invalid content, with the name of the cell.
         """
         file = examples.located(path, sweeps=True)
         raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base'")
@@ -229,7 +232,7 @@ class Sweep:
         overrides: Iterable[str] = (),
         out: str | Path = "runs",
     ) -> Sweep:
-        """The sweep that a mapping describes; relative paths are relative to ``folder``, else as for
+        """The sweep described by a mapping. Relative paths are relative to ``folder``; otherwise as in
         :meth:`load`."""
         given, own = list(overrides), dict(raw)
         seeds = [each for each in given if each.startswith("seeds=")]
@@ -253,20 +256,22 @@ class Sweep:
         grid = file.grid or {}
         for key in set(paths) & grid.keys():
             if isinstance(values := grid[key], list) and len(values) == 1:
-                grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
+                grid[key] = [
+                    _value_at(base, key)
+                ]  # an assignment on the command line replaces a field's only value
         cells = _cells(file, str(base.get("name", file.name)))
         planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds that every cell is run with."""
+        """The seeds with which every cell is run."""
         return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
-        """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, an entry of
-        ``cells``, which stands for all its cells, or ``axis=value`` of the grid, which keeps those cells of the others that
-        have the value. A name that no cell has is bad input."""
+        """The experiments of the cells selected by ``only``, or of all cells. Names are a cell's full name,
+        its name in progress lines, or an entry of ``cells``, which selects all its cells. An ``axis=value``
+        of the grid restricts the selection to cells with this value. BadInput for a name that no cell has."""
         tags = {each.cell.name: each.cell.tags(each.short) for each in self.planned}
         axes = {text: axis for each in tags.values() for text, axis in each.items()}
         wanted: dict[str, set[str]] = {}
@@ -283,7 +288,8 @@ class Sweep:
         )
 
     def to_yaml(self) -> str:
-        """A sweep file of the same experiments, whose base is the first cell with every field, and absolute paths."""
+        """A sweep file for the same experiments, with absolute paths. Its base is the first cell with every
+        field."""
         dumps = {
             each.cell.name: each.experiment.model_dump(mode="json", exclude={*_OWN}) for each in self.planned
         }
@@ -338,9 +344,10 @@ def _planned(
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
-    """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. Fields that do not
-    change its results (name, threads, trackers) are left out; data in the data root is identified by its name.
-    ``digests`` are of files, each of which is read once, so that a sweep sees one state of it."""
+    """A key that distinguishes the runs of a sweep: a hash of the whole experiment and of the files that it
+    names. Fields that do not change its results (name, threads, trackers) are left out; data in the data root
+    is identified by its name. ``digests`` caches the hashes of files, so that each file is read once and a
+    sweep sees only one state of it."""
     left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
     said = experiment.model_dump(mode="json", exclude=left_out)
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
@@ -355,7 +362,7 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """Every path in a component's parameters, also in those of nested components."""
+    """Every path in a component's parameters, including those of nested components."""
     if isinstance(value, Path):
         yield value
     elif isinstance(value, BaseModel | Mapping):

@@ -32,14 +32,15 @@ _FIGURES: dict[str, Any] = {
 log = logging.getLogger(__name__)
 
 Status = Literal["done", "diverged", "failed", "stopped", "interrupted", "pending"]
-"""``diverged``: ended because a model was not finite; ``stopped``: by the user, in order; ``interrupted``: begun, with no
-record of its end; ``pending``: never begun."""
+"""``diverged``: ended because a model was not finite; ``stopped``: ended cleanly by the user;
+``interrupted``: begun, but without a record of its end; ``pending``: never begun."""
 ENDED_BADLY: tuple[Status, ...] = ("failed", "diverged")
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of one run, why it failed, diverged or has not begun (in one line), and the attempt that counts, if any."""
+    """The state of one run, the reason (in one line) why it failed, diverged or has not begun, and the
+    attempt that counts, if any."""
 
     status: Status = "pending"
     cause: str | None = None
@@ -52,7 +53,7 @@ def states(sweep: Sweep) -> dict[str, State]:
 
 
 def state_of(folder: Path) -> State:
-    """The state of a run: of the attempt that is done, or else of the last one (ids sort by time)."""
+    """The state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
     attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
     found = [_ended(attempt) for attempt in attempts]
     return next((state for state in found if state.status == "done"), found[0] if found else State())
@@ -93,11 +94,11 @@ def results(sweep: Sweep) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        The cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over the nodes at the last complete
-        evaluation (of ages and shares of time, over the whole run), as ``best_<metric>`` the best of such means, and as
-        ``area_<metric>`` their mean over the rounds (:class:`~gossamer.results.tidy.Final`);
-        ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``,
-        the run's folder within the sweep's. A value that is not recorded is null.
+        The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes at the last
+        complete evaluation (for ages and shares of time, over the whole run), ``best_<metric>`` as the best
+        such mean, and ``area_<metric>`` as the mean over the rounds (:class:`~gossamer.results.tidy.Final`);
+        ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
+        nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}
@@ -117,10 +118,10 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
 
 def _final(state: State) -> dict[str, Any]:
-    """The final figures of a run by the names of their columns; none of a run that was not begun, or that can't be read."""
+    """The final figures of a run, by column name; empty for a run that was not begun or can't be read."""
     try:
         final = None if state.folder is None else final_summary(Run(state.folder))
-    except BadInput as error:  # which leaves the others' results
+    except BadInput as error:  # the results of the other runs are kept
         log.error("%s", error)
         return {}
     if final is None:
@@ -133,12 +134,13 @@ def _final(state: State) -> dict[str, Any]:
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done; another column is bad
-    input.
+    """Statistics of a numeric column of :func:`results` over the seeds of each cell, for finished runs.
+    BadInput for any other column.
 
     Returns:
-        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and ``high``,
-        the ends of the 95 % confidence interval by Student's t (null for less than two runs).
+        A row per cell, in the table's order: its labels, ``runs`` (the number that have the metric),
+        ``mean``, and ``low`` and ``high``, the ends of the 95 % confidence interval by Student's t (null for
+        fewer than two runs).
     """
     labels = table.columns[: table.columns.index("seed")]
     accepted = [name for name in table.columns if name not in {*labels, *_STATE, "run"}]
@@ -158,7 +160,7 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 
 def groups_of(sweep: Sweep) -> list[Group]:
-    """The cells as groups of their runs that are done; those that can't be read do not count."""
+    """The cells as groups of their finished runs. Unreadable runs do not count."""
     at, runs = states(sweep), dict[str, list[Run]]()
     for each in sweep.planned:
         state, found = at[each.run], runs.setdefault(each.cell.name, [])
@@ -177,8 +179,9 @@ def groups_of(sweep: Sweep) -> list[Group]:
 
 
 def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison:
-    """The cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline: the name of a cell, or
-    what several cells have in common; None is the first entry of ``cells``, or the first value of an axis."""
+    """Compare the cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline:
+    the name of a cell, or a part of the name that several cells share. None is the first entry of ``cells``,
+    or the first value of an axis."""
     groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     runs = [run for group in groups for run in group.runs]

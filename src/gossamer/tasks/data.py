@@ -194,7 +194,7 @@ def hub_folder(
         folder = data_root / "hub" / hub_id
         if not folder.is_dir():
             accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
-            raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
+            raise BadInput(f"data_root: {folder} is not a folder; accepted: {accepted}")
         return folder.resolve()
     snapshot_download = package("huggingface_hub", "'gossamer[data]'").snapshot_download
     try:

@@ -236,7 +236,7 @@ def model_factory(
         return component.factory(data_root, **facts)
     if not isinstance(component, FunctionComponent):
         accepted = "a ModelSource, an nn.Module class, or a function that creates a module"
-        raise BadInput(f"task.model: {component.name_of()!r} is no model; accepted: {accepted}")
+        raise BadInput(f"task.model: {component.name_of()!r} is not a model; accepted: {accepted}")
     return partial(component.call, **facts)
 
 
@@ -259,7 +259,7 @@ def classification(
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     """The task of a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
     if not isinstance(component, TaskSource | FunctionComponent):
-        raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
+        raise BadInput(f"task: {component.name_of()!r} is not a task; accepted: a TaskSource or a function")
     try:
         if isinstance(component, TaskSource):
             task = component.load(data_root, seed)

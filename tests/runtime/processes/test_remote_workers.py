@@ -136,7 +136,7 @@ def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_sam
     while not any("round 20" in text for text in fleet.said().splitlines()):
         time.sleep(0.01)
     fleet.kill(coordinator)
-    assert "goes on from checkpoint" in fleet.said()
+    assert "continues from checkpoint" in fleet.said()
     assert [fleet.wait(pid) for pid in pids] == [1, 1]
     assert "the coordinator was out of reach for 3 s: this worker's nodes have ended" in fleet.said()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The algorithm of algorithm.py learns, and a second run gives the same bits."""
+"""The algorithm in algorithm.py learns, and a second run gives the same bits."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from gossamer import Experiment, Run, run
 
 
 def short_run(folder: Path) -> Run:
-    """Fewer rounds of the experiment, with data that are spread evenly."""
+    """Run the experiment for fewer rounds, with evenly distributed data."""
     file = Path(__file__).parent / "experiment.yaml"
     return run(Experiment.load(file, ["stop.rounds=30", "partition=iid"]), folder)
 

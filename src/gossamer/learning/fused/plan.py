@@ -158,7 +158,7 @@ class _Reader(TorchFunctionMode):
         if name in _QUESTIONS and not isinstance(result, Tensor):
             return result
         if not args or args[0] is not self._result:
-            raise Unknown(f"operations that are no chain ({name})")
+            raise Unknown(f"operations that are not a chain ({name})")
         if func in _RESHAPES:
             if self._loss is not None or result.shape != (len(self._result), math.prod(self._shape)):
                 raise Unknown(f"{name} to {tuple(result.shape)}")
@@ -177,7 +177,7 @@ class _Reader(TorchFunctionMode):
     def _start(self, parameter: Tensor | None) -> int:
         if parameter is None:
             return -1
-        name = self._names.get(id(parameter), "a tensor that is no parameter")
+        name = self._names.get(id(parameter), "a tensor that is not a parameter")
         if name not in self._starts:
             raise Unknown(f"a parameter that is frozen or used twice ({name})")
         return self._starts.pop(name)

@@ -171,7 +171,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
         ),
         (
             HELLO + begin(total=14, head=14) + EMPTY_HEAD[:-1] + b"\xc1",
-            "bad message: the structure is no msgpack",
+            "bad message: the structure is not msgpack",
         ),
         (
             HELLO + begin(total=15, head=14) + EMPTY_HEAD + b"x",
