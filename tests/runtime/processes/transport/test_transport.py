@@ -425,7 +425,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
         (hello(0, TOKEN), "answered as rank 0"),
         (hello(1, b"another run's to"), "the token of another run"),
         (hello(1, TOKEN) + credit(10**9), "acknowledged 1000000000 bytes of"),
-        (hello(1, TOKEN) + message(0, 1)[0], "no place here"),
+        (hello(1, TOKEN) + message(0, 1)[0], "unexpected frame"),
     ],
 )
 @on_loop

@@ -208,7 +208,7 @@ def test_chunks_of_another_message_are_refused() -> None:
 
 def test_only_credit_comes_back_to_the_side_that_dialled() -> None:
     for frame in (begin(), abort(0)):
-        with pytest.raises(FrameError, match="no place here"):
+        with pytest.raises(FrameError, match="unexpected frame"):
             list(Decoder(None).feed(HELLO + frame))
 
 

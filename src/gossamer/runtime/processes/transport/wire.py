@@ -75,7 +75,8 @@ LEAVE = _BARE.pack(Kind.LEAVE)
 
 
 def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
-    """The frame that opens a connection, or answers with the caller's ``connection`` and the ``expected`` message."""
+    """The frame that opens a connection, or answers with the caller's ``connection`` and the ``expected``
+    number."""
     return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected)
 
 
