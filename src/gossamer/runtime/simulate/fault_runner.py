@@ -149,8 +149,7 @@ class FaultRunner:
     # --- single faults
 
     def _depart(self, rank: int) -> None:
-        """A node leaves in order, after a completed round. The others notice once all its messages have
-        landed."""
+        """A node leaves in order, after a round. The others notice once all its messages have landed."""
         text = f"node {rank} left after round {self._nodes[rank].round}"
         self._recorder.node_ended(self._nodes[rank])
         self.left.add(rank)

@@ -127,8 +127,7 @@ class Links(ABC):
     Args:
         limit: size of the largest message that receivers accept, bytes.
         deliver: by rank, the function that puts a message into the node's mailbox.
-        watch: called for each transfer after it has left its sender or was cancelled, possibly at a later
-            instant.
+        watch: called for each transfer after it has left its sender or was cancelled, possibly later.
 
     Attributes:
         flights: tracks the messages in flight, if the run makes checkpoints."""
@@ -239,8 +238,8 @@ class Links(ABC):
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
-        """Stop sending a message, and call :meth:`_interrupt` if a part of it has left. False if all of it
-        has left."""
+        """Stop sending a message; calls :meth:`_interrupt` if a part has left. False if all of it has
+        left."""
 
     def settle(self) -> None:
         """Count, and watch, all messages that have left by now."""
@@ -399,8 +398,7 @@ class Links(ABC):
         return self._traffic[rank]
 
     def _include(self, rank: int, traffic: Traffic) -> None:
-        """Add the bytes that a node has sent and received since the last call to the use of its links, at
-        current rates."""
+        """Add a node's bytes since the last call to the use of its links, at current rates."""
         for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):
             if (rate := self._rates[link]) > 0:
                 self._busy_s[link] += (nbytes - self._included[link]) / rate

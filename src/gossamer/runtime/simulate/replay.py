@@ -140,8 +140,7 @@ class Replay:
         return True
 
     def need(self, rank: int) -> None:
-        """A row that is not on record needs a node's model. ReplayDiffers if the node has not been
-        restored."""
+        """An unrecorded row needs a node's model. ReplayDiffers if the node has not been restored."""
         if rank not in self.restored:
             raise ReplayDiffers(f"a row that depends on node {rank} is missing from the record")
 
