@@ -217,7 +217,7 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
 
 
 def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
-    """Whether nodes may be away."""
+    """Whether nodes may be absent."""
     restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
     return bool(faults.affected) or restarts
 

@@ -90,7 +90,8 @@ class Unpacker(Generic[M]):
 
 
 class Channel(Generic[M]):
-    """One end of a connection, with blocking reads and writes; further arguments as for :class:`Unpacker`."""
+    """One end of a connection, with blocking reads and writes. ``kinds`` and ``largest`` are as for
+    :class:`Unpacker`."""
 
     def __init__(self, end: socket.socket, kinds: Any, largest: int = LARGEST) -> None:
         self._socket = end
@@ -106,7 +107,7 @@ class Channel(Generic[M]):
         return True
 
     def receive(self) -> M | None:
-        """Wait for one message, and read no further; None when the other end is gone."""
+        """Wait for one message, and read nothing after it; None when the other end is gone."""
         head = self._exactly(_LENGTH.size)
         body = None if head is None else self._exactly(self._unpacker.length(head))
         return None if body is None else self._unpacker.decoded(body)
@@ -245,7 +246,7 @@ class Session(Generic[M]):
         return self.channel is None or not self._kept
 
     def _acknowledge(self, count: int) -> None:
-        """The first ``count`` messages of the conversation have arrived."""
+        """Forget the kept messages among the first ``count`` ones, which have arrived."""
         if not 0 <= count - self._acknowledged <= len(self._kept):
             raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
         while self._acknowledged < count:

@@ -62,7 +62,7 @@ class Final(Message):
 
     round: int
     model: bytearray
-    private: int | None  # bytes of memory that it shared with no other process
+    private: int | None  # bytes of memory that its process shared with no other
 
 
 class Marked(Message):
@@ -238,7 +238,7 @@ class Job(Message):
     files: dict[str, bytes]  # for a worker on another machine, which has its own folder
     checkpoint: int | None  # number of the checkpoint from which the run resumes
     next_checkpoint: int
-    digest: str  # of the experiment that the coordinator has, for checkpoints
+    digest: str  # of the coordinator's experiment, for checkpoints
     token: bytes  # identifies the nodes of this run to each other
     certificates: list[bytes]  # of every rank (DER); empty without TLS
     reconnect_s: float  # how long the worker tries to reach a lost coordinator

@@ -92,7 +92,7 @@ class Clock:
         return self.at(self.now_ns + to_ns(seconds), order, rank, call, background=background)
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
-        """Call at this instant, once every coroutine waits and no event of the instant is left."""
+        """Make a call at this instant, once every coroutine waits and no event of the instant is left."""
         self._quiet.append((rank, call))
 
     def forget(self, event: ClockEvent) -> None:

@@ -38,7 +38,7 @@ inverse."""
 UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
 MANY_DUE = 1000  # predictions that are kept without removing outdated ones
 ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
-CLOSE = 1e-12  # a relative change of a level up to this is rounding, and is not passed on
+CLOSE = 1e-12  # relative changes of a level up to this are rounding errors, and are ignored
 
 _Levels = list[float]
 _Bound = Callable[[_Levels], float]
@@ -109,7 +109,7 @@ class MaxMin(Generic[F]):
             levels[link] = level
             least = min(before, level)
             for flow, bound in self._flows[link].items():
-                if bound(levels) > least:  # otherwise another link decides, before and after
+                if bound(levels) > least:  # otherwise another link is decisive, before and after
                     changed[flow] = None
                     for other in flow.links:
                         if other not in moved and levels[other] > least and other != link:

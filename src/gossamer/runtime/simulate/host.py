@@ -143,7 +143,7 @@ class FaultyHost(SimHost):
             self.happen(call)
 
     def happen(self, call: Callable[[], None]) -> None:
-        """Make a call on the node's behalf as soon as it is not frozen, or never if it is dead by then."""
+        """Make a call on the node's behalf once it is not frozen, or never if it is dead by then."""
         if self.thawed is not None:
             self._held.append(call)
         elif not self.dead:

@@ -124,7 +124,7 @@ class Replay:
         if (node.round, node.node.now()) != (saved.round, saved.time_s):
             return False
         if traffic["messages_received"] < known["messages_received"]:
-            return False  # it was saved at a later message, after its rounds were over
+            return False  # the node was saved at a later message, after its rounds were over
         # In an extended run, it may have received messages from nodes that had ended.
         compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
         if any(traffic[name] != known[name] for name in compared):

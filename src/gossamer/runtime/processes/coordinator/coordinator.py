@@ -80,10 +80,10 @@ class Coordinator:
         self._said = 0.0
         self._diverged = False
         self._unstartable: str | None = None
-        self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
+        self._traffic: dict[int, dict[str, int]] = {}  # the counters in each node's last row
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
-        # By the nodes' clock, as in the rows.
+        # The nodes' time and the wall time, as in the rows.
         self._time_s, self._wall_s = 0.0, 0.0 if cut is None else cut.wall_s
 
     def run(self) -> Outcome:
@@ -109,7 +109,7 @@ class Coordinator:
         )
 
     def stop(self) -> None:
-        """End the run in order, for the user."""
+        """End the run in order, at the user's request."""
         self._lifecycle.end("stopped")
 
     def fail_to_start(self, why: str) -> None:

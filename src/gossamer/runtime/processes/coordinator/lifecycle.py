@@ -429,7 +429,7 @@ class Lifecycle:
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[node.rank]
         node.arriving = False
-        for rank, why in sorted(self.away.items()):  # also those that were lost while it was introduced
+        for rank, why in sorted(self.away.items()):  # including those that were lost during the introduction
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))

@@ -225,7 +225,7 @@ class JoinedWorkers(Workers):
         data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
         return {str(path.relative_to(self._folder.path)): data}
 
-    # --- workers that join, and are lost
+    # --- joining and losing workers
 
     def _admit(self, said: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
         worker = self._workers.get(said.session)

@@ -124,7 +124,7 @@ class NodeCheckpoints:
         self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
 
     def round_ended(self, saved: Checkpoint) -> None:
-        """The node is at the end of a round (or at its start): take the snapshots that are due."""
+        """Take the snapshots that are due at the end of a round, or at the node's start."""
         self._newest = _Boundary(saved, dict(self._received))
         self._watch()
         self._transport.rounds += 1

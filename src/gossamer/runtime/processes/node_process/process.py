@@ -241,7 +241,7 @@ class NodeProcess:
         """Evaluate a snapshot, off the node's clock, and report its row, with the model for network rows."""
         node, setup = self._node, self._setup
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
-            return  # it has no part in the algorithm
+            return  # the node does not take part in the algorithm
         model, time_s = node.model, self._clock.now()
         spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds

@@ -44,7 +44,7 @@ class Outbox:
         return bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> None:
-        """Queue a message; it is lost at once if its receiver is."""
+        """Queue a message, which is lost at once if its receiver is lost."""
         if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
         else:
@@ -156,7 +156,7 @@ class Outbox:
             link.write(frame)
 
     def _refuse(self, sending: OwnSending) -> None:
-        """A message was modified after it was sent."""
+        """Fail the node, because it modified a message after sending it."""
         self._node.failed(
             GossamerError(
                 f"a vector of a message to node {sending.to} was modified in place after it was"

@@ -73,12 +73,12 @@ class Peer:
         self.incarnation: int | None = None  # the newest known one
         self.ended = -1  # the newest incarnation that is known to be over
         self.lost: str | None = None  # the reason, if it is lost
-        self.silent = 0  # ticks since anything came from it, while it is connected
+        self.silent = 0  # ticks since its last sign of life, while it is connected
         self.dial: asyncio.Task[None] | None = None
-        self.lost_at = 0.0  # when it is lost, unless it answers before
+        self.lost_at = 0.0  # when it counts as lost, unless it answers before
         self.hurry = asyncio.Event()  # set to redial it at once
         # Messages to it.
-        self.used = False  # whether there were messages for it
+        self.used = False  # whether there have been messages for it
         self.dialled = 0  # the number of the newest connection to it
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
@@ -100,7 +100,7 @@ class Peer:
         return None
 
     def acknowledge(self, nbytes: int) -> None:
-        """The first ``nbytes`` bytes of the connection's chunks are acknowledged."""
+        """Release the messages within the first ``nbytes`` bytes of the connection's chunks."""
         while self.unacknowledged and self.unacknowledged[0][0] <= nbytes:
             _, sending = self.unacknowledged.popleft()
             sending.buffers = ()
@@ -132,7 +132,7 @@ class Peer:
         self.first = 0, 0
 
     def forget(self) -> None:
-        """Release the messages that it has not acknowledged."""
+        """Release the unacknowledged messages."""
         for _, sending in self.unacknowledged:
             sending.release()
         self.unacknowledged.clear()

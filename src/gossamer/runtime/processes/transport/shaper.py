@@ -34,7 +34,7 @@ SLOWEST = 1.0
 
 
 class Bucket:
-    """A link that bytes pass one after another at a rate, in bytes a second (a token bucket of size 0)."""
+    """A link that bytes pass one after another, at a rate in bytes per second (a token bucket of size 0)."""
 
     def __init__(self, rate: float = math.inf) -> None:
         self.rate = max(rate, SLOWEST)
@@ -128,7 +128,7 @@ class Downlink:
             self._timer.cancel()
             self._timer = None
         if self._bucket.rate == SLOWEST:
-            return  # nothing begins to pass until the rate changes
+            return  # nothing passes until the rate changes
         while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
             piece = heapq.heappop(self._queue)
             last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)

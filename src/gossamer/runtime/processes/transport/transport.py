@@ -104,7 +104,7 @@ class Transport:
     shaper: Shaper | None = None  # applies the network to messages; None has no effect
     security: Security | None = None
     incarnation: int = 0  # number of earlier starts of this node
-    heartbeat_s: float | None = None  # a heartbeat is sent twice in this time
+    heartbeat_s: float | None = None  # two heartbeats are sent in this time
     detection_s: float = 10.0
     """Seconds without a sign of life after which a peer is lost. With heartbeats, a frozen peer is detected
     within ``detection_s + heartbeat_s / 2`` seconds; without them, only a peer that can't be dialled is."""
@@ -320,7 +320,7 @@ class Transport:
     # --- reports of connections
 
     def meet(self, peer: Peer, incarnation: int) -> None:
-        """A peer has named its incarnation, on a new connection."""
+        """Take a peer's incarnation from its greeting on a new connection."""
         restarted = peer.incarnation is not None and incarnation > peer.incarnation
         if incarnation != peer.incarnation:
             peer.disconnect()
@@ -340,7 +340,7 @@ class Transport:
     # --- losing peers
 
     def lose(self, peer: Peer, why: str, *, ended: bool = False) -> None:
-        """A peer is gone until it is reached again; or, if it has ``ended``, until it is restarted."""
+        """Treat a peer as lost until it is reached again or, if it has ``ended``, until it is restarted."""
         if self.closing:
             return
         if ended:

@@ -148,7 +148,7 @@ class Credited(NamedTuple):
 
 
 Event = Hello | Arrived | Credited | Kind
-"""Of the kinds, ABORT, BEAT and LEAVE are events."""
+"""What the decoder yields. Of the kinds, only ABORT, BEAT and LEAVE are events."""
 
 
 class _Message:
@@ -187,7 +187,7 @@ class _Message:
 
 
 def _allocate(spec: BufferSpec) -> Tensor:
-    # On the CPU torch aligns to 64 bytes, as the simulator aligns its rows: both engines then round alike.
+    # torch aligns CPU tensors to 64 bytes, as the simulator aligns its rows, so both engines round alike.
     return torch.empty(spec.shape, dtype=spec.dtype)
 
 
@@ -207,7 +207,7 @@ class Decoder:
         self._message: _Message | None = None
         self._chunk_left = 0
         self.expected = 0
-        """The number of the message that comes next, or must come again if the stream ends here."""
+        """The number of the next message, or of the one to be repeated if the stream ends here."""
         self.frame_bytes = 0
         """Bytes of chunks, headers included, and of aborts so far."""
         self.chunk_bytes = 0

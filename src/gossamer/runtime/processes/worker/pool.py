@@ -1,4 +1,4 @@
-"""The pool of a worker's nodes: each node's process is a fork of this one, and has a channel to it."""
+"""The pool of a worker's nodes: each node's process is forked from this one, and has a channel to it."""
 
 from __future__ import annotations
 
