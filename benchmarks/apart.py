@@ -10,7 +10,7 @@ from typing import Any
 
 
 def answer(code: str) -> Any:
-    """The last line that code prints, as JSON, in a process that can import the benchmarks."""
+    """Run code in a process that can import the benchmarks. Returns its last printed line, parsed as JSON."""
     [said] = answers(code, 1)
     return said
 

@@ -1,4 +1,4 @@
-"""The loop that users would write themselves: plain, fair PyTorch, with a module and an optimizer for each node."""
+"""The loop that users would write: plain, fair PyTorch, with a module and an optimizer for each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gossamer.tasks.task import Task
 
 
 def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[], float]:
-    """Seconds of ``rounds`` steps of every node of an experiment, each with one ``nn.Module`` and one ``torch.optim.SGD``.
+    """Measures the seconds of ``rounds`` steps of every node, each with one ``nn.Module`` and one
+    ``torch.optim.SGD``.
 
     Args:
         setup: the experiment's data, parts and graph.
@@ -50,11 +51,12 @@ def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[
 
 
 def evaluating(task: Task, nodes: int) -> Callable[[], float]:
-    """Seconds to compute the loss and the metrics of many modules on the test set, in batches of a hundred, on all cores.
+    """Measures the seconds for the loss and the metrics of many modules on the test set, in batches of a
+    hundred, on all cores.
 
     Args:
-        task: gives the test set and the measures.
-        nodes: one module each.
+        task: has the test set, the loss and the metrics.
+        nodes: number of modules.
     """
     measures = [task.loss, *task.metrics.values()]
     batches = list(zip(*(torch.split(part, 100) for part in task.test), strict=True))

@@ -1,12 +1,11 @@
-"""``python benchmarks/checkpoints.py``: what checkpoints cost, as a ratio within one run.
+"""``python benchmarks/checkpoints.py``: the cost of checkpoints, as a ratio within one run.
 
     python benchmarks/checkpoints.py [--models NAME,...] [--nodes N] [--every ROUNDS] [--repeats N]
 
-D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet on random
-images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose rounds are so short
-that checkpoints dominate. Runs alternate with and without ``checkpoint: {every_rounds: ROUNDS}``; the seconds are
-those of the second half of the rounds, and the ratio is that of the medians.
-"""
+D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet
+on random images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose
+rounds are so short that checkpoints dominate. Runs alternate with and without checkpoints
+(``every_rounds: ROUNDS``). Seconds are of the second half of the rounds; the ratio is of the medians."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "mlp": ({"name": "digits", "model": {"name": "mlp", "hidden": [64]}}, 200),
 }
-"""The task and the number of rounds."""
+"""Task and number of rounds, by model."""
 
 
 def main() -> None:

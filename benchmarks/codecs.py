@@ -1,9 +1,8 @@
-"""What codecs cost: ``python benchmarks/codecs.py [--only WORD]``.
+"""The cost of codecs: ``python benchmarks/codecs.py [--only WORD]``.
 
-64 nodes, GN-LeNet on random images, three steps of 16 a round. Each codec runs in turns with no codec; printed are the
-median of the ratios of wall time and of processor time, and the bytes of a round as a share of those without a codec.
-On a quiet machine with two cores ``LIMITS`` are the largest ratios of wall time that are wanted.
-"""
+64 nodes, GN-LeNet on random images, three steps of 16 a round. Runs with each codec alternate with runs
+without one. It prints the median ratios of wall time and of CPU time, and the bytes of a round as a share of
+those without a codec. ``LIMITS`` has the largest acceptable ratios of wall time on two quiet cores."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ LIMITS = {"top-k": 1.10, "quantize 8": 1.10, "jwins": 1.30}
 
 
 def measured(codec: Any) -> tuple[float, float, int]:
-    """Wall seconds, processor seconds and bytes of one run."""
+    """Wall seconds, CPU seconds and bytes of one run."""
     described = experiment(
         synthetic("gn-lenet", 3, 32, 6400),
         NODES,

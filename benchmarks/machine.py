@@ -1,4 +1,4 @@
-"""The limits of the machine, against which the other figures are read."""
+"""The limits of the machine, to which other figures are compared."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def describe() -> dict[str, Any]:
 
 
 def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple[float, float]:
-    """GN-LeNet steps of several single-threaded processes at once: no framework, no lock, nothing shared but the machine.
+    """GN-LeNet steps of several single-threaded processes at once: no framework, no lock, nothing shared but
+    the machine.
 
     Args:
-        processes: their number.
-        steps: of each process, after some that are not counted.
-        batch: samples a step.
+        processes: number of processes.
+        steps: measured steps of each process, after a warm-up.
+        batch: samples per step.
         tuned: whether to use ``channels_last`` and an allocator that keeps freed memory.
 
     Returns:
-        Steps a second of all processes, and milliseconds of processor time a step.
+        Steps per second of all processes, and milliseconds of CPU time per step.
     """
     rates, cpu_ms = zip(
         *answers(f"import machine; machine.train({steps}, {batch}, {tuned})", processes), strict=True
@@ -52,7 +53,7 @@ def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple
 
 
 def train(steps: int, batch: int, tuned: bool) -> None:
-    """Print steps a second, and milliseconds of CPU time a step; runs in a separate process."""
+    """Print steps per second, and milliseconds of CPU time per step; runs in a separate process."""
     from gossamer.learning.malloc import keep_freed_memory
     from gossamer.tasks.models import GNLeNet
 

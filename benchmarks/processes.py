@@ -1,22 +1,22 @@
-"""``make bench-processes``: what the engine ``processes`` costs, compared with what the machine can do.
+"""``make bench-processes``: the cost of the engine ``processes``, compared with the limits of the machine.
 
     python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--json FILE]
 
-D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one
-with fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
-one, random images of the same shape are used, which cost the same.
+D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a
+complete one with fewer than six nodes). The data comes from the data root (or the environment variable
+GOSSAMER_DATA_ROOT); without one, random images of the same shape are used, which cost the same.
 
-Printed for each size:
+It prints for each size:
 
-start-up      seconds from the command ``gossamer run`` until all nodes have begun: imports, data and forks included
-node-rounds   a second, over the last three quarters of the rounds
-cpu           milliseconds of CPU time of all nodes and their supervisor, a node-round
-bare          training steps a second of as many processes as cores that do nothing else (``channels_last``, an allocator
-              that keeps freed memory), and a step's CPU time, measured before and after the run; and the run's own steps
-              as a part of them, by the clock and by CPU time (which a busy machine disturbs less)
-private       MiB of a node that no other process shares: mean and maximum over nodes, while they run (sampled before the
-              measured rounds) and at the end of each node
-bytes         that a node sends in a round, over the least possible: degree times parameters times four
+start-up      seconds from the command ``gossamer run`` until all nodes have begun (imports, data, forks)
+node-rounds   per second, over the last three quarters of the rounds
+cpu           milliseconds of CPU time of all nodes and their supervisor, per node-round
+bare          training steps per second of as many bare processes as cores (``channels_last``, an allocator
+              that keeps freed memory), and a step's CPU time, measured before and after the run; and the run's
+              own steps as a share of them, by the clock and by CPU time (which a busy machine disturbs less)
+private       MiB of a node that no other process shares: mean and maximum over nodes, while they run (sampled
+              before the measured rounds) and at the end of each node
+bytes         that a node sends in a round, divided by the minimum: degree times parameters times four
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def beside_bare(nodes: int, data_root: str | None) -> Row:
-    """Measure one size, and the machine before and after it."""
+    """Measure one size, and the bare machine before and after it."""
     before = bare()
     engine = {"name": "processes"}
     row = {"start_up_s": start_up(experiment(nodes, 4, data_root, engine=engine))}
@@ -81,14 +81,15 @@ def beside_bare(nodes: int, data_root: str | None) -> Row:
 
 
 def bare() -> tuple[float, float]:
-    """GN-LeNet steps a second of one bare training process for each core, and milliseconds of CPU time a step."""
+    """GN-LeNet steps per second of one bare process per core, and milliseconds of CPU time per step."""
     return plain_steps(cores(), 300, BATCH, tuned=True)
 
 
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """The experiment: rows of all nodes after each quarter of the rounds, and one node evaluated on few samples."""
+    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few
+    samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(
@@ -142,7 +143,7 @@ class Watcher:
             self.rows.setdefault(row["round"], []).append(dict(row))
 
     def cpu_ms(self) -> float:
-        """Milliseconds of CPU time a node-round, or NaN if the run was too short."""
+        """Milliseconds of CPU time per node-round, or NaN if the run was too short."""
         if len(self.cpu) < 2 or self.cpu[0][0] == self.cpu[1][0]:
             return float("nan")
         (first, before), (last, after) = self.cpu

@@ -1,10 +1,9 @@
-"""``make bench``: what the framework costs, each row as a ratio to a plain PyTorch loop in the same run.
+"""``make bench``: the cost of the framework, each row as a ratio to a plain PyTorch loop in the same run.
 
     python benchmarks/run.py [--json FILE] [--only WORD]
 
-Machines are noisy: only ratios within one run mean something. Each row is measured several times, in turns with its
-baseline; printed are the median of the ratios, and the medians of both sides.
-"""
+Machines are noisy: only ratios within one run are meaningful. Measurements of each row alternate with those
+of its baseline. It prints the median of the ratios, and the medians of both sides."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def main() -> None:
 
 
 def experiment(task: dict[str, Any], nodes: int, batch_size: int, rounds: int, **changes: Any) -> Experiment:
-    """D-PSGD, one step a round, random 5-regular graph, no evaluation."""
+    """D-PSGD with one step per round, a random 5-regular graph and no evaluation."""
     return Experiment.of(
         {
             "name": "bench",
@@ -81,7 +80,7 @@ def synthetic(model: str | dict[str, Any], channels: int, size: int, samples: in
 
 
 def seconds_of(described: Experiment, observer: Observer | None = None) -> float:
-    """Seconds of one whole run; loading and reporting left out."""
+    """Seconds of one whole run, without loading and reporting."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = run(described, folder, observer=observer).wall_s
     assert seconds is not None
@@ -118,7 +117,7 @@ def training(only: str) -> Iterator[Row]:
 
 
 def asynchronous(only: str) -> Iterator[Row]:
-    """Nodes with unequal step times and no barrier, against the synchronous run of as many node-rounds."""
+    """Nodes with unequal step times and no barrier, against a synchronous run of the same length."""
     name = "asynchronous gossip, MLP, 256 nodes"
     if only not in name:
         return
@@ -130,8 +129,8 @@ def asynchronous(only: str) -> Iterator[Row]:
 
 
 def scaling(only: str) -> Iterator[Row]:
-    """Cost of a node-round as the number of nodes grows tenfold, each size in a separate process: from the second round
-    on, and of the whole run, whose first round takes all its memory from the system."""
+    """Cost of a node-round as the number of nodes grows tenfold, each size in a separate process: from the
+    second round on, and for the whole run, whose first round allocates all memory."""
     cases = [("gn-lenet", 3, 32, 1000, 3), ("logistic", 1, 28, 10_000, 4)]
     for model, channels, size, nodes, rounds in cases:
         name = f"{model}, {nodes} to {10 * nodes} nodes"
@@ -151,8 +150,8 @@ def scaling(only: str) -> Iterator[Row]:
 
 
 def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
-    """One run in this process: its microseconds per node-round, and the peak of its memory. The trainer is named, and
-    modules are imported before, because their cost would weigh ten times as much in the small size."""
+    """One run in this process: its microseconds per node-round, and the peak of its memory. The trainer is
+    fixed and modules are imported beforehand, because their cost would weigh more at the small size."""
     engine = {"trainer": "sequential" if model == "gn-lenet" else "batched"}
     seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2, engine=engine))
     described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds, engine=engine)
@@ -170,7 +169,7 @@ def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
 
 
 class Progress(Silent):
-    """Records how many node-rounds were done at which time."""
+    """Records the number of completed node-rounds over time."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -180,7 +179,7 @@ class Progress(Silent):
 
 
 def mixing(only: str) -> Iterator[Row]:
-    """Mixing alone against one copy of the same matrix by as many threads."""
+    """Mixing alone against one copy of the same matrix with the same number of threads."""
     for nodes, length in ((1024, 89_834), (100, 101_770), (4096, 7850)):
         for threads in dict.fromkeys((1, cores())):
             name = f"mixing alone, {nodes} x {length}, degree 5, {threads} threads"
@@ -189,7 +188,7 @@ def mixing(only: str) -> Iterator[Row]:
 
 
 def mixing_of(nodes: int, length: int, threads: int) -> Row:
-    """Seconds of the sums of all nodes of a 5-regular graph, and of a copy, measured in turns."""
+    """Seconds of the sums of all nodes of a 5-regular graph, and of a copy, measured alternately."""
     keep_freed_memory()
     allow_compiled_loops()
     graph: Graph = prepare(no_compute(nodes, 1)).topology.graph(0)
@@ -223,7 +222,7 @@ def mixing_of(nodes: int, length: int, threads: int) -> Row:
 
 
 def evaluation(only: str) -> Iterator[Row]:
-    """Evaluating all nodes on a thousand samples, against one module a node, all cores."""
+    """Evaluating all nodes on a thousand samples, against one module per node, on all cores."""
     for model, channels, size, nodes in (("logistic", 1, 28, 1024), ("mlp", 1, 28, 256)):
         name = f"evaluation of {nodes} nodes, {model} {size}x{size}, 1000 samples"
         if only not in name:
@@ -251,7 +250,7 @@ def evaluation(only: str) -> Iterator[Row]:
 
 
 def overhead(only: str) -> Iterator[Row]:
-    """Wall time of a node-round whose computation is stubbed out: events, messages and mixing of tiny vectors."""
+    """Wall time of a node-round without computation: events, messages and mixing of tiny vectors."""
     name, nodes, rounds = "engine alone, 1000 nodes, five messages each", 1000, 20
     if only in name:
         described = no_compute(nodes, rounds)

@@ -1,14 +1,14 @@
-"""What a run costs by its number of nodes: measured, fitted, and the next size predicted.
+"""The cost of a run by its number of nodes: measured, fitted, and predicted for the next size.
 
     python benchmarks/scale.py [--sizes 1000,10000,100000] [--next 200000] [--rounds 10] [--json FILE]
 
-Each size of ``experiments/scale/100000.yaml`` runs in a process of its own. The parts of its cost are
+Each size of ``experiments/scale/100000.yaml`` runs in its own process. The parts of its cost are
 
-- memory, a + b n: its peak, after what a process has without nodes;
+- memory, a + b n: the peak, where a is the memory of a process without nodes;
 - seconds of a node-round, c + d log10 n: queues, mailboxes and rows leave one cache after the other as n grows;
 - bytes of a node-round, which do not depend on n.
 
-The fit minimises the squares of relative errors. ``--next`` is measured too; 0 leaves it out.
+The fit minimises the squared relative errors. ``--next`` is measured too; 0 skips it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS: dict[str, Callable[[float], float]] = {
     "us_a_node_round": np.log10,
     "bytes_a_node_round": lambda nodes: 0.0,
 }
-"""The parts of the cost, and the function of the number of nodes that each is linear in."""
+"""The parts of the cost, each with the function of the number of nodes in which it is linear."""
 
 
 def main() -> None:
@@ -42,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes that are fitted")
-    parser.add_argument("--next", type=int, default=200_000, help="the number of nodes that is predicted")
+    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes to fit")
+    parser.add_argument("--next", type=int, default=200_000, help="number of nodes to predict")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
@@ -65,15 +65,15 @@ def rows(sizes: Sequence[int], following: int, rounds: int) -> list[Row]:
 
 
 def measured(nodes: int, rounds: int) -> Row:
-    """One size, in a process of its own."""
+    """Measure one size in a separate process."""
     found = answer(f"import scale; scale.one({nodes}, {rounds})")
     print(found, flush=True)
     return {"row": f"{nodes} nodes", **found}
 
 
 def one(nodes: int, rounds: int) -> None:
-    """Run one size in this process, and print its cost. Time is counted from the end of the first round on, in which all
-    memory is taken from the system."""
+    """Run one size in this process, and print its cost. Time counts from the end of the first round, which
+    allocates all memory."""
     settings = {
         "nodes": nodes,
         "task.owners": nodes,

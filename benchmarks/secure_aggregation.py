@@ -1,9 +1,8 @@
-"""What secure aggregation costs: ``python benchmarks/secure_aggregation.py``.
+"""The cost of secure aggregation: ``python benchmarks/secure_aggregation.py``.
 
-16 nodes, GN-LeNet on random images, ten steps of 8 a round, a static 5-regular graph; each variant runs in turns with plain
-D-PSGD. Printed for both engines are the medians of the ratios of time and of processor time, and of bytes. The time of
-``processes`` is that of the rounds, start-up excluded; its processor time includes start-up.
-"""
+16 nodes, GN-LeNet on random images, ten steps of 8 a round, a static 5-regular graph; runs of each variant
+alternate with runs of plain D-PSGD. For both engines, it prints the median ratios of time, CPU time and
+bytes. The time of ``processes`` excludes start-up; its CPU time includes it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def measured(secure: dict[str, Any] | None, engine: str) -> tuple[float, float, int]:
-    """Seconds, processor seconds and bytes of one run."""
+    """Seconds, CPU seconds and bytes of one run."""
     described = experiment(
         synthetic("gn-lenet", 3, 32, 6400),
         NODES,
@@ -45,7 +44,7 @@ def measured(secure: dict[str, Any] | None, engine: str) -> tuple[float, float, 
 
 
 def processor_seconds() -> float:
-    """Of this process and those that it has waited for."""
+    """CPU seconds of this process and of the processes that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -54,7 +53,7 @@ def main() -> None:
     """Measure and print."""
     print(f"{'':12} {'':16} {'time':>6} {'cpu':>6} {'bytes':>8}")
     for engine in ("simulate", "processes"):
-        measured(None, engine)  # what is done once in a process
+        measured(None, engine)  # a warm-up for work that is done once per process
         for name, secure in VARIANTS.items():
             pairs = [(measured(None, engine), measured(secure, engine)) for _ in range(REPEATS)]
             ratios = [statistics.median(masked[i] / plain[i] for plain, masked in pairs) for i in range(3)]

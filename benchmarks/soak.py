@@ -1,18 +1,17 @@
-"""A long run of many processes that come and go: whether memory or descriptors grow with time.
+"""A long run of many processes that come and go, to find out whether memory or descriptors grow with time.
 
     python benchmarks/soak.py [--nodes N] [--minutes M] [--every-s S] [--json FILE]
 
-Gossip learning over a peer sampler (cyclon), on digits, a round every two seconds; each node crashes every three minutes
-on average, and comes back ten seconds later, from its initial model. Every ``--every-s`` seconds it prints, for processes
-that are at least a minute old:
+Gossip learning over a peer sampler (cyclon), on digits, a round every two seconds; each node crashes every
+three minutes on average, and comes back ten seconds later, from its initial model. Every ``--every-s``
+seconds it prints, for processes that are at least a minute old:
 
 private       MiB that no other process shares: median and maximum over nodes; and the supervisor's
 descriptors   open files and sockets of a process: median and maximum over nodes; and the supervisor's
 processes     nodes that are present
 
-A younger process has less. So at the end it prints the growth per minute of the oldest processes, by least squares over
-the samples after their first minute.
-"""
+A young process uses less, so at the end it prints the growth per minute of the oldest processes, by least
+squares over the samples after their first minute."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from machine import describe
 
 MIB = 2**20
 SETTLED_S = 60.0
-"""The age at which sampling of a process begins; until then it grows into its work."""
+"""The age at which the sampling of a process begins; until then its memory still grows."""
 
 
 def experiment(nodes: int, minutes: float) -> Experiment:
-    """The experiment."""
+    """The experiment of the long run."""
     return Experiment.of(
         {
             "name": "soak",
@@ -62,9 +61,9 @@ class Sample:
     """One process at one instant.
 
     Args:
-        pid: its id.
+        pid: the process id.
         node: whether it is a node rather than the supervisor.
-        age_s: seconds since it began.
+        age_s: seconds since the process started.
         at_s: seconds since the first sample.
         private: bytes of memory that no other process shares.
         descriptors: its open files and sockets.
@@ -108,7 +107,7 @@ class Sampler(threading.Thread):
                     age_s = time.time() - process.create_time()
                     descriptors, private = process.num_fds(), private_bytes(process.pid)
                 except psutil.Error:
-                    continue  # it has just ended
+                    continue  # the process has just ended
                 if private is not None:
                     yield Sample(process.pid, process is not supervisor, age_s, at_s, private, descriptors)
 
@@ -130,7 +129,7 @@ def _print(seen: list[Sample]) -> None:
 
 
 def growth(samples: list[Sample], most: int = 8) -> list[dict[str, float]]:
-    """Growth of the oldest processes after their first minute, in MiB and descriptors a minute."""
+    """Growth of the oldest processes after their first minute, in MiB and descriptors per minute."""
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.age_s >= SETTLED_S:

@@ -24,7 +24,7 @@ class Talk(Algorithm):
 
 
 def no_compute(nodes: int, rounds: int) -> Experiment:
-    """Five messages a node and round on a random 5-regular graph, vectors of ten values."""
+    """Five messages per node and round on a random 5-regular graph, with vectors of ten values."""
     return Experiment.of(
         {
             "name": "bench-engine",

@@ -1,8 +1,8 @@
-"""One training step of many nodes by each trainer, in turns: microseconds of processor time a node, and wall time.
+"""One training step of many nodes by each trainer in turn: microseconds of CPU time per node, and wall time.
 
 python benchmarks/trainers.py [--json FILE] [--only WORD]
 
-The ratio is that of the fused trainer to the best other one. Mixing and messages are left out."""
+The ratio compares the fused trainer with the best other one. Mixing and messages are excluded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(only: str) -> Iterator[Row]:
 
 
 def measured(model: str, image: tuple[int, int], nodes: int, batch: int, threads: int) -> dict[str, Any]:
-    """Medians of processor and wall time; every step starts where the one before ended."""
+    """Medians of CPU and wall time. Every step starts where the previous one ended."""
     channels, size = image
     inputs, labels = torch.randn(6400, channels, size, size), torch.randint(10, (6400,))
     given = {"name": "mlp", "hidden": [128]} if model == "mlp" else model

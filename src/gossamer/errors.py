@@ -49,9 +49,7 @@ class RecordError(RunFailed, OSError):
 
     def __init__(self, path: Path, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        if (
-            number := re.search(r"\(os error (\d+)\)", reason)
-        ) is not None:  # the wording of libraries in Rust
+        if (number := re.search(r"\(os error (\d+)\)", reason)) is not None:  # from libraries in Rust
             reason = os.strerror(int(number[1]))
         self.path, self.reason = path, reason
         super().__init__(f"{path} can't be written: {reason}")

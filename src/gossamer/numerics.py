@@ -51,10 +51,7 @@ def mode() -> str | None:
         return None
     try:
         ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
-    except (
-        OSError,
-        AttributeError,
-    ):  # MKL was not found: it has read the variable, unless it was used before
+    except (OSError, AttributeError):  # not found: MKL has read the variable, unless it was used before
         return "off" if _torch_came_first else os.environ.get(VARIABLE) or "off"
     return "off" if ask(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
 

@@ -199,7 +199,7 @@ def test_a_resumed_run_and_real_processes_keep_the_bits(algorithm: str, tmp_path
 @pytest.mark.parametrize("codec", ["sign", "stc", "low-rank"])
 def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=f"codec: {codec}, which is for differences.*beer, choco-sgd, deepsqueeze"
+        BadInput, match=f"codec: {codec}, which encodes only differences.*beer, choco-sgd, deepsqueeze"
     ):
         gossamer.run(described({"name": "d-psgd"}, 2, codec=codec), tmp_path)  # type: ignore[arg-type]
 
@@ -222,7 +222,7 @@ def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) ->
     ("codec", "said"),
     [
         ({"name": "qsgd"}, "codec: qsgd, whose error can exceed the difference itself.*contract: true"),
-        ([TOP, {"name": "quantize", "bits": 2}], "codec: quantize, which loses more.*3 bits or more"),
+        ([TOP, {"name": "quantize", "bits": 2}], "codec: quantize, whose error can exceed.*3 bits or more"),
     ],
 )
 def test_a_codec_that_loses_more_than_there_is_is_refused(codec: Any, said: str, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
         ),
         (
             ("run", "small.yaml", "--listen", "127.0.0.1:0", "--token", "short"),
-            "token: 5 characters; accepted: at least 16, which nobody can guess",
+            "token: 5 characters; accepted: at least 16, hard to guess",
         ),
         (("topology", "small.yaml", "--round", "1.5"), "Invalid value for '--round': "),
         (("run",), "Missing argument 'FILE'."),

@@ -656,7 +656,7 @@ def test_it_composes_with_every_algorithm_that_sends_models(
     for number, name in enumerate(chosen):
         codec = {**CODECS, **DIFFERENCES}[name]
         if name in DIFFERENCES and algorithm not in TAKES_DIFFERENCES:
-            with pytest.raises(BadInput, match=f"codec: {name}, which is for differences"):
+            with pytest.raises(BadInput, match=f"codec: {name}, which encodes only differences"):
                 gossamer.run(described(codec, 2, **more), tmp_path)
             continue
         run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
@@ -676,7 +676,8 @@ def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
     for name, codec in (CODECS | DIFFERENCES).items():
         if name not in ENCODES_PIECES:
             with pytest.raises(
-                BadInput, match=r"codec: .*, which (takes whole models|is for differences).*; accepted: "
+                BadInput,
+                match=r"codec: .*, which (takes whole models|encodes only differences).*; accepted: ",
             ):
                 gossamer.run(described(codec, 2, **more), tmp_path)
             continue

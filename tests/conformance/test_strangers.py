@@ -241,7 +241,7 @@ def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -
     done = among(strangers, described(algorithm=gated(gate, 0), **short), tmp_path)
     same_models(alone, done)
     assert strangers.dropped > 0
-    assert any("while others came" in line for _, line in refusals(done))
+    assert any("while others connected" in line for _, line in refusals(done))
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def broken() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (no_module, "task.model: gives NoneType; accepted: a fresh nn.Module"),
+        (no_module, "task.model: returns NoneType; accepted: a fresh nn.Module"),
         (broken, r"task.model: raised ZeroDivisionError: no layers \(test_setup.py, line \d+\)"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_file_of_named_tensors(tmp_path: Path) -> None:
         ),
         (
             {"from": "whole", "crc32": "00000000"},
-            "has the checksum .*; accepted: 00000000, that of the recorded",
+            "has the checksum .*; accepted: 00000000, as recorded",
         ),
         (
             {"from": "whole", "rnk": 1},

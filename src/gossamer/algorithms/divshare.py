@@ -102,9 +102,7 @@ class DivShare(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             if self.queue == "drop":
-                for sending in reversed(
-                    queue
-                ):  # newest first: otherwise the next message would start and be dropped
+                for sending in reversed(queue):  # otherwise the next one would start, and be dropped
                     sending.cancel()
             payloads = fragments.cut(node.model)
             pairs = await self._pairs(node, r, list(payloads))

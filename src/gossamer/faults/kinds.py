@@ -194,10 +194,7 @@ class Freeze(Fault):
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         ranks, end_s = select_ranks(self.nodes, nodes, seed, field), self.at_s + self.for_s
-        links = (
-            *ranks,
-            *(nodes + rank for rank in ranks),
-        )  # these links carry nothing, but no message is lost
+        links = (*ranks, *(nodes + rank for rank in ranks))  # they carry nothing, but lose nothing
         return FaultPlan(
             [FaultInterval(self.at_s, end_s, "freeze", rank) for rank in ranks],
             slowdowns=[SlowdownWindow.unchecked(self.at_s, end_s, math.inf, ranks)],

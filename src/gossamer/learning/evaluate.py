@@ -197,9 +197,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
         with torch.no_grad():
             for inputs, targets in (task.train, *task.tests.values()):
                 highest = int(targets.flatten(1).amax(1).argmax() if targets.dim() > 1 else targets.argmax())
-                x, y = _chosen(
-                    (inputs, targets), torch.tensor([0, highest])
-                )  # including the highest target, since a class number may be too high
+                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
                 training = inputs is task.train[0]
                 if training and task.augment is not None:
                     part = "task.augment"

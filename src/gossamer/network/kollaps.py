@@ -120,12 +120,7 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
         root = fromstring(path.read_bytes(), forbid_dtd=True)
     except DefusedXmlException:
         raise BadInput(f"{where}: a document type; accepted: XML without one") from None
-    except (
-        OSError,
-        ParseError,
-        LookupError,
-        ValueError,
-    ) as error:  # the last two are raised for an unknown encoding
+    except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise BadInput(f"{where}: {error}; accepted: well-formed XML") from None
     if root.tag != "experiment" or (unknown := {element.tag for element in root.iter()} - _TAGS):
         found = root.tag if root.tag != "experiment" else listed(unknown)

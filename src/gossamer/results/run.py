@@ -42,8 +42,8 @@ class Run:
     """A recorded run. Its parts are read from disk on first use and then cached.
 
     Args:
-        path: the folder ``<out>/<name>/<id>``. cell, labels: the name of its cell and the parts of the name,
-        if it was read as part of a sweep.
+        path: the folder ``<out>/<name>/<id>``.
+        cell, labels: the name of its cell and the parts of the name, if it was read as part of a sweep.
     """
 
     path: Path

@@ -81,7 +81,6 @@ class TimelineLog:
 
 
 def timeline_log(experiment: Experiment, folder: RunFolder, rank: int = 0) -> TimelineLog | None:
-    """The experiment's timeline log, or None if it has none. ``rank`` distinguishes the files of
-    processes."""
+    """The experiment's timeline log, or None if it has none. ``rank`` tells processes' files apart."""
     asked = experiment.evaluation.timeline
     return None if asked is None else TimelineLog(asked, experiment.nodes, folder.segment("timeline", rank))

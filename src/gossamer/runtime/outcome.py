@@ -41,8 +41,7 @@ class Outcome:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Runs an experiment. The constructor loads and checks everything, so that bad input is found before work
-    starts."""
+    """Runs an experiment. The constructor loads and checks everything, so that bad input is found early."""
 
     description: dict[str, Any]
     """See ``Setup.description``."""

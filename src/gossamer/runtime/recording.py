@@ -27,8 +27,7 @@ MOST_PENDING = 16  # most evaluations that wait for the slowest node, with the o
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str
-"""An evaluation point, which groups rows: a node's round, ("tick", k) for an instant on the time grid, or
-"end"."""
+"""An evaluation point, which groups rows: a node's round, ("tick", k) on the time grid, or "end"."""
 
 T = TypeVar("T")
 
@@ -58,8 +57,7 @@ def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
 
 
 class Profile:
-    """Real seconds spent in named parts of a run (``seconds``). Time in a nested part does not count for the
-    outer part."""
+    """Real seconds spent in named parts of a run (``seconds``), each without the parts nested in it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -182,8 +180,8 @@ def node_row(
 
 class Barrier(Generic[T]):
     """Gathers a value from every node in ``ranks`` for each evaluation point, while nodes leave and return. A
-    node reports its evaluation points in ascending order. If more than ``most`` points are open, the oldest
-    is abandoned."""
+    node reports its evaluation points in ascending order. The oldest of more than ``most`` open points is
+    abandoned."""
 
     def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
         self._ranks, self._most = frozenset(ranks), most
@@ -339,8 +337,7 @@ class RunRecord:
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
         """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.
-        ``need`` is called with the rank of each node whose model is needed for a row that is not on
-        record."""
+        ``need`` is called with the rank of each node whose model an unrecorded row needs."""
         self._need, self._graphs_on_record = need, graphs
         times_s = metrics.group_by("node").agg(pl.col("time_s").max())
         self._on_record = dict(times_s.iter_rows())
@@ -384,8 +381,8 @@ class RunRecord:
             self._snapshots.skip(moment)
 
     def without(self, rank: int, *, keep: bool = False) -> None:
-        """Stop waiting for a node that is gone. Its values for incomplete evaluations count only if ``keep``
-        is set."""
+        """Stop waiting for a node that is gone. Its values for incomplete evaluations count only with
+        ``keep``."""
         self._target.without(rank, keep=keep)
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)

@@ -1,5 +1,4 @@
-"""Prepares an experiment for an engine: data, partition, topology and initial models. All bad input is found
-here."""
+"""Prepares an experiment for an engine: data, partition, topology, initial models. Finds all bad input."""
 
 from __future__ import annotations
 
@@ -116,9 +115,7 @@ def settled(experiment: Experiment) -> Experiment:
     except BadInput as error:
         raise BadInput(f"initial.from: {error}") from None
     if start.crc32 not in (None, crc):
-        raise BadInput(
-            f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, which the record has"
-        )
+        raise BadInput(f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, as recorded")
     return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
 
 
@@ -185,7 +182,7 @@ def _layout(task: Task, seed: int) -> Layout:
         except Exception as error:
             raise BadInput(f"task.model: raised {cause(error)}") from error
         if not isinstance(module, nn.Module):
-            raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
+            raise BadInput(f"task.model: returns {type(module).__name__}; accepted: a fresh nn.Module")
         layout = Layout.of(module)
         try_out(task, module, seed)
     return layout
@@ -220,7 +217,7 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
 
 
 def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
-    """Whether nodes may be away."""
+    """Whether nodes may be absent."""
     restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
     return bool(faults.affected) or restarts
 
@@ -281,7 +278,7 @@ def _check_codec(
         elif differences and not part.contracts:
             refused = f"whose error can exceed the difference itself; accepted: {part.contracts_with}"
         elif part.only_differences and not differences:
-            refused = f"which is for differences of models; accepted: {_able('sends_differences')}"
+            refused = f"which encodes only differences of models; accepted: {_able('sends_differences')}"
         elif part.needs_static_graph and not topology.static:
             refused = "with a topology that changes; accepted: a static one"
         elif part.needs_every_message and any(loses.values()):

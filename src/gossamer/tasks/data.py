@@ -220,9 +220,7 @@ def read_split(place: Path, split: str) -> pl.DataFrame:
     found = [place] if place.is_file() else []
     for patterns in kinds:
         found = found or [path for pattern in patterns for path in place.rglob(pattern)]
-    found = sorted(
-        path for path in found if not path.name.startswith("cache-")
-    )  # caches of the package datasets
+    found = sorted(path for path in found if not path.name.startswith("cache-"))  # of datasets
     words = {path: _first_words(path.relative_to(place)) for path in found}
     named = any(each & {"train", "test", "validation", split} for each in words.values())
     chosen = [path for path in found if split in words[path] or (split == "train" and not named)]

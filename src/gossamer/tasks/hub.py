@@ -62,9 +62,7 @@ class Hub(data.Source, TaskSource):
     transform: Reference | None = None  # a function applied to all inputs
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
-    metrics: dict[str, Reference] = Field(
-        default_factory=dict
-    )  # by name, in addition to the metrics of the loss
+    metrics: dict[str, Reference] = Field(default_factory=dict)  # in addition to the loss's metrics
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:

@@ -43,8 +43,8 @@ class Plan:
     Attributes:
         layers: a row for each layer.
         epsilons: of normalisations, one value for each layer.
-        taps: for each weight of a convolution's filter, the offset of its input from that of the first
-        weight. loss, factor: the kind of the loss, and its factor.
+        taps: for each weight of a convolution's filter, the offset of its input from that of the first weight.
+        loss, factor: the kind of the loss, and its factor.
         spaces: sizes of the parts of the memory for activations.
         spare: size of the temporary memory, in values.
         work: multiplications in a forward pass for one sample."""
@@ -143,10 +143,7 @@ class _Reader(TorchFunctionMode):
         self._layers: list[dict[int, int]] = []
         self._epsilons: list[float] = []
         self._taps: list[int] = []
-        self._at, self._end = (
-            0,
-            _padded(self._length),
-        )  # the position of the result, and the end of the activations
+        self._at, self._end = 0, _padded(self._length)  # start of the result, end of the activations
         self._loss: int | None = None
         self._factor = 1.0
         self._work = 0
@@ -278,9 +275,7 @@ class _Reader(TorchFunctionMode):
         kinds = layers[:, k.KIND]
         first = int(np.flatnonzero(layers[:, k.WEIGHT] >= 0)[0])
         layers[first + 1 :, k.BACK] = 1
-        layers[first, k.BACK] = (
-            kinds[first] == k.NORM
-        )  # norm computes the gradients of its weights in the backward pass
+        layers[first, k.BACK] = kinds[first] == k.NORM  # it computes its weights' gradients there
         inner = layers[(kinds == k.LINEAR) & (layers[:, k.X] > 0)]
         filters = (layers[:, k.C] * layers[:, k.KH] * layers[:, k.KW])[kinds == k.CONVOLUTION]
         largest = max(filters.max(initial=128), layers[:, [k.C, k.OC]].max())

@@ -2,8 +2,8 @@
 
 ::
 
-    launcher       prepares a run, in the user's process, and has it coordinated there
-    coordinator/   decides (lifecycle), records the run, puts checkpoints together, and knows the workers
+    launcher       prepares and coordinates a run in the user's process
+    coordinator/   decides (lifecycle), records the run, assembles checkpoints, and manages the workers
     fork_server    starts the worker of a run on one machine
     worker/        forks the nodes of one machine; on other machines, it joins with a token
     node_process/  the process of one node: its clock, its computations, its checkpoints
@@ -11,7 +11,7 @@
 
     protocol       typed messages between coordinator, workers and nodes
     channel        carries them, in a session that outlives its connections
-    security       who may speak to a node, and who may join a run
-    system         CPU slots, open files, and the ends of processes
+    security       authentication of nodes, and of workers that join a run
+    system         CPU slots, open files, and how processes end
     executors      Ray and others, which start workers
 """

@@ -1,8 +1,8 @@
-"""Channels between the processes of one run: typed messages (``protocol``) in msgpack, each behind its length.
+"""Channels between the processes of a run: typed messages (``protocol``) in msgpack, preceded by their
+length.
 
-The length is checked before any part of a message is kept or decoded. A message is refused if it does not have the fields and
-types of its class. Nothing is unpickled.
-"""
+The length is checked before any part of a message is kept or decoded. A message is refused if it does not
+have the fields and types of its class. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gossamer.errors import BadInput
 from gossamer.runtime.processes.protocol import Acknowledge, Message
 
 LARGEST = (1 << 32) - 1
-"""Bytes of a message, which may have a file. It takes memory as it arrives."""
+"""Most bytes in a message, which may contain a file. Memory is taken only as bytes arrive."""
 LARGEST_STRANGER = 4096
-"""Bytes of a message from an end that has not proved that it knows the token."""
+"""Most bytes in a message from an end that has not proved that it knows the token."""
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -37,7 +37,7 @@ class ChannelError(Exception):
 
 
 def pack(message: Message) -> bytes:
-    """A message as it travels."""
+    """A message in its wire format."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -48,7 +48,8 @@ def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 class Unpacker(Generic[M]):
-    """Messages of some ``kinds`` (a union) from a stream of bytes, wherever it is divided, of ``largest`` bytes at most.
+    """Decodes messages of some ``kinds`` (a union), of at most ``largest`` bytes, from a byte stream that may
+    be split anywhere.
 
     Its methods raise :class:`ChannelError` for a message that is too long, or of no expected kind.
     """
@@ -59,7 +60,7 @@ class Unpacker(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """Take some bytes; gives the messages that are complete."""
+        """Take some bytes. Returns the messages that they complete."""
         self._buffer += data
         messages: list[M] = []
         start = 0
@@ -89,7 +90,8 @@ class Unpacker(Generic[M]):
 
 
 class Channel(Generic[M]):
-    """One end of a connection, with blocking reads and writes; further arguments as for :class:`Unpacker`."""
+    """One end of a connection, with blocking reads and writes. ``kinds`` and ``largest`` are as for
+    :class:`Unpacker`."""
 
     def __init__(self, end: socket.socket, kinds: Any, largest: int = LARGEST) -> None:
         self._socket = end
@@ -105,7 +107,7 @@ class Channel(Generic[M]):
         return True
 
     def receive(self) -> M | None:
-        """Wait for one message, and read no further; None when the other end is gone."""
+        """Wait for one message, and read nothing after it; None when the other end is gone."""
         head = self._exactly(_LENGTH.size)
         body = None if head is None else self._exactly(self._unpacker.length(head))
         return None if body is None else self._unpacker.decoded(body)
@@ -124,12 +126,12 @@ class Channel(Generic[M]):
 
 
 class SelectorChannel(Generic[M]):
-    """One end, for a process that waits on a selector and must not block: messages wait here until the other end reads.
+    """One end of a connection, for a process that waits on a selector and must not block. Messages wait here
+    until the other end reads them.
 
-    It is registered with ``selector`` while it is open; the data of a key is a function to call with the events. ``handle``
-    is called with each message, and raises :class:`ChannelError` for one that is invalid. ``gone`` is called when the other
-    end is gone (None), or has sent an invalid message (what is wrong with it).
-    """
+    It is registered with ``selector`` while it is open; the data of a key is a function to call with the
+    events. ``handle`` is called with each message, and raises :class:`ChannelError` for one that is invalid.
+    ``gone`` is called with None when the other end is gone, or with the error after an invalid message."""
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class SelectorChannel(Generic[M]):
         self._socket, self._selector = end, selector
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
         self._handle, self._gone = handle, gone
-        self.waiting = bytearray()  # what the system has not taken
+        self.waiting = bytearray()  # bytes that the system has not accepted yet
         self._events = selectors.EVENT_READ
         self._open = True
         selector.register(end, self._events, self._serve)
@@ -155,7 +157,7 @@ class SelectorChannel(Generic[M]):
         self.write(pack(message))
 
     def write(self, frame: bytes = b"") -> None:
-        """Write a packed message after all that waits, as far as there is room."""
+        """Write a packed message after those that wait, as far as there is room."""
         self.waiting += frame
         try:
             while self.waiting:
@@ -163,7 +165,7 @@ class SelectorChannel(Generic[M]):
         except _NOT_NOW:
             pass
         except OSError:
-            self.waiting.clear()  # reading tells that the other end is gone
+            self.waiting.clear()  # the next read reports that the other end is gone
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.waiting else 0)
         if self._open and events != self._events:
             self._events = events
@@ -204,11 +206,12 @@ class SelectorChannel(Generic[M]):
 
 
 class Session(Generic[M]):
-    """One end of a conversation between machines, which outlives its connections (``channel``; None between connections).
+    """One end of a conversation between machines, which outlives its connections (``channel``, None if there
+    is none).
 
-    Messages are numbered by their order; each end keeps what it has sent until the other end has acknowledged it, and sends
-    it again on the next connection. So nothing is lost or arrives twice. ``received`` is how many have come.
-    """
+    Messages are numbered in order. Each end keeps its messages until the other end acknowledges them, and
+    sends the remaining ones again on the next connection. So no message is lost or arrives twice.
+    ``received`` counts the messages received."""
 
     def __init__(
         self,
@@ -219,17 +222,17 @@ class Session(Generic[M]):
     ) -> None:
         self._kinds, self._selector, self._handle, self._gone = kinds, selector, handle, gone
         self._acknowledged = 0
-        self._kept: deque[bytes] = deque()  # what was sent since
+        self._kept: deque[bytes] = deque()  # the messages sent since
         self.channel: SelectorChannel[M | Acknowledge] | None = None
         self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
-        """Go on with a new connection, whose other end has ``received`` this number of messages."""
+        """Continue on a new connection, whose other end has received ``received`` messages."""
         self._acknowledge(received)
         self.close()
         self.channel = SelectorChannel(end, self._kinds, self._selector, self._take, self._lose)
         self.channel.write(b"".join([*map(pack, first), *self._kept]))
-        self.channel.read()  # which may have been decrypted with what came before
+        self.channel.read()  # TLS may already have decrypted more data
 
     def send(self, message: Message) -> None:
         """Send a message, now or as soon as the other end can be reached."""
@@ -243,7 +246,7 @@ class Session(Generic[M]):
         return self.channel is None or not self._kept
 
     def _acknowledge(self, count: int) -> None:
-        """The first ``count`` messages of the conversation have arrived."""
+        """Forget the kept messages among the first ``count`` ones, which have arrived."""
         if not 0 <= count - self._acknowledged <= len(self._kept):
             raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
         while self._acknowledged < count:
@@ -270,7 +273,7 @@ class Session(Generic[M]):
 
 
 def keep_alive(end: socket.socket, silent_s: float) -> None:
-    """Have the system give a connection up after ``silent_s`` seconds without an answer."""
+    """Make the system drop a connection after ``silent_s`` seconds without an answer."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):
@@ -282,7 +285,8 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address stands in brackets. BadInput, naming ``option``, for anything else."""
+    """Host and port of "host:port"; an IPv6 address is in brackets. BadInput for anything else, naming
+    ``option``."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):

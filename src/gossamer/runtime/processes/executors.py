@@ -1,4 +1,4 @@
-"""Starts workers by an executor: Ray, or any ``concurrent.futures.Executor``."""
+"""Starts workers with an executor: Ray, or any ``concurrent.futures.Executor``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_S = 10.0
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """The task of an executor: run a worker, as a process of its own, until its run is over; gives its exit code."""
+    """The executor's task: run a worker in its own process until its run is over. Returns the exit code."""
     path = os.pathsep.join(each for each in sys.path if each)
     options = ["--slots", str(slots), "--wait", str(_WAIT_S), "--quiet"]
     command = [sys.executable, "-m", "gossamer", "worker", address, *options]
@@ -33,12 +33,12 @@ def worker_main(address: str, token: str, slots: int) -> int:
 
 
 def executor_of(name: str) -> Executor:
-    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for another name, and for a
-    factory that fails."""
+    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for any other
+    name, and for a factory that fails."""
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
-    # As with `python -m` in an activated environment: executors look for modules and for their own programs.
+    # Executors look for modules and their own programs, so set both paths as an activated environment does.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
@@ -48,13 +48,13 @@ def executor_of(name: str) -> Executor:
         raise BadInput(f"--workers {name}: {cause(error)}; accepted: ray, or module:factory") from error
     if not isinstance(made, Executor):
         found = type(made).__name__
-        raise BadInput(f"--workers {name}: gives {found}; accepted: a concurrent.futures.Executor")
+        raise BadInput(f"--workers {name}: returns {found}; accepted: a concurrent.futures.Executor")
     return made
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
-    BadInput if Ray is not installed."""
+    """Runs tasks on Ray, with one core each: on the cluster that RAY_ADDRESS names, or on a local one that
+    ends with this executor. BadInput if Ray is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -70,8 +70,8 @@ class RayExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         task = self._ray.remote(num_cpus=1, max_retries=0)(fn).remote(*args, **kwargs)
         future: Future[Any] = task.future()
-        # Ray interrupts a task that runs once it is back in Python code: a call that waits, as worker_main's, ends
-        # first, or with Ray. So the future ends with a result or an error, and never counts as cancelled.
+        # Ray interrupts a running task only in Python code: a blocking call, as in worker_main, ends first,
+        # or with Ray. So the future ends with a result or an error, and never counts as cancelled.
         future.cancel = lambda: bool(self._ray.cancel(task))  # type: ignore[method-assign]
         return future
 
@@ -84,8 +84,9 @@ class RayExecutor(Executor):
 def started_workers(
     listen: Listen, address: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
-    """Have an executor start the workers, of ``slots`` each, which join at an address and end with the run; raises as
-    :func:`executor_of`. ``ended`` is called, from any thread, with what happened to a worker that ends."""
+    """Start the workers with an executor, each with ``slots`` slots. They join at ``address`` and end with
+    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the cause of a worker's
+    end."""
     assert listen.executor is not None
     name, executor = listen.executor, executor_of(listen.executor)
     futures = []
@@ -105,6 +106,6 @@ def started_workers(
     finally:
         wait(futures, _END_S)
         for future in futures:
-            with suppress(NotImplementedError):  # Parsl's
+            with suppress(NotImplementedError):  # Parsl's futures can't be cancelled
                 future.cancel()
         executor.shutdown()

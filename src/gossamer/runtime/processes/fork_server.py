@@ -1,6 +1,6 @@
-"""The fork server: the worker of a run on one machine, as the coordinator sees it. It imports torch and everything else that
-nodes need, which takes seconds. So that it can be started before its coordinator does the same, this module imports almost
-nothing."""
+"""The fork server: the worker of a run on one machine, as the coordinator sees it. It imports torch and
+everything else that nodes need, which takes seconds. This module imports almost nothing, so that the fork
+server can start before the coordinator's own imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gossamer.runtime.processes.system import describe_exit
 
 KILL_S = 10.0
-"""Seconds that it has to end in order."""
+"""Seconds that the fork server has to end in order."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Listen:
     """How workers join a run.
 
     Args:
-        address: "host:port"; workers must reach this address, and nodes of all workers each other.
+        address: "host:port". Workers must reach this address, and all nodes must reach each other.
         token: at least 16 characters, known only to the coordinator and the workers.
-        min_workers: how many must have joined before the run starts; it also waits for a slot for each node.
-        executor: starts that many workers: "ray", or "module:factory" of a concurrent.futures executor; None: others do.
+        min_workers: number of workers that must join before the run starts, with a slot for each node.
+        executor: starts that many workers: "ray", or "module:factory" of a concurrent.futures executor. None
+            if workers are started otherwise.
     """
 
     address: str
@@ -34,7 +35,8 @@ class Listen:
 
 
 class ForkServer:
-    """The process from which the nodes of one run are forked, and our ``end`` of the socket to it. It dies with this one."""
+    """The process from which the nodes of one run are forked, and our ``end`` of the socket to it. It dies
+    with this process."""
 
     def __init__(self) -> None:
         self.end, theirs = socket.socketpair()
@@ -49,13 +51,13 @@ class ForkServer:
             ],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at the terminal is this process's to handle
+            start_new_session=True,  # only this process handles Ctrl-C at the terminal
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         theirs.close()
 
     def begin(self) -> socket.socket:
-        """Have it serve a run, at this end."""
+        """Begin a run. Returns our end of the socket."""
         self._runs = True
         return self.end
 
@@ -63,13 +65,13 @@ class ForkServer:
         return describe_exit(self._process.wait(KILL_S))
 
     def close(self) -> None:
-        """End it, and with it every node; a second time does nothing."""
+        """End the process and all of its nodes. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self.end.close()
         if not self._runs:
-            self._process.kill()  # perhaps during its imports, or a step; it has no nodes
+            self._process.kill()  # it may still be importing, and has no nodes
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

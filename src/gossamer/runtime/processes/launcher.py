@@ -1,4 +1,4 @@
-"""The engine ``processes``: checks the experiment, and coordinates the fork server, or workers that join."""
+"""The engine ``processes``: checks the experiment, and coordinates the fork server or joined workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessesEngine:
     """One operating-system process per node, over TCP. The constructor finds bad input.
 
     Args:
-        experiment: what is run.
+        experiment: the experiment to run.
         server: the fork server, which ends with this engine; None starts one.
         listen: where workers join; None runs all nodes on this machine.
     """
@@ -47,8 +47,8 @@ class ProcessesEngine:
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
             if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes.append(
-                    "compute: steps take as long as they take here;"
-                    " with engine.pace=true, no less than the compute profile says"
+                    "compute: steps take their real time;"
+                    " with engine.pace=true, at least that of the compute profile"
                 )
             self._setup = prepare(experiment)
             if isinstance(self._place, ForkServer):
@@ -57,7 +57,7 @@ class ProcessesEngine:
         self.description = self._setup.description()
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
-        """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
+        """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
         observer.start(self.description)
         for text in self._notes:
             observer.say(text)
@@ -80,7 +80,8 @@ class ProcessesEngine:
 
 
 def _check(server: ForkServer, experiment: Experiment) -> None:
-    """Refuse an experiment that the fork server can't read, such as one with a class of a notebook."""
+    """Refuse an experiment that the fork server can't read, e.g. one that names a class defined in a
+    notebook."""
     channel: Channel[Prepared | Refused] = Channel(server.end, Prepared | Refused)
     channel.send(Check(experiment.to_yaml()))
     match channel.receive():
@@ -92,7 +93,7 @@ def _check(server: ForkServer, experiment: Experiment) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As in the nodes, so that models are averaged and evaluated to the same bits."""
+    """Use one thread, as nodes do, so that averages and evaluations have the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

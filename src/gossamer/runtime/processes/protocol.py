@@ -2,13 +2,13 @@
 
 ::
 
-    coordinator   decides and records, in the process of the user: ``gossamer run``
+    coordinator   decides and records, in the user's process: ``gossamer run``
     worker        forks the nodes of its slots, and relays between them and the coordinator
     node          one node of the experiment
 
-Each message is a :class:`msgspec.Struct`. On a channel it is a msgpack array that begins with the name of its class; anything
-that does not have exactly the fields and types below is refused (:mod:`gossamer.runtime.processes.channel`).
-"""
+Each message is a :class:`msgspec.Struct`. On a channel it is a msgpack array that begins with the name of its
+class; anything that does not have exactly the fields and types below is refused
+(:mod:`gossamer.runtime.processes.channel`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gossamer.runtime.recording import Moment
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """Anything that one process of a run says to another."""
+    """A message from one process of a run to another."""
 
 
 class Ready(Message):
@@ -34,7 +34,7 @@ class Ready(Message):
 
 
 class Progress(Message):
-    """The node has completed this many rounds and sent this many bytes, by this second of its clock; what it waits for."""
+    """The node's completed rounds and sent bytes at ``time_s`` on its clock, and what it waits for."""
 
     round: int
     time_s: float
@@ -48,7 +48,7 @@ class Row(Message):
     moment: Moment
     row: dict[str, Any]
     model: bytearray | None  # its vectors, float32
-    view: list[int] | None = None  # the ranks that it knew, where neighbours are sampled
+    view: list[int] | None = None  # the ranks in its view, if neighbours are sampled
 
 
 class Done(Message):
@@ -62,18 +62,19 @@ class Final(Message):
 
     round: int
     model: bytearray
-    private: int | None  # bytes of memory that it shared with no other process
+    private: int | None  # bytes of memory that its process shared with no other
 
 
 class Marked(Message):
-    """The node has taken a snapshot, and all earlier messages have left: how many, to each rank."""
+    """The node has taken a snapshot, and all earlier messages have left; ``sent`` counts them by receiver."""
 
     number: int
     sent: dict[int, int]
 
 
 class Saved(Message):
-    """The node's file of a checkpoint (None: the one from which it can be restarted) is written, or can't be (``error``)."""
+    """The node's file of checkpoint ``number`` (None: its restart file) is written, or can't be
+    (``error``)."""
 
     number: int | None
     round: int
@@ -89,20 +90,20 @@ class At(Message):
 
 
 class Crash(Message):
-    """The node kills itself now, as planned crash ``number`` of its list says."""
+    """The node kills itself now: crash ``number`` in its list of planned crashes."""
 
     number: int
 
 
 class Event(Message):
-    """Something for the record of events."""
+    """An entry for the event log."""
 
     kind: str
     text: str
 
 
 class Unreachable(Message):
-    """The node can't reach a peer, or hears nothing of it."""
+    """The node can't reach a peer, or the peer is silent."""
 
     rank: int
     why: str
@@ -126,10 +127,10 @@ FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At |
 
 
 class Arrival(Message):
-    """How a node takes part that starts while the others run."""
+    """Instructions for a node that starts while the others run."""
 
-    first: int  # the round that it begins with
-    together: Sequence[tuple[int, int]]  # ranks, and the rounds from which on they and it wait for each other
+    first: int  # its first round
+    together: Sequence[tuple[int, int]]  # (rank, round): from this round on, the two wait for each other
     start_from: StartFrom
     tick: int  # the first instant of the time grid at which it is recorded
     traffic: dict[str, int]  # its counters in its last row
@@ -143,7 +144,8 @@ class Go(Message):
 
 
 class Finish(Message):
-    """The run is over. A node takes checkpoint ``checkpoint`` if there is one, and is recorded once more if ``row``."""
+    """The run is over. The node takes the last ``checkpoint``, if any, and is recorded once more if
+    ``row``."""
 
     reason: str
     checkpoint: int | None = None
@@ -151,7 +153,7 @@ class Finish(Message):
 
 
 class Lost(Message):
-    """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run."""
+    """A peer is dead, or considered dead. ``incarnation`` has ended; None if the peer may still run."""
 
     rank: int
     why: str
@@ -159,30 +161,30 @@ class Lost(Message):
 
 
 class Find(Message):
-    """A node starts, or returns: say which round you are in."""
+    """A node starts or returns: answer with your round (:class:`At`)."""
 
     rank: int
     restarted: bool
 
 
 class Meet(Message):
-    """Wait for each of these peers from a round on: (rank, round). Go on in round ``first``, unless that is None."""
+    """Wait for each of these peers from a round on: (rank, round). Continue in round ``first``, if given."""
 
     together: list[tuple[int, int]]
     first: int | None = None
 
 
 class Expect(Message):
-    """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
+    """All nodes have taken a snapshot. ``sent`` counts their earlier messages to this node, by sender."""
 
     number: int
     sent: dict[int, int]
 
 
 class Note(Message):
-    """A short order. "leave" the run in order; "snapshot": others have taken theirs for this checkpoint (to a node whose
-    rounds are over); "settled": it, and all before it, are complete or given up; "read": a row with a model has been
-    read."""
+    """A short command. "leave": leave the run in order. "snapshot": others have taken their snapshots for
+    this checkpoint (sent to a node whose rounds are over). "settled": this checkpoint and all earlier ones
+    are complete or abandoned. "read": a row with a model has been read."""
 
     what: Literal["leave", "snapshot", "settled", "read"]
     number: int = 0
@@ -202,10 +204,10 @@ class Fork(Message):
     """Start the process of a node."""
 
     rank: int
-    incarnation: int  # how often it was started before
+    incarnation: int  # number of earlier starts
     crashes: Sequence[int]  # the rounds after which it kills itself
-    key: bytes | None = None  # its private key and certificate (PEM), where nodes talk over TLS
-    files: dict[str, bytes] = {}  # that it goes on from, by their path in the run's folder
+    key: bytes | None = None  # its private key and certificate (PEM), if nodes use TLS
+    files: dict[str, bytes] = {}  # from which it resumes, by path in the run's folder
 
 
 class Tell(Message):
@@ -223,23 +225,23 @@ class Signal(Message):
 
 
 class Check(Message):
-    """The first message to a fork server: can it read this experiment (YAML), and import what that names?"""
+    """The first message to a fork server: can it read this experiment (YAML) and import all that it names?"""
 
     experiment: str
 
 
 class Job(Message):
-    """The run that a worker is to prepare."""
+    """The run that a worker must prepare."""
 
     experiment: str  # YAML; names files relative to the worker's folder
     folder: str | None  # the run's, if the worker is on the coordinator's machine
-    files: dict[str, bytes]  # for the folder of its own that another worker has
-    checkpoint: int | None  # the number of the one from which the run goes on
+    files: dict[str, bytes]  # for a worker on another machine, which has its own folder
+    checkpoint: int | None  # number of the checkpoint from which the run resumes
     next_checkpoint: int
-    digest: str  # of the experiment that the coordinator has, for checkpoints
-    token: bytes  # by which the nodes of this run know each other
-    certificates: list[bytes]  # of every rank (DER); none if nodes talk without TLS
-    reconnect_s: float  # for how long the worker tries to reach a coordinator that it has lost
+    digest: str  # of the coordinator's experiment, for checkpoints
+    token: bytes  # identifies the nodes of this run to each other
+    certificates: list[bytes]  # of every rank (DER); empty without TLS
+    reconnect_s: float  # how long the worker tries to reach a lost coordinator
 
 
 class Acknowledge(Message):
@@ -249,13 +251,13 @@ class Acknowledge(Message):
 
 
 ToPool = Fork | Tell | Signal
-"""Orders about the processes of nodes."""
+"""Commands about the processes of nodes."""
 ToWorker = ToPool | Job | Acknowledge | Finish
 """Messages from the coordinator to a worker."""
 
 
 class Exited(Message):
-    """The process of a node is gone, and all that it said has come before; or it can't be started."""
+    """A node's process has ended, and all of its messages have arrived before; or it can't be started."""
 
     how: str
 
@@ -264,7 +266,7 @@ FromProcess = FromNode | Exited
 
 
 class Said(Message):
-    """A message of a node, or about its process. From another machine, the files that it is about come with it."""
+    """A message from a node, or about its process; from another machine, with the files that it refers to."""
 
     rank: int
     incarnation: int
@@ -290,7 +292,7 @@ class Join(Message):
     """A worker's first message on a connection. Both ends prove that they know the token (``security``)."""
 
     version: str  # of gossamer
-    session: str  # a name for its session, new or old
+    session: str  # the name of a new or existing session
     slots: int
     received: int  # messages of this session that have arrived
     nonce: bytes

@@ -1,16 +1,17 @@
-"""Authentication: of the nodes that speak to a node, and of workers that join a run.
+"""Authentication of nodes to each other, and of workers that join a run.
 
-**Workers and the coordinator** both know the token of the run, and neither sends it. The worker dials by TLS 1.3, which
-shows it a key that the coordinator made for this run. Then both prove the token by an HMAC (SHA-256) over the certificate
-that each of them sees, and a nonce of the worker (``Join``, ``Welcome``). A man in the middle would have to show another
-certificate, for which the proofs do not hold. An impostor of the coordinator gets one proof, against which guesses of the
-token can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
+**Workers and the coordinator** both know the token of the run, and neither sends it. The worker connects over
+TLS 1.3, where the coordinator presents a certificate made for this run. Then both prove that they know the
+token, by an HMAC (SHA-256) over the certificate as each of them sees it and a nonce of the worker (``Join``,
+``Welcome``). A man in the middle would have to present another certificate, for which the proofs are invalid.
+An impostor coordinator receives one proof, against which it can test guesses of the token offline. So a token
+has at least 16 characters, and a generated one has 128 bits.
 
-**Nodes** use mutual TLS 1.3 with an Ed25519 key and a self-signed certificate for each rank, which the coordinator issues;
-workers get the keys of their nodes, and the certificates of all. TLS trusts exactly these certificates, and after the
-handshake the certificate must be that of the rank that the peer claims. No session is ever resumed: every connection proves
-its key. Dates in certificates mean nothing here; keys end with their run.
-"""
+**Nodes** use mutual TLS 1.3 with an Ed25519 key and a self-signed certificate for each rank, which the
+coordinator issues. Workers get the keys of their own nodes and the certificates of all. TLS trusts exactly
+these certificates, and after the handshake the certificate must be that of the rank that the peer claims.
+Sessions are never resumed, so every connection proves its key. The dates in certificates are ignored: keys
+are valid for one run."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ NONCE_BYTES = 32
 LEAST_CHARACTERS = 16
 _SINCE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # "no end" in RFC 5280
-_NO_CHECK_TIME = 0x20_0000  # X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for
+_NO_CHECK_TIME = 0x20_0000  # X509_V_FLAG_NO_CHECK_TIME, for which the module ssl has no name
 
 
 def new_token() -> str:
@@ -38,10 +39,10 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """The same, if it is long enough; else BadInput."""
+    """Returns the token; BadInput if it is too short."""
     if len(token) < LEAST_CHARACTERS:
         raise BadInput(
-            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, which nobody can guess"
+            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, hard to guess"
         )
     return token
 
@@ -61,13 +62,13 @@ class Identity(NamedTuple):
 
 def issue() -> Identity:
     """Issue a new key."""
-    from cryptography import x509  # large, and needed here only
+    from cryptography import x509  # large, and needed only here
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
     public = key.public_key()
-    # TLS looks up what it trusts by this name: no two nodes share one.
+    # TLS looks up trusted certificates by this name, so it must be unique.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, public.public_bytes_raw().hex()[:32])])
     certificate = (
         x509.CertificateBuilder(name, name, public, x509.random_serial_number(), _SINCE, _UNTIL)
@@ -104,7 +105,7 @@ class Security:
         return bytes(key.sign(data))
 
     def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
-        """Whether this is the signature of a rank, whose certificate has its key."""
+        """Whether this is a valid signature by a rank, whose certificate has its key."""
         if not 0 <= rank < len(self._certificates):
             return False
         from cryptography import x509
@@ -119,9 +120,9 @@ class Security:
 
 
 def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:
-    """TLS 1.3 without resumption, with the own key and certificate (None for a client that shows none), trusting the
-    certificates (DER) ``trusted``. None of these asks for none, and trusts any server: the caller must check it.
-    """
+    """A TLS 1.3 context without resumption. ``pem`` has the own key and certificate; None is for a client
+    without one. ``trusted`` has the trusted certificates (DER). If it is empty, no certificate is requested,
+    and any server is trusted: the caller must check it."""
     made = ssl.SSLContext(protocol)
     made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the certificate itself is expected, not a name in it
@@ -129,7 +130,7 @@ def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.S
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         made.num_tickets = 0
     if pem is not None:
-        with tempfile.NamedTemporaryFile() as file:  # private; the module ssl reads keys from files only
+        with tempfile.NamedTemporaryFile() as file:  # private; the module ssl reads keys only from files
             file.write(pem)
             file.flush()
             made.load_cert_chain(file.name)

@@ -1,6 +1,6 @@
 """Processes and the system: ending together, limits on open files, and CPU slots.
 
-It imports nothing large: the process that starts the others has imported nothing else.
+It imports nothing large, so that the process that starts the others is fast.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when its parent, of this process id, dies or is dead already (Linux; elsewhere the
-    closed channel tells)."""
+    """Make the system kill this process when its parent, with this process id, dies or is already dead (on
+    Linux; elsewhere the closed channel ends it)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -41,27 +41,27 @@ def describe_exit(code: int) -> str:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
+    """Close every descriptor from 3 up except ``keep`` (a child inherits its parent's)."""
     for before, after in pairwise([2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]):
         os.closerange(before + 1, after)
 
 
 def raise_descriptor_limit(nodes: int) -> None:
-    """Let this process and its children open as many files as the system allows; BadInput if that is fewer than a connection
-    each way between a node and all others."""
+    """Let this process and its children open as many files as the system allows; BadInput if that is too few
+    for connections in both directions between a node and all others."""
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise BadInput(
-            f"nodes: {nodes} processes may need {needed} open files each; accepted: what fits into the hard limit,"
-            f" {hard} (ulimit -Hn), or a higher limit"
+            f"nodes: {nodes} processes may need {needed} open files each; accepted: as many as fit into"
+            f" the hard limit, {hard} (ulimit -Hn), or a higher limit"
         )
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def wakeup() -> tuple[int, int]:
-    """Descriptors by which processes that share slots tell each other that one is free: to listen to, and to tell."""
+    """Descriptors that signal a free CPU slot between processes: one to read, one to write."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, microseconds))
@@ -70,12 +70,12 @@ def wakeup() -> tuple[int, int]:
 
 
 class CpuSlots:
-    """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
+    """CPU slots that processes share, as seen by one of them. A slot has at most one holder at a time.
 
-    A slot is a record lock on one byte of a file, as many as it has, which the system frees when its holder dies. A stopped
-    process keeps its slot, so nobody waits for a certain one. Freeing a slot wakes one process that waits; if that one dies
-    or is stopped just then, the others look for themselves after :data:`WAIT_S`.
-    """
+    A slot is a record lock on one byte of a file, which has as many bytes as there are slots. The system
+    frees the lock when its holder dies. A stopped process keeps its slot, so no process waits for a
+    particular slot. Freeing a slot wakes one waiting process. If that process dies or is stopped at that
+    moment, the others check by themselves after :data:`WAIT_S`."""
 
     def __init__(self, descriptor: int, ends: tuple[int, int]) -> None:
         self._descriptor, self._ends = descriptor, ends

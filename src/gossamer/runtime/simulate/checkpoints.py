@@ -1,5 +1,4 @@
-"""Checkpoints of a simulation, which save nodes without stopping them. :mod:`replay` resumes a run from
-one."""
+"""Checkpoints of a simulation, which save nodes without stopping them. See :mod:`replay` for resuming."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class SimCheckpoints:
                 self._add(rank, number)
 
     def _look_at(self, node: NodeRuntime) -> bool:
-        """Save a node's current state, unless the replay has yet to restore it. Returns whether it was
-        saved."""
+        """Save a node's state, unless the replay has yet to restore it. Returns whether it was saved."""
         rank, context = node.rank, self._context
         traffic, unrecorded = asdict(context.links.traffic(rank)), self._recorder.unrecorded(rank)
         if self._replay is not None and not self._replay.restores(
@@ -116,8 +114,7 @@ class SimCheckpoints:
             self._add(rank, number)
 
     def _add(self, rank: int, number: int) -> None:
-        """Add a node to a checkpoint, as of the end of its last round. The last node completes the
-        checkpoint."""
+        """Add a node to a checkpoint, as of the end of its last round. The last node completes it."""
         if number not in self._open:
             self._open[number] = {other: self._newest[other] for other in self._over}
         parts = self._open[number]
@@ -175,8 +172,7 @@ class SimCheckpoints:
         self._folder.complete(number, rounds, times_s, wall_s, time_s)
 
     def _finish_writing(self) -> None:
-        """Wait for the last checkpoint. If it can't be written (disk full, ...), tell the user and
-        continue."""
+        """Wait for the last checkpoint. If it can't be written (disk full, ...), tell the user."""
         if self._written is not None and (error := self._written.exception()):
             self._context.observer.say(f"a checkpoint could not be written: {error}")
         self._written = None

@@ -24,8 +24,7 @@ MAX_PASSES = 1_000_000  # passes through one instant after which a node counts a
 
 
 class Order(IntEnum):
-    """The order of events within one instant. OBSERVE comes after everything else of the instant, END ends
-    the run."""
+    """The order of events within one instant. OBSERVE comes after everything else; END ends the run."""
 
     COMMIT = 0
     ARRIVAL = 1
@@ -76,8 +75,7 @@ class Clock:
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
     ) -> ClockEvent:
-        """Schedule a call for a node; an instant in the past means now. No node waits for a background
-        call."""
+        """Schedule a call for a node; a past instant means now. No node waits for a background call."""
         event = ClockEvent(call, self, background)
         # Each rank has its own sequence, so that no node can reorder another node's events.
         sequence = self._sequences.get(rank, 0)
@@ -94,12 +92,11 @@ class Clock:
         return self.at(self.now_ns + to_ns(seconds), order, rank, call, background=background)
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
-        """Call at this instant, once every coroutine waits and no event of the instant is left."""
+        """Make a call at this instant, once every coroutine waits and no event of the instant is left."""
         self._quiet.append((rank, call))
 
     def forget(self, event: ClockEvent) -> None:
-        """Count an event as cancelled. Cancelled events leave the heap when they are the larger part of
-        it."""
+        """Count an event as cancelled. Cancelled events leave the heap when they are most of it."""
         self.pending -= not event.background
         self._cancelled += 1
         if self._cancelled > 1000 + len(self._heap) // 2:
@@ -175,8 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> None:
-        """Call when the current callback has returned. Returns no handle: tasks and futures never cancel such
-        a call."""
+        """Call after the current callback. Returns no handle: tasks and futures never cancel such a call."""
         self._ready.append((callback, args, copy_context() if context is None else context))
 
     def call_at(self, *_: object, **__: object) -> NoReturn:

@@ -7,15 +7,14 @@ and when the network changes, but only once per instant.
 
 An allocation is max-min fair if every flow crosses a full link on which no other flow has a larger share,
 each in proportion to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It is stored
-as one level per link: the largest share that a flow of weight 1 can have there. The levels are the fixed
-point of
+as one level per link: the largest share that a flow of weight 1 can have there. Levels are the fixed point of
 
     sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l is infinite if the link cannot be filled)
 
 with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is
 w_f times the least level of its links. When a flow starts or ends, a link is recomputed only if the bound of
-one of its flows has changed below its level. Lower links come first, because a level depends only on lower
-levels."""
+one of its flows has changed below its level. Lower links come first, since a level depends only on lower
+ones."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
 
 LEAST_RTT_S = 1e-4
-"""The round-trip time of a path without latency, as on a local network; a share is proportional to its
+"""Round-trip time of a path without latency, as on a local network; shares are proportional to its
 inverse."""
 UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
 MANY_DUE = 1000  # predictions that are kept without removing outdated ones
 ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
-CLOSE = 1e-12  # a relative change of a level up to this is rounding, and is not passed on
+CLOSE = 1e-12  # relative changes of a level up to this are rounding errors, and are ignored
 
 _Levels = list[float]
 _Bound = Callable[[_Levels], float]
@@ -110,7 +109,7 @@ class MaxMin(Generic[F]):
             levels[link] = level
             least = min(before, level)
             for flow, bound in self._flows[link].items():
-                if bound(levels) > least:  # otherwise another link decides, before and after
+                if bound(levels) > least:  # otherwise another link is decisive, before and after
                     changed[flow] = None
                     for other in flow.links:
                         if other not in moved and levels[other] > least and other != link:
@@ -120,8 +119,8 @@ class MaxMin(Generic[F]):
         return [(flow, rate) for flow, rate in rates if rate != flow.rate]
 
     def _level(self, link: int) -> float:
-        """The level that fills a link: flows with a bound below it get their bound, the others share the rest
-        by weight."""
+        """The level that fills a link: flows bounded below it get their bound, the others share the rest by
+        weight."""
         flows, levels, room = self._flows[link], self._levels, self._rates[link]
         if math.isinf(room) or not flows:
             return math.inf

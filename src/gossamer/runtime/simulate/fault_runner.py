@@ -51,7 +51,7 @@ class FaultRunner:
         self._hosts: dict[int, FaultyHost] = {}
         self._agenda = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
-        self._called_back: dict[int, StartFrom] = {}  # nodes that return as soon as they have left
+        self._called_back: dict[int, StartFrom] = {}  # nodes to start again as soon as they have left
         self._detections: dict[int, ClockEvent] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
@@ -64,7 +64,7 @@ class FaultRunner:
         return host
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
-        """A function that puts a message into the mailbox of a node's present incarnation."""
+        """A function that puts a message into the mailbox of a node's current incarnation."""
         return lambda message: self._hosts[rank].happen(lambda: self._nodes[rank].deliver(message))
 
     # --- the schedule
@@ -149,8 +149,7 @@ class FaultRunner:
     # --- single faults
 
     def _depart(self, rank: int) -> None:
-        """A node leaves in order, after a completed round. The others notice once all its messages have
-        landed."""
+        """A node leaves in order, after a round. The others notice once all its messages have landed."""
         text = f"node {rank} left after round {self._nodes[rank].round}"
         self._recorder.node_ended(self._nodes[rank])
         self.left.add(rank)
@@ -181,7 +180,7 @@ class FaultRunner:
         before, joins = self._nodes[rank].round, rank in self._absent
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")
-        # It never repeats the round that it was in, because others may have its messages of that round.
+        # It never repeats its last round, because others may have its messages of that round.
         least = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)

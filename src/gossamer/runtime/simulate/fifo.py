@@ -28,7 +28,7 @@ class _FifoTransfer(Transfer):
     gone: int = 0  # bytes that had left by then
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
     taken: int = 0  # bytes that the downlink had taken by then
-    last_bit_ns: int = 0  # when the downlink has taken all of it
+    last_bit_ns: int = 0  # when the downlink will have taken all of it
     event: ClockEvent | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
@@ -111,7 +111,7 @@ class FifoLinks(Links):
         self._take(transfer.to, len(downlink) - 1)
 
     def _take(self, rank: int, position: int = 0) -> None:
-        """Plan when a downlink will have taken its messages, from a position in its queue on."""
+        """Plan when a downlink takes its messages, from a position in its queue on."""
         downlink, rate = self._downlinks[rank], self._rates[self._nodes + rank]
         free_ns = downlink[position - 1].last_bit_ns if position else downlink[0].begin_ns
         for transfer in islice(downlink, position, None):
@@ -149,7 +149,7 @@ class FifoLinks(Links):
         if leaving:
             self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
-            if transfer in downlink:  # the downlink has taken it, and those behind it, earlier
+            if transfer in downlink:  # the downlink will have taken it, and those behind it, earlier
                 self._take(transfer.to, downlink.index(transfer))
             elif transfer.carried == 0 and transfer.event is not None:
                 transfer.event.cancel()

@@ -1,4 +1,4 @@
-"""The simulator's side of one node: its :class:`~gossamer.node.setup.Host`, with or without faults, and its
+"""The simulator's side of a node: its :class:`~gossamer.node.setup.Host`, with or without faults, and
 tasks."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class FaultyHost(SimHost):
             self.happen(call)
 
     def happen(self, call: Callable[[], None]) -> None:
-        """Make a call on the node's behalf as soon as it is not frozen, or never if it is dead by then."""
+        """Make a call on the node's behalf once it is not frozen, or never if it is dead by then."""
         if self.thawed is not None:
             self._held.append(call)
         elif not self.dead:
@@ -255,8 +255,7 @@ class NodeTasks:
             self.end.set_exception(error)
 
     def close(self, *, interrupted: bool) -> None:
-        """End all tasks: cancel them, unless the user interrupts, and close those that don't end at this
-        instant."""
+        """Cancel all tasks, unless the user interrupts, and close those that don't end at this instant."""
         tasks = asyncio.all_tasks(self._loop)
         if tasks and not interrupted:
             for task in tasks:

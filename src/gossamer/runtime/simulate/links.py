@@ -70,7 +70,7 @@ class Transfer(Sending):
         return self.links.cancel(self)
 
     def accept_at(self, time_ns: int) -> None:
-        """Plan the instant of acceptance, instead of an earlier plan."""
+        """Plan the instant of acceptance; replaces an earlier plan."""
         self.accepted_ns = time_ns
         if self.wake is not None:
             self.wake.cancel()
@@ -109,7 +109,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def duration_ns(size: float, bytes_per_second: float) -> int:
-    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
+    """The duration of ``size`` bytes at a rate, at most :data:`FOREVER_NS`."""
     duration = size / bytes_per_second * NS if bytes_per_second > 0 else FOREVER_NS
     return round(duration) if duration < FOREVER_NS else FOREVER_NS
 
@@ -127,8 +127,7 @@ class Links(ABC):
     Args:
         limit: size of the largest message that receivers accept, bytes.
         deliver: by rank, the function that puts a message into the node's mailbox.
-        watch: called for each transfer after it has left its sender or was cancelled, possibly at a later
-            instant.
+        watch: called for each transfer after it has left its sender or was cancelled, possibly later.
 
     Attributes:
         flights: tracks the messages in flight, if the run makes checkpoints."""
@@ -183,7 +182,7 @@ class Links(ABC):
         message = Message(source, tag, payload, self.clock.now(), versions)
         self._on_the_way[source] += len(to)
         latency_ns, flights = self._only_latency_ns, self.flights
-        if flights is not None:  # numbered messages go one by one
+        if flights is not None:  # numbered messages are sent one by one
             numbered = [(flights.sent(message, rank), rank) for rank in to]
             if latency_ns is None:
                 return [self._queue(each, rank, size) for each, rank in numbered]
@@ -193,7 +192,7 @@ class Links(ABC):
         return [self._queue(message, rank, size) for rank in to]
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
-        """On a network with latency alone, all messages of a broadcast leave now and arrive as one event."""
+        """On a network with only latency, all messages of a broadcast leave now and arrive as one event."""
         source, now_ns = message.source, self.clock.now_ns
         traffic = self._traffic[source]
         traffic.bytes_sent += size * len(to)
@@ -231,7 +230,7 @@ class Links(ABC):
         self._traffic[rank].messages_lost += 1
         return Sent(self.clock, rank, 0)
 
-    # --- what depends on the sharing
+    # --- methods that depend on the sharing
 
     @abstractmethod
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
@@ -239,11 +238,11 @@ class Links(ABC):
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
-        """Stop sending a message, and call :meth:`_interrupt` if a part of it has left. False if all of it
-        has left."""
+        """Stop sending a message; calls :meth:`_interrupt` if a part has left. False if all of it has
+        left."""
 
     def settle(self) -> None:
-        """Count, and watch, all messages that have left by now."""
+        """Count and report all messages that have left by now."""
         for rank in range(self._nodes):
             self._settle(rank)
 
@@ -252,11 +251,11 @@ class Links(ABC):
 
     @abstractmethod
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
-        """The messages that are leaving a node, each with the bytes that have left."""
+        """The messages that a node is sending, each with the bytes that have left."""
 
     @abstractmethod
     def _waiting(self, rank: int) -> Sequence[Transfer]:
-        """The messages that have not left a node completely, in the order in which they would leave."""
+        """The messages that have not left a node completely, in the order of sending."""
 
     @abstractmethod
     def _changed(self, before: list[float]) -> None:
@@ -399,8 +398,7 @@ class Links(ABC):
         return self._traffic[rank]
 
     def _include(self, rank: int, traffic: Traffic) -> None:
-        """Add the bytes that a node has sent and received since the last call to the use of its links, at
-        current rates."""
+        """Add a node's bytes since the last call to the use of its links, at current rates."""
         for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):
             if (rate := self._rates[link]) > 0:
                 self._busy_s[link] += (nbytes - self._included[link]) / rate

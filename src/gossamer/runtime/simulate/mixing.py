@@ -20,8 +20,7 @@ from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
 MOST_OWED = 256
-"""Above this number, owed sums are computed at the end of the instant, because they keep the rows that they
-read."""
+"""Above this number, owed sums are computed at the end of the instant, since they keep the rows they read."""
 LEAST_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
 _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
@@ -80,8 +79,7 @@ class Mixing:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors become owed, the other steps run on the
-        workers."""
+        """Run steps of different nodes: sums of whole vectors become owed, the others run on the workers."""
         others: list[tuple[Step, asyncio.Future[Any]]] = []
         for _, step, _, future in requests:
             if future.done():  # cancelled

@@ -15,8 +15,7 @@ from gossamer.node.setup import Waiter
 
 
 class SimPresence:
-    """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other's
-    messages.
+    """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other.
 
     Attributes:
         up: the ranks that take part, including frozen nodes.
@@ -91,8 +90,7 @@ class SimPresence:
             self._remembering[peer].add(rank)
 
     def remembering(self, peer: int) -> set[int]:
-        """Take the nodes that remember an earlier incarnation of a peer; a second call returns none of
-        them."""
+        """Take the nodes that remember an earlier incarnation of a peer; a second call returns none."""
         return self._remembering.pop(peer, set())
 
     def watching(self, peer: int) -> list[tuple[int, Waiter]]:

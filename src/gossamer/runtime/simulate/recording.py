@@ -79,7 +79,7 @@ class SimRecorder:
             self.flush()
 
     def leave(self, rank: int, *, keep: bool = False) -> None:
-        """A node is away. Its reports for incomplete evaluations count only if ``keep`` is set."""
+        """Stop waiting for a node. Its reports for incomplete evaluations count only if ``keep`` is set."""
         self.flush()
         self._rows.without(rank, keep=keep)
         if self._rows.reached:
@@ -104,7 +104,7 @@ class SimRecorder:
     def _record(self, node: NodeRuntime, moment: Moment) -> None:
         rank, context = node.rank, self._context
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
-            return  # it has no part in the algorithm
+            return  # the node does not take part in the algorithm
         self._rows.graph(node.round)
         if (view := node.node.view) is not None:
             self._rows.view(rank, moment, node.round, view)

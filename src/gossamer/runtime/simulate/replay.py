@@ -124,7 +124,7 @@ class Replay:
         if (node.round, node.node.now()) != (saved.round, saved.time_s):
             return False
         if traffic["messages_received"] < known["messages_received"]:
-            return False  # it was saved at a later message, after its rounds were over
+            return False  # the node was saved at a later message, after its rounds were over
         # In an extended run, it may have received messages from nodes that had ended.
         compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
         if any(traffic[name] != known[name] for name in compared):
@@ -140,8 +140,7 @@ class Replay:
         return True
 
     def need(self, rank: int) -> None:
-        """A row that is not on record needs a node's model. ReplayDiffers if the node has not been
-        restored."""
+        """An unrecorded row needs a node's model. ReplayDiffers if the node has not been restored."""
         if rank not in self.restored:
             raise ReplayDiffers(f"a row that depends on node {rank} is missing from the record")
 

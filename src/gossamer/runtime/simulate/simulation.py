@@ -47,8 +47,7 @@ from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
 OBJECTS_PER_NODE = 200
-"""An upper bound on the new objects that a node holds at any time: messages, tasks, futures and what they
-refer to."""
+"""An upper bound on the new objects of a node at any time, such as messages, tasks and futures."""
 
 
 class SimulateEngine:
@@ -64,8 +63,7 @@ class SimulateEngine:
         self.description = self._setup.description()
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
-        """Run to the end. The failure of a node is part of the outcome; what was recorded before it is
-        kept."""
+        """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
         if cut is not None:
             try:
                 return self._run(folder, observer, self._replay(folder, cut))
@@ -387,8 +385,7 @@ class Simulation:
             self._tasks.ended(rank)
 
     def _report_progress(self) -> None:
-        """Report progress from time to time. Called after each piece of work, because a round may take
-        long."""
+        """Report progress from time to time. Called after each piece of work, as a round may take long."""
         now = time.perf_counter()
         if now - self._reported >= PROGRESS_S:
             self._reported = now

@@ -97,9 +97,7 @@ def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
 
 def test_another_token_opens_no_door(scene: Scene) -> None:
     for _ in range(2):
-        assert "does not take this worker: it has another token" in str(
-            scene.dial("another token, quite long")
-        )
+        assert "refuses this worker: it has the wrong token" in str(scene.dial("another token, quite long"))
         while scene.strangers():
             scene.serve()
     assert scene.joined == []
@@ -119,7 +117,7 @@ def test_a_worker_of_another_version_or_of_another_run_is_told_why(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.refusal = "it belongs to another run"
-    assert str(scene.dial()).endswith("does not take this worker: it belongs to another run")
+    assert str(scene.dial()).endswith("refuses this worker: it belongs to another run")
     monkeypatch.setattr(worker, "__version__", "0.0")
     assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
 

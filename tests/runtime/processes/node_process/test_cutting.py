@@ -161,7 +161,7 @@ async def test_nobody_waits_for_a_last_checkpoint_that_cannot_be_written(tmp_pat
         run.folder.checkpoints.write_text("in the way of the folder")
         await asyncio.gather(*(member.cutting.last(7, 1000.0) for member in run.members))
         [said] = run.said
-        assert said.startswith("checkpoint 7 is given up: [Errno")
+        assert said.startswith("checkpoint 7 is abandoned: [Errno")
 
 
 @pytest.mark.parametrize("event", ["away", "back"])

@@ -70,7 +70,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
         liar.transport.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
         await a.until(lambda: a.events)
-        assert a.events[0][1].endswith("says that it is rank 1, but has not got its key")
+        assert a.events[0][1].endswith("says that it is rank 1, but does not have its key")
         assert a.inbox == []
         await still_works(a, b)
 
@@ -221,7 +221,7 @@ async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.Monk
     async with network(2) as ((a, b), _):
         async with await dial(a, b"\x16\x03\x01"):
             await a.until(lambda: a.events)
-        assert "did not say who it is within 0.05 s" in a.events[0][1]
+        assert "did not identify itself within 0.05 s" in a.events[0][1]
         monkeypatch.undo()
         await still_works(a, b)
 
@@ -320,7 +320,9 @@ async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: s
         return Peer(0, listener, [("127.0.0.1", 9000), (dialled, 9000)], **options)
 
     with listen(listening) as listener:
-        with pytest.raises(BadInput, match=f"address {named}.*: not loopback; accepted: with keys"):
+        with pytest.raises(
+            BadInput, match=f"address {named}.*: not loopback; accepted: loopback, or TLS keys"
+        ):
             build(security=None)
         identities = [issue() for _ in range(2)]
         security = Security(identities[0].pem, [each.certificate for each in identities])

@@ -55,7 +55,7 @@ def test_nothing_is_shaped_where_nothing_is_limited() -> None:
 def test_what_is_simplified_is_said() -> None:
     assert simplified(Uniform(bandwidth_mbps=5), 3, 1) == []
     [text] = simplified(Uniform(sharing="rtt-fair"), 3, 1)
-    assert text.startswith("network.sharing: the engine processes comes near to rtt-fair")
+    assert text.startswith("network.sharing: the engine processes approximates rtt-fair")
     [text] = simplified(Given(at=Access(np.full(7, RATE))), 3, 1)
     assert "link between uplinks and downlinks" in text
 

@@ -388,7 +388,7 @@ async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyP
         async with await dial(a, hello(1, TOKEN)[:5]) as end:
             await end.until_closed()
         await a.until(lambda: len(a.events) == 1)
-        assert "did not say who it is within 0.02 s" in a.events[0][1]
+        assert "did not identify itself within 0.02 s" in a.events[0][1]
         await b.send(0, 1, "t")
         await a.receive(1)
 
@@ -425,7 +425,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
         (hello(0, TOKEN), "answered as rank 0"),
         (hello(1, b"another run's to"), "the token of another run"),
         (hello(1, TOKEN) + credit(10**9), "acknowledged 1000000000 bytes of"),
-        (hello(1, TOKEN) + message(0, 1)[0], "no place here"),
+        (hello(1, TOKEN) + message(0, 1)[0], "unexpected frame"),
     ],
 )
 @on_loop
@@ -508,4 +508,4 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in(
         await a.receive(1)
         texts = [text for _, text in a.events]
         assert texts[3:] == ["further refusals are not shown"]
-        assert all(text.endswith("did not say who it is while others came") for text in texts[:3])
+        assert all(text.endswith("did not identify itself while others connected") for text in texts[:3])

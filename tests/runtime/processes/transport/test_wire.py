@@ -162,8 +162,8 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
         (HELLO + begin(total=0, head=0), "head of 0 bytes"),
         (HELLO + begin(length=12), "chunk of 12 bytes where 13 were due"),
         (HELLO + begin(number=1), "began message 1 where message 0 was due"),
-        (HELLO + DATA.pack(2, 0, 5), "message 0, which is not under way"),
-        (HELLO + abort(0), "message 0, which is not under way"),
+        (HELLO + DATA.pack(2, 0, 5), "message 0, which is not in progress"),
+        (HELLO + abort(0), "message 0, which is not in progress"),
         (HELLO + begin(total=CHUNK_BYTES + 9) + bytes([0x93]), None),
         (
             HELLO + begin(total=14, head=14) + b"\xff" + EMPTY_HEAD[1:],
@@ -195,11 +195,11 @@ def test_chunks_of_another_message_are_refused() -> None:
     short = DATA.pack(2, 0, 5)
     for wrong, reason in [
         (one.frame, "began message 0 before the end of message 0"),
-        (DATA.pack(2, 1, CHUNK_BYTES), "message 1, which is not under way"),
+        (DATA.pack(2, 1, CHUNK_BYTES), "message 1, which is not in progress"),
         (short, "chunk of 5 bytes where 16384 were due"),
-        (abort(1), "message 1, which is not under way"),
-        (two.frame + three.frame + three.frame, "message 0, which is not under way"),
-        (abort(0) + two.frame, "message 0, which is not under way"),
+        (abort(1), "message 1, which is not in progress"),
+        (two.frame + three.frame + three.frame, "message 0, which is not in progress"),
+        (abort(0) + two.frame, "message 0, which is not in progress"),
         (abort(0) + later.frame, "began message 1 where message 0 was due"),
     ]:
         with pytest.raises(FrameError, match=reason):
@@ -208,7 +208,7 @@ def test_chunks_of_another_message_are_refused() -> None:
 
 def test_only_credit_comes_back_to_the_side_that_dialled() -> None:
     for frame in (begin(), abort(0)):
-        with pytest.raises(FrameError, match="no place here"):
+        with pytest.raises(FrameError, match="unexpected frame"):
             list(Decoder(None).feed(HELLO + frame))
 
 

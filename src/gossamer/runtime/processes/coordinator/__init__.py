@@ -1,1 +1,1 @@
-"""The coordinator starts the nodes of a run, watches over them, records their reports, and ends them."""
+"""The coordinator starts the nodes of a run, monitors them, records their reports, and ends them."""

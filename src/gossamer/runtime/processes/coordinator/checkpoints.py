@@ -1,4 +1,4 @@
-"""Puts together checkpoints of the whole run: tracks the nodes that have taken a snapshot, and the files that are written.
+"""Assembles checkpoints of the whole run: tracks the snapshots that nodes have taken and the written files.
 
 The messages are explained in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """
@@ -21,14 +21,14 @@ class _Open:
 
     sent: dict[int, dict[int, int]] = field(
         default_factory=dict
-    )  # messages until snapshots, by sender and receiver
+    )  # messages before the snapshots, by sender and receiver
     asked: bool = False  # the nodes know which messages to wait for
     saved: dict[int, protocol.Saved] = field(default_factory=dict)
 
 
 class CheckpointCoordinator:
-    """Puts the checkpoints of a run together, which goes on from one (``cut``) if it does. ``tell`` sends a message to a
-    node; ``say`` is told of a checkpoint that can't be written, or is given up."""
+    """Assembles the checkpoints of a run, which resumes from ``cut`` if given. ``tell`` sends a message to a
+    node. ``say`` reports a checkpoint that can't be written or is abandoned."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class CheckpointCoordinator:
         self._alive: set[int] = set()
         self._done: set[int] = set()
         self._open: dict[int, _Open] = {}
-        # The newest that is complete, and the newest that is complete or given up, as all before it are.
+        # The newest complete checkpoint, and the newest up to which all are complete or abandoned.
         self._complete = self._settled = highest(folder.checkpoints)
         self._wall_before_s = 0.0 if cut is None else cut.wall_s
         self._start = time.monotonic()
@@ -53,11 +53,11 @@ class CheckpointCoordinator:
         self._alive, self._start = set(alive), start
 
     def last(self) -> int | None:
-        """The number of the checkpoint at the end, which every node is about to be told; None without checkpoints."""
+        """The number of the checkpoint at the end of the run; None without checkpoints."""
         return max([self._settled, *self._open]) + 1 if self._on else None
 
     def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
-        """A node says something about its part of a checkpoint, or that its rounds are over."""
+        """Take a node's message about its part of a checkpoint, or about the end of its rounds."""
         match message:
             case protocol.Marked(number=number, sent=sent):
                 self._marked(rank, number, sent)
@@ -66,9 +66,9 @@ class CheckpointCoordinator:
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
-            case protocol.Saved(number=int(number)) if number > self._complete:  # it was given up meanwhile
+            case protocol.Saved(number=int(number)) if number > self._complete:  # it was abandoned meanwhile
                 self._folder.drop(number)
-            case protocol.Done():  # it is part of all later checkpoints in its present state
+            case protocol.Done():  # its current state is part of all later checkpoints
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
                     if rank not in checkpoint.sent:
@@ -86,7 +86,7 @@ class CheckpointCoordinator:
         self._look(number)
 
     def away(self, rank: int) -> None:
-        """A node is dead, or out of reach for the others."""
+        """A node is dead, or unreachable for the others."""
         self._alive.discard(rank)
         self._give_up(max(self._open, default=0), f"node {rank} is away")
 
@@ -96,12 +96,12 @@ class CheckpointCoordinator:
         self._tell(rank, protocol.Note("settled", self._settled))
 
     def _give_up(self, number: int, why: str) -> None:
-        """Give up a checkpoint, and those before it that are not complete."""
+        """Abandon a checkpoint, and the earlier ones that are not complete."""
         if number <= self._settled:
             return
         for each in sorted({number, *self._open}):
             if each <= number:
-                self._say(f"checkpoint {each} is given up: {why}; the next one is made when it is due")
+                self._say(f"checkpoint {each} is abandoned: {why}; the next one is made when it is due")
                 self._folder.drop(each)
         self._settle(number)
 
@@ -112,7 +112,7 @@ class CheckpointCoordinator:
             self._tell(rank, protocol.Note("settled", number))
 
     def _look(self, number: int) -> None:
-        """Go on with a checkpoint for which something has come."""
+        """Continue a checkpoint for which a message has arrived."""
         checkpoint, alive = self._open[number], self._alive
         if not checkpoint.asked and alive and alive <= checkpoint.sent.keys():
             checkpoint.asked = True
@@ -128,7 +128,7 @@ class CheckpointCoordinator:
             wall_s = self._wall_before_s + time.monotonic() - self._start
             try:
                 self._folder.complete(number, rounds, times_s, wall_s)
-            except OSError as error:  # (disk full, ...) no reason to end a run
+            except OSError as error:  # a full disk, for example, is no reason to end a run
                 self._say(f"checkpoint {number} could not be written: {error}")
             self._complete = number
             self._settle(number)

@@ -1,10 +1,10 @@
 """Runs the nodes of an experiment as processes, and never leaves one behind.
 
-The coordinator carries out what :class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle` decides, passes on what
-nodes and workers say, and alone writes the record and puts checkpoints together. Workers
-(:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them when the run ends; the system ends the nodes
-of a worker that dies.
-"""
+The coordinator executes the decisions of
+:class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle`, and passes the messages of nodes and
+workers to it. Only the coordinator writes the record and assembles checkpoints. Workers
+(:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them with the run. The system
+ends the nodes of a worker that dies."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ PROGRESS_S = 0.1
 
 
 class Coordinator:
-    """One run, from a checkpoint (``cut``) on if there is one. The fork server runs all nodes; or, with a door, the run
-    starts when ``least`` workers have joined there. Its files are closed with ``resources``."""
+    """One run, which resumes from ``cut`` if given. A fork server as ``place`` runs all nodes. With a door,
+    the run starts when ``least`` workers have joined there. The run's files are closed with ``resources``."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Coordinator:
         self._said = 0.0
         self._diverged = False
         self._unstartable: str | None = None
-        self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
+        self._traffic: dict[int, dict[str, int]] = {}  # the counters in each node's last row
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
-        # By the nodes' clock, as in the rows.
+        # The nodes' time and the wall time, as in the rows.
         self._time_s, self._wall_s = 0.0, 0.0 if cut is None else cut.wall_s
 
     def run(self) -> Outcome:
-        """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
+        """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
         reason, failure, parameters, buffers = "failed", None, None, None
         try:
             reason = self._run()
@@ -109,11 +109,11 @@ class Coordinator:
         )
 
     def stop(self) -> None:
-        """End the run in order, for the user."""
+        """End the run in order, at the user's request."""
         self._lifecycle.end("stopped")
 
     def fail_to_start(self, why: str) -> None:
-        """The run fails, unless it has started."""
+        """Fail the run, unless it has started."""
         self._unstartable = why
 
     def _run(self) -> str:
@@ -131,7 +131,7 @@ class Coordinator:
         return "diverged" if self._diverged else reason
 
     def _models(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The last model of every node; not a number where it is unknown."""
+        """The last model of every node; NaN where it is unknown."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
         final = {rank: self._final[rank] for rank, node in self._lifecycle.nodes.items() if node.final}
@@ -148,7 +148,7 @@ class Coordinator:
         while not self._lifecycle.up:
             self._wait()
         start = self._start = time.monotonic()
-        self._clock.hear(self._clock.now())  # it runs from here on
+        self._clock.hear(self._clock.now())  # the clock runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)
         self._lifecycle.begin(start)
 
@@ -158,10 +158,10 @@ class Coordinator:
         if self._unstartable is not None:
             raise RunFailed(self._unstartable)
 
-    # --- what is heard
+    # --- incoming messages
 
     def _poll(self, timeout: float) -> None:
-        """Wait for something to be heard, and hear what there is."""
+        """Wait for messages, and handle all that have arrived."""
         until = time.monotonic() + timeout
         while found := self._selector.select(timeout):
             for key, events in found:
@@ -226,21 +226,22 @@ class Coordinator:
         now_s = 0.0 if self._start is None else time.monotonic() - self._start
         return now_s + (0.0 if self._cut is None else self._cut.wall_s)
 
-    # --- what is done
+    # --- actions
 
     def do(self, command: Fork | Signal | Tell) -> None:
         self._workers.do(command)
 
     def without(self, rank: int, *, keep: bool) -> None:
-        """Wait for nothing more of a node. Its values for incomplete evaluation points count only if ``keep``."""
+        """Stop waiting for a node. Its values for incomplete evaluation points count only if ``keep``."""
         self._checkpoints.away(rank)
         self._rows.without(rank, keep=keep)
 
     def rejoin(
         self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
     ) -> None:
-        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A new process
-        begins with the model ``start_from``; None is one that was only taken for dead."""
+        """Let a node take part (again) from round ``first`` on. ``together`` gives, for each other node, the
+        round from which on the two wait for each other. A new process begins with the model ``start_from``;
+        None is for a process that was only considered dead."""
         now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if start_from is None:

@@ -1,4 +1,5 @@
-"""Admits workers to a run if they prove that they know its token (:mod:`gossamer.runtime.processes.security`)."""
+"""Admits workers to a run if they prove that they know its token
+(:mod:`gossamer.runtime.processes.security`)."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ from gossamer.runtime.processes.security import check_token, context, issue, pro
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
 MOST_STRANGERS = 64
-"""Connections that may be open without having proved it; the oldest makes room. Also the most refusals that are told."""
+"""Most open connections without a proof; a further one replaces the oldest. Also the most refusals
+reported."""
 
 Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
-"""Takes a worker that knows the token, its host, and what gives its connection; returns why it is refused, if it is."""
+"""Called with a worker that knows the token, its host, and a function that hands over its connection. Returns
+the reason for a refusal, or None."""
 
 
 class Door:
-    """Where workers join: listens at "host:port" for workers that know the token. BadInput for a token that is too short, and
-    for an address that can't be used."""
+    """Where workers join: listens at "host:port" for workers that know the token. BadInput for a token that
+    is too short, or an address that can't be used."""
 
     def __init__(self, address: str, token: str) -> None:
         self.token = check_token(token)
@@ -36,14 +39,14 @@ class Door:
             self._listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             raise BadInput(
-                f"--listen {address}: {error.strerror or error}; accepted: an address of this machine that is free"
+                f"--listen {address}: {error.strerror or error}; accepted: a free address of this machine"
             ) from None
         self._listener.setblocking(False)
         key, self._certificate = issue()
         self._context = context(ssl.PROTOCOL_TLS_SERVER, key, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
-        self._strangers: dict[SelectorChannel[Join], float] = {}  # until when each may stay one
-        self._told: set[str] = set()  # hosts of workers with another token
+        self._strangers: dict[SelectorChannel[Join], float] = {}  # with the deadline for their proofs
+        self._told: set[str] = set()  # hosts whose workers were reported for a wrong token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
         self._selector, self._admit, self._refused = selector, admit, refused
@@ -59,7 +62,7 @@ class Door:
             end.setblocking(False)
             end = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         except OSError:
-            return  # it has gone already
+            return  # the connection is already gone
         if len(self._strangers) >= MOST_STRANGERS:
             self._refuse(next(iter(self._strangers)))
         stranger = SelectorChannel[Join](
@@ -77,7 +80,7 @@ class Door:
             if host not in self._told and len(self._told) < MOST_STRANGERS:
                 self._told.add(host)
                 self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
-            self._refuse(stranger, "it has another token")
+            self._refuse(stranger, "it has the wrong token")
         elif said.version != __version__:
             self._refuse(stranger, f"it runs gossamer {said.version}, and the coordinator {__version__}")
         elif why := self._admit(said, host, stranger.release):
@@ -96,8 +99,8 @@ class Door:
             self._refuse(stranger)
 
     def close(self) -> None:
-        """Close it; a second time does nothing."""
-        self._listener.close()  # nobody is accepted any more, and the selector forgets it
+        """Close the door. A second call does nothing."""
+        self._listener.close()  # accepts no more connections, and leaves the selector
         for stranger in list(self._strangers):
             self._refuse(stranger)
 

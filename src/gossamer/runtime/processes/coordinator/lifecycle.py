@@ -1,13 +1,13 @@
-"""The decisions in a run of real processes: events go in, and the coordinator does what follows from them.
+"""The decisions in a run of real processes, which the coordinator executes.
 
-:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say, each with the time at
-which it was heard. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in which
-round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
+:class:`Lifecycle` uses no process, socket, file or clock. It takes messages from nodes and about their
+processes, each with its time of arrival. It decides which faults happen and when, which nodes are considered
+dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can
+continue, and when and why it ends.
 
-A node that starts late, or returns, is introduced: the others are told, and answer with their rounds (``At``). Then the node
-is told where to begin, and it and each of the others from which round on they wait for each other. Nodes are introduced one
-at a time.
-"""
+A node that starts late or returns is introduced. The others are told, and answer with their rounds (``At``).
+Then the node is told its first round, and the node and each of the others are told from which round on they
+wait for each other. Nodes are introduced one at a time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
 SAY_S = 30.0
-"""Seconds without a completed round after which the user is told what nodes wait for, and told again."""
+"""Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
 
 class Over(Exception):
-    """The run is to end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
+    """The run must end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
 
 @dataclass(eq=False)
@@ -48,27 +48,27 @@ class NodeState:
     rank: int
     incarnation: int
     start_from: StartFrom
-    restarts: int  # that the experiment does not ask for
-    round: int  # rounds that it has completed, as far as is known
-    sent: int = 0  # bytes, as far as is known
+    restarts: int  # restarts beyond those in the experiment
+    round: int  # completed rounds, as last reported
+    sent: int = 0  # bytes sent, as last reported
     address: tuple[str, int] | None = None  # once it is ready
-    waits: list[str] | None = None  # what it waits for, as far as is known
+    waits: list[str] | None = None  # what it waits for, as last reported
     met: bool = False  # it has taken part
     done: bool = False  # its protocol has returned
-    final: bool = False  # it has handed in its last model
-    planned: bool = False  # it dies because the experiment says so
+    final: bool = False  # it has delivered its last model
+    planned: bool = False  # its death is planned by the experiment
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
-    arriving: bool = False  # it is away, has been heard, and is to be introduced
+    arriving: bool = False  # it is away but has sent a message, and waits to be introduced
 
 
 class Lifecycle:
     """The decisions of one run, in seconds of one clock.
 
-    ``has_room`` says whether there is a slot for the process of a node now. ``rounds`` is what nodes had completed at the
-    checkpoint from which the run goes on (others were lost). :meth:`take` and :meth:`look` raise :class:`Over` when the run
-    is to end in order, and :class:`~gossamer.errors.RunFailed` when it can't go on.
-    """
+    ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` has the nodes' completed
+    rounds at the checkpoint from which the run resumes; nodes that are not in it were lost. :meth:`take` and
+    :meth:`look` raise :class:`Over` when the run must end in order, and :class:`~gossamer.errors.RunFailed`
+    when it can't continue."""
 
     def __init__(
         self,
@@ -89,30 +89,30 @@ class Lifecycle:
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
-        self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
+        self.away: dict[int, str] = {}  # ranks that are absent or considered dead, with the reason
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = self._heard_at = self._moved_at = 0.0
         self._early: list[FaultEvent] = []
-        self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
-        self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is taken for dead
-        self._queue: deque[NodeState] = deque()  # to be introduced
-        self._guest: NodeState | None = None  # which is being introduced
-        self._awaited: set[int] = set()  # who is to say in which round it is
-        self._heard: dict[int, int] = {}  # who has said so
+        self._restarting: dict[int, StartFrom] = {}  # nodes to restart once their last process has ended
+        self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is considered dead
+        self._queue: deque[NodeState] = deque()  # nodes to introduce
+        self._guest: NodeState | None = None  # the node that is being introduced
+        self._awaited: set[int] = set()  # ranks that have yet to report their rounds
+        self._heard: dict[int, int] = {}  # the reported rounds, by rank
         self._due: str | None = None
         self._ending = False
 
     # --- the driver's side
 
     def start(self, now: float) -> None:
-        """Start the nodes that are there from the beginning."""
+        """Start the nodes that are present from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
         self._early = list(self._agenda.due(0.0))
         for fault in self._early:
             if fault.what == "join" and fault.node is not None:
-                self.away[fault.node] = f"node {fault.node} is not there yet"
+                self.away[fault.node] = f"node {fault.node} has not joined yet"
         for rank in range(self._experiment.nodes):
             if rank not in self._rounds:
                 self.away[rank] = f"node {rank} was lost before the run was resumed"
@@ -144,7 +144,7 @@ class Lifecycle:
         return min(max(due - now, 0.0), longest)
 
     def look(self, now: float) -> None:
-        """Let happen what is due, once all messages until now were taken."""
+        """Do what is due. Call it after all messages that have arrived were taken."""
         self._now = now
         if self._due is not None:
             raise Over(self._due)
@@ -161,7 +161,7 @@ class Lifecycle:
             self._happens(fault)
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
-            self._lose(rank, f"node {rank} stands still", keep=True)
+            self._lose(rank, f"node {rank} is frozen", keep=True)
         for rank in [rank for rank in self._restarting if rank not in self.alive]:
             if self._has_room(rank):
                 self._start_node(rank, self._restarting.pop(rank))
@@ -169,7 +169,7 @@ class Lifecycle:
         self._look_at_the_end()
 
     def end(self, reason: str) -> None:
-        """The run is to end in order: "time", "bytes", "target", "diverged" or "stopped"."""
+        """End the run in order, for this reason: "time", "bytes", "target", "diverged" or "stopped"."""
         self._due = self._due or reason
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
@@ -178,7 +178,7 @@ class Lifecycle:
             self._exited(node, message.how)
             return
         self._heard_at = now
-        # A node that was taken for dead, and is not about to leave, has sent something.
+        # A node that was considered dead, and is not about to leave, has sent a message.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
             self._arrives(node)
@@ -240,7 +240,8 @@ class Lifecycle:
     # --- ending
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """Have every node end in order, with a last checkpoint if it has a number, after :class:`Over`."""
+        """After :class:`Over`: tell every node to end in order, with ``checkpoint`` as the last one if
+        given."""
         self._now = self._heard_at = now
         self._ending = True
         there = [self.nodes[rank] for rank in self.awaited()]
@@ -254,12 +255,12 @@ class Lifecycle:
             self._coordinator.record(None, "ended-early", EARLY)
 
     def over(self, now: float) -> bool:
-        """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
+        """Whether all awaited nodes have delivered their last model, or have been silent for too long."""
         waiting = [rank for rank in self.awaited() if not self.nodes[rank].final]
         return not waiting or now > self._heard_at + END_S
 
     def give_up(self) -> None:
-        """Kill the nodes that do not end with the others; the others' outcome stands."""
+        """Kill the nodes that did not end with the others. The others' outcome stands."""
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
                 self._coordinator.do(Signal(rank, signal.SIGKILL))
@@ -267,7 +268,7 @@ class Lifecycle:
                 self._exited(self.nodes[rank], "killed by SIGKILL")
 
     def awaited(self) -> list[int]:
-        """The nodes whose rounds the run waits for: those that are there, or will be again."""
+        """The nodes whose rounds the run waits for: those that are present or will return."""
         return [
             rank
             for rank in sorted(self.alive)
@@ -286,7 +287,7 @@ class Lifecycle:
 
     def _look_at_the_end(self) -> None:
         awaited = self.awaited()
-        # (One that is about to leave has returned early; it may be the last one, or come back.)
+        # (A node that is about to leave has returned early; it may be the last one, or come back.)
         if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
             raise Over("rounds")
         if not self.alive and not self._expects():
@@ -319,7 +320,7 @@ class Lifecycle:
             node.frozen = True
             self._frozen[rank] = self._now + self._experiment.failures.detection_s
             self._coordinator.do(Signal(rank, signal.SIGSTOP))
-            self._coordinator.record(rank, "frozen", f"node {rank} stands still")
+            self._coordinator.record(rank, "frozen", f"node {rank} is frozen")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
@@ -330,7 +331,7 @@ class Lifecycle:
             node.frozen = False
             self._frozen.pop(node.rank, None)
             self._coordinator.do(Signal(node.rank, signal.SIGCONT))
-            self._coordinator.record(node.rank, "thawed", f"node {node.rank} goes on")
+            self._coordinator.record(node.rank, "thawed", f"node {node.rank} continues")
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
@@ -376,12 +377,12 @@ class Lifecycle:
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
 
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
-        """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
-        introduced again as soon as it is heard."""
+        """A node has failed to reach a peer for so long that its messages there are lost. If the peer runs,
+        it is introduced again as soon as it sends a message."""
         if rank not in self.alive or node.rank in self.away:
             return
         peer = self.nodes[rank]
-        if peer.leaving or peer.planned or peer.frozen:  # as the experiment says
+        if peer.leaving or peer.planned or peer.frozen:  # planned by the experiment
             return
         if rank not in self.away:
             self._coordinator.record(node.rank, "unreachable", text)
@@ -390,7 +391,7 @@ class Lifecycle:
         self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
-        """No node waits for this one any more, or sends it anything."""
+        """Stop the other nodes from waiting for this one and sending to it."""
         self._awaited.discard(rank)
         self._heard.pop(rank, None)
         if rank not in self.away:
@@ -428,7 +429,7 @@ class Lifecycle:
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[node.rank]
         node.arriving = False
-        for rank, why in sorted(self.away.items()):  # also those that were lost while it was introduced
+        for rank, why in sorted(self.away.items()):  # including those that were lost during the introduction
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))

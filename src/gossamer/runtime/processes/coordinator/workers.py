@@ -1,12 +1,11 @@
-"""The workers of a run, as the coordinator sees them: the fork server on its machine, or workers that join from others.
+"""The workers of a run, as the coordinator sees them: the fork server on its machine, or workers that join.
 
 A worker takes commands about nodes, and reports what happens to them, over a
 :class:`~gossamer.runtime.processes.channel.Session`. One that joins also gets the run's files and keys.
 
-A worker that is out of reach keeps its nodes going and what they say; both ends go on with the next connection. After
-``failures.detection_s`` it is lost, and its nodes are dead. Nodes that are restarted then go to the worker that has room, in
-the order of joining.
-"""
+A worker that is out of reach keeps its nodes running and stores their messages. Both ends continue on the
+next connection. After ``failures.detection_s`` the worker is lost, and its nodes are dead. Restarted nodes go
+to the first worker with room, in the order of joining."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
 FAREWELL_S = 5.0
-"""Seconds that workers have to hear that the run is over."""
+"""Seconds for telling the workers that the run is over."""
 
 
 @dataclass(eq=False)
@@ -56,8 +55,8 @@ class _Worker:
 
 
 class Workers(ABC):
-    """The workers of one run. ``emit`` takes what nodes and their processes say; ``say`` tells the user something. Nodes go
-    on from a checkpoint (``cut``) if there is one."""
+    """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` tells the
+    user something. Nodes resume from ``cut`` if given."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Workers(ABC):
 
     @abstractmethod
     def _disconnected(self, session_name: str, error: str | None) -> None:
-        """A connection has ended, perhaps because of what was sent."""
+        """A connection has ended; ``error`` describes the invalid message that was the cause, if any."""
 
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         match message:
@@ -118,7 +117,7 @@ class Workers(ABC):
                 self._emit(message)
 
     def _keep(self, said: Said) -> None:
-        """Write the files of a node, which may have no others than its own."""
+        """Write the files of a node, which may send only its own."""
         rank, name = said.rank, rf"node-{said.rank}\.safetensors"
         for path, data in said.files.items():
             if not re.fullmatch(
@@ -130,11 +129,11 @@ class Workers(ABC):
             with atomic(target) as temporary:
                 temporary.write_bytes(data)
 
-    # --- what the coordinator asks for
+    # --- requests of the coordinator
 
     @abstractmethod
     def assemble(self, wait: Callable[[], None]) -> None:
-        """Give each rank a worker, calling ``wait`` while workers are still to come."""
+        """Assign a worker to each rank; calls ``wait`` until there are enough workers."""
 
     def has_room(self, rank: int) -> bool:
         return self._home(rank) is not None
@@ -156,15 +155,15 @@ class Workers(ABC):
             worker.session.send(command)
 
     def _provided(self, fork: Fork) -> Fork:
-        """With what its worker does not have."""
+        """The command with the data that its worker lacks."""
         return fork
 
     @abstractmethod
     def look(self) -> None:
-        """Give up what has been silent for too long."""
+        """Drop workers that have been silent for too long."""
 
     def close(self, reason: str) -> None:
-        """Tell all that the run is over, for which they have a while."""
+        """Tell all workers that the run is over, within :data:`FAREWELL_S` seconds."""
         self._closing = True
         sessions = [worker.session for worker in self._workers.values()]
         for session in sessions:
@@ -196,12 +195,13 @@ class OwnWorker(Workers):
         self._at = dict.fromkeys(range(self._nodes), worker)
 
     def look(self) -> None:
-        """Its end is heard at once."""
+        """The end of the fork server is noticed at once."""
 
 
 class JoinedWorkers(Workers):
-    """The workers that join at a door, which get all files and keys that they need. The run starts when there are ``least``,
-    and slots for all nodes. ``refused`` records a worker that does not know the token."""
+    """The workers that join at a door, which get all files and keys that they need. The run starts with
+    ``least`` workers or more, once they have slots for all nodes. ``refused`` records a worker that does not
+    know the token."""
 
     def __init__(self, door: Door, least: int, refused: Callable[[str], None], *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -225,7 +225,7 @@ class JoinedWorkers(Workers):
         data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
         return {str(path.relative_to(self._folder.path)): data}
 
-    # --- workers that join, and are lost
+    # --- joining and losing workers
 
     def _admit(self, said: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
         worker = self._workers.get(said.session)
@@ -265,7 +265,7 @@ class JoinedWorkers(Workers):
             self._emit(Said(rank, self._incarnations.get(rank, 0), protocol.Exited(how)))
 
     def look(self) -> None:
-        """Give up strangers and workers that have been silent for too long."""
+        """Drop strangers and workers that have been silent for too long."""
         self._door.look()
         for session_name, worker in list(self._workers.items()):
             if worker.away is not None and time.monotonic() > worker.away + self._silent_s:
@@ -282,9 +282,9 @@ class JoinedWorkers(Workers):
         told, workers = "", self._workers
         while self._slots() < self._nodes or len(workers) < self._least or not self._all_ready():
             said = (
-                f"{len(workers)} workers with {self._slots()} slots are here; awaited: {self._least} or more,"
-                f" for {self._nodes} nodes. Join with: gossamer worker {self._door.address} --join TOKEN"
-                f" --slots {-(-self._nodes // self._least)}"
+                f"{len(workers)} workers with {self._slots()} slots have joined; awaited:"
+                f" {self._least} or more, for {self._nodes} nodes. Join with:"
+                f" gossamer worker {self._door.address} --join TOKEN --slots {-(-self._nodes // self._least)}"
             )
             if said != told:
                 self._say(said)
@@ -303,7 +303,7 @@ class JoinedWorkers(Workers):
         return all(worker.ready for worker in self._workers.values())
 
     def _provided(self, fork: Fork) -> Fork:
-        """With its key, and the file from which it goes on."""
+        """The command with the node's key, and the file from which it resumes."""
         rank, found = fork.rank, {}
         self._incarnations[rank] = fork.incarnation
         if fork.incarnation == 0 and self._cut is not None and rank in self._cut.rounds:

@@ -1,26 +1,26 @@
-"""A node's part of checkpoints, in its own process: of the whole run, from which it is resumed, and of the node alone, from
-which the node is restarted while the others go on.
+"""A node's part of checkpoints, in its own process. A run is resumed from checkpoints of the whole run. A
+node is restarted from a checkpoint of its own, while the others continue.
 
-Checkpoints of the run are consistent and stop no node. A node takes a snapshot at the end of one of its rounds; snapshots of
-one number, one a node, are a checkpoint. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
-sender's snapshot and not taken before its receiver's is saved with the receiver. Messages of a pair are numbered and arrive
-in order, so two numbers a pair say this: how many had arrived at the receiver's snapshot, and how many were sent before the
-sender's::
+Checkpoints of the run are consistent and stop no node. A node takes a snapshot at the end of one of its
+rounds; the snapshots of all nodes with the same number form a checkpoint. Messages complete it (Chandy and
+Lamport, 1985): a message that was sent before its sender's snapshot, and received after its receiver's, is
+saved with the receiver. Messages of a pair are numbered and arrive in order, so two counts per pair identify
+them: the messages received before the receiver's snapshot, and those sent before the sender's::
 
-    node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
-    coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
-    node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
-                          (with an error)           or can't be: the checkpoint is given up
-    coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
-    coordinator -> node   settled NUMBER            all files are written, or the checkpoint is given up: a node was out of
-                                                    reach, or can't write its file
+    node -> coordinator   marked NUMBER, SENT       its snapshot is taken, and all earlier messages have left
+    coordinator -> node   expect NUMBER, SENT       all snapshots are taken; earlier messages to this node
+    node -> coordinator   saved NUMBER, ROUND, TIME these have arrived, and the node's file is written
+                          (with an error)           or can't be written: the checkpoint is abandoned
+    coordinator -> node   snapshot NUMBER           others took snapshots; sent to nodes whose rounds are over
+    coordinator -> node   settled NUMBER            all files are written, or the checkpoint is abandoned: a
+                                                    node was unreachable, or can't write its file
 
-The next one is made when it is due.
+The next checkpoint is made when it is due.
 
-A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
-algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other
-algorithm, and under secure aggregation, whose keys are new, what is sent again differs, and counts.
-"""
+A resumed run repeats the messages that were sent after their sender's snapshot, although their receiver may
+have received them already. An algorithm that waits for its messages (``Algorithm.gathers``) sends the same
+messages again, and the node ignores them. With any other algorithm, and under secure aggregation, whose keys
+are new, the repeated messages differ, and the node takes them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from gossamer.secure.protocol import TAG
 
 @dataclass(eq=False)
 class _Boundary:
-    """The node at the end of a round, how many messages of each source had come in, and what has come in since."""
+    """The node's state at the end of a round, the number of messages received from each source by then, and
+    the messages received since."""
 
     saved: Checkpoint
     received: Mapping[int, int]
@@ -54,7 +55,8 @@ class _Boundary:
 
 
 class NodeCheckpoints:
-    """One node's part of the run's checkpoints, and how it goes on from one. Messages go through it to the node."""
+    """A node's part of the run's checkpoints, and its resumption from one. Messages to the node pass through
+    it."""
 
     def __init__(
         self,
@@ -65,41 +67,43 @@ class NodeCheckpoints:
     ) -> None:
         self._node, self._tell, self._asked = node, tell, experiment.checkpoint
         self._folder = CheckpointFolder(context.folder.checkpoints, experiment, context.job.digest)
-        # Whether the node sends the same again when its rounds are run again.
+        # Whether the node sends the same messages when its rounds are repeated.
         self._repeats = experiment.algorithm.gathers and experiment.secure_aggregation is None
-        # Snapshots that need not be taken any more.
+        # Number of snapshots that were due so far.
         self._made = 0 if context.cut is None else context.cut.snapshots(self._asked)
         self._offset = context.job.next_checkpoint - self._made - 1
         self._transport: Transport
-        # Messages by source: of this run and those before it, of those before it, and of these the ones in the node's state.
+        # Numbers of messages by source: in all runs so far, in earlier runs, and in the node's saved state.
         self._received: dict[int, int] = {}
         self._before: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._newest: _Boundary | None = None
-        self._over = False  # the node's rounds are
+        self._over = False  # whether the node's rounds are over
         self._newest_number = 0  # of its snapshots
-        # By checkpoint: where a snapshot was taken whose messages have not all come, and these by source, once it is known.
+        # By checkpoint: a snapshot whose messages have not all arrived, and their numbers by source, once
+        # known.
         self._open: dict[int, _Boundary] = {}
         self._expected: dict[int, Mapping[int, int]] = {}
-        self._watching: list[_Boundary] = []  # those that the messages belong to that come now
-        self._settled = 0  # all checkpoints up to this one are
+        self._watching: list[_Boundary] = []  # the boundaries that record incoming messages
+        self._settled = 0  # all checkpoints up to this number are settled
         self._news = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
-        """The node is at its start, or where it was saved: messages and a transport's counters go on from there."""
+        """Begin at the node's start, or where it was saved: message numbers and counters continue from
+        there."""
         self._transport = transport
         if resumed:
             self._before, self._received = _counts(start, "sent"), _counts(start, "received")
             self._known = dict(self._received) if self._repeats else {}
             transport.traffic = Traffic(**start.engine["traffic"])
         self.round_ended(start)
-        for message in start.arriving:  # each had the time since to arrive
+        for message in start.arriving:  # all of them have had time to arrive
             self._count(message, 1)
             self._take(message)
 
     def deliver(self, message: Message) -> None:
-        """A message has come in: its number goes on where those of its sender were when the run was resumed."""
+        """Take an incoming message. Its number continues those of its sender before the run was resumed."""
         before = self._before.get(message.source, 0)
         self._take(replace(message, number=message.number + before) if before else message)
         for number in list(self._expected):
@@ -120,7 +124,7 @@ class NodeCheckpoints:
         self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
 
     def round_ended(self, saved: Checkpoint) -> None:
-        """The node is at the end of a round (or at its start): take the snapshots that are due."""
+        """Take the snapshots that are due at the end of a round, or at the node's start."""
         self._newest = _Boundary(saved, dict(self._received))
         self._watch()
         self._transport.rounds += 1
@@ -130,7 +134,7 @@ class NodeCheckpoints:
             self.snapshot(number + self._offset)
 
     def over(self) -> None:
-        """The node's rounds are over: it reads no message that still comes (perhaps without end), nor after a resume."""
+        """The node's rounds are over: it reads no later messages (of which there may be no end)."""
         self._over = True
         self._watch()
 
@@ -154,14 +158,14 @@ class NodeCheckpoints:
                 self._news.set()
 
     def snapshot(self, number: int) -> None:
-        """Take a snapshot where the last round ended, unless it was taken or is of no use any more."""
+        """Take a snapshot as of the end of the last round, unless it was taken or is settled."""
         if number > max(self._newest_number, self._settled):
             assert self._newest is not None, "a node's start is the end of a round"
             self._newest_number, self._open[number] = number, self._newest
             self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
     def _look(self, number: int) -> None:
-        """Write the node's part of a checkpoint, if all messages that belong to it are here."""
+        """Write the node's part of a checkpoint, if all messages that belong to it have arrived."""
         sent = self._expected[number]
         if all(self._received.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
@@ -173,11 +177,11 @@ class NodeCheckpoints:
             writing.add_done_callback(lambda done: self._written(number, saved, done))
 
     def _complete(self, boundary: _Boundary, sent: Mapping[int, int]) -> Checkpoint:
-        """The node at a boundary, with the messages that belong to it: ``sent`` of each source were sent before."""
+        """The node's state at a boundary, with its messages: the first ``sent`` of each source."""
         unread, received = boundary.saved.unread, boundary.received
 
         def belongs(message: Message) -> bool:
-            # Secrets are not saved. Nodes that go on from the ends of the same round agree on new ones.
+            # Secrets are not saved. Nodes that resume at the end of the same round agree on new ones.
             return message.number < sent.get(message.source, 0) and message.tag[:1] != (TAG,)
 
         if not self._repeats:
@@ -197,7 +201,7 @@ class NodeCheckpoints:
         self._tell(protocol.Saved(number, saved.round, saved.time_s, None if error is None else str(error)))
 
     async def last(self, number: int, timeout_s: float) -> None:
-        """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""
+        """Take a snapshot at the end of the run, and wait up to ``timeout_s`` seconds until it is settled."""
         self.snapshot(number)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -222,10 +226,10 @@ class RestartFile:
     ) -> None:
         self._path, self._identity = folder.restart(node.rank), {"run": run_id(folder.path)}
         self._node, self._asked, self._tell = node, asked, tell
-        self._made = 0  # saves that were due by now
+        self._made = 0  # number of saves that were due so far
 
     def round_ended(self) -> None:
-        """The node is at the end of a round: save it, if that is due; a kill at any instant leaves the file before."""
+        """Save the node at the end of a round, if due. A kill meanwhile leaves the previous file intact."""
         due = self._asked.due(self._node.round, self._node.node.now())
         if due <= self._made:
             return
@@ -234,8 +238,8 @@ class RestartFile:
             self._path.parent.mkdir(exist_ok=True)
             with atomic(self._path) as temporary:
                 checkpoint.write(self._node.checkpoint(), temporary, self._identity)
-        except OSError as error:  # a full disk is no reason to end; the file before is still there
-            self._tell(protocol.Event("checkpoint", f"it could not be written: {error}"))
+        except OSError as error:  # a full disk is no reason to end; the previous file is intact
+            self._tell(protocol.Event("checkpoint", f"its checkpoint could not be written: {error}"))
         else:
             self._tell(protocol.Saved(None, self._node.round, self._node.node.now()))
 
@@ -247,6 +251,6 @@ class RestartFile:
                 self._node.restore(saved)
             except BadInput as error:
                 saved = None
-                self._tell(protocol.Event("checkpoint", f"it is of no use: {error}"))
+                self._tell(protocol.Event("checkpoint", f"its checkpoint can't be used: {error}"))
         self._made = self._asked.due(self._node.round, self._node.node.now())
         return saved

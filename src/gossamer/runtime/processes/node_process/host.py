@@ -1,10 +1,9 @@
-"""The side of a node that the engine ``processes`` provides: its context, its clock, and its
+"""The engine's side of a node: its context, its clock, and its
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
-A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
-:class:`Stage`, which is created before they are forked. It rehearses a step and an evaluation on the data of one node, so
-that what they load is loaded once, and discards the results.
-"""
+A node computes one thing at a time, in a thread, when its process holds a CPU slot. All nodes compute with
+one :class:`Stage`, which is created before they are forked. It rehearses a step and an evaluation on the data
+of one node and discards the results, so that everything they load is loaded only once."""
 
 from __future__ import annotations
 
@@ -46,36 +45,36 @@ from gossamer.runtime.setup import Setup
 log = logging.getLogger("gossamer")
 
 SHORTEST_S = 0.001
-"""Seconds that a node sleeps at least: its clock may stand still meanwhile."""
+"""The shortest sleep of a node, in seconds: its clock may be paused meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeContext:
-    """The inheritance of a node's process from the worker that forks it."""
+    """The objects that a node's process inherits from the worker that forks it."""
 
     job: Job
     fork: Fork
     listener: socket.socket
     channel: socket.socket  # to the worker
     slots: int  # descriptor of the file of the CPU slots
-    wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
+    wakeup: tuple[int, int]  # descriptors that signal a free CPU slot
     folder: RunFolder
-    security: Security | None  # None is for loopback
-    cut: Cut | None  # the checkpoint from which it goes on; None is the start
+    security: Security | None  # None on loopback
+    cut: Cut | None  # the checkpoint from which the run resumes, if any
 
 
 class Clock:
-    """Seconds since the run's start, without those in which the node was evaluated: it stands still then. It goes on at
-    ``time_s``, in a run that has taken ``wall_s`` real seconds before."""
+    """Seconds since the run's start, except those of the node's evaluations, which pause the clock. In a
+    resumed run it continues at ``time_s``, after ``wall_s`` real seconds."""
 
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
-        self._pauses, self._since = 0, 0.0  # evaluations that go on, and since when
+        self._pauses, self._since = 0, 0.0  # running evaluations, and since when
         self.begin(monotonic())
 
     def begin(self, start: float) -> None:
-        """The run starts, or goes on, at this instant of the monotonic clock."""
+        """The run starts, or resumes, at this instant of the monotonic clock."""
         self.start = start - self._before_s
         self._wall_start = start - self._wall_before_s
 
@@ -104,7 +103,7 @@ class Clock:
 
 
 class Stage:
-    """The trainer and the evaluator of all nodes, and where they keep vectors (``rows``; forked, each node has its own)."""
+    """The trainer, evaluator and vector store (``rows``) of all nodes. Each forked node has its own copy."""
 
     def __init__(self, setup: Setup) -> None:
         experiment = setup.experiment
@@ -112,7 +111,7 @@ class Stage:
         self.rows = Rows(setup.layout.size)
         self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, self.rows)
         self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
-        self._freed_bytes: int | None = None  # what a step took and gave back
+        self._freed_bytes: int | None = None  # memory that a step allocated and freed
         self._common: Model | None = None
         if experiment.initial != "independent":
             parameters, buffers = setup.initial(0)
@@ -122,17 +121,17 @@ class Stage:
         return self._common or self._setup.initial(rank)
 
     def trims(self) -> bool:
-        """Whether nodes hand freed memory back after computing: where that of all nodes may not fit."""
+        """Whether nodes return freed memory to the system, since that of all nodes may not fit."""
         available, freed = available_bytes(), self._freed_bytes
         if available is None or freed is None:
             return True
         return self._setup.experiment.nodes * freed > available / 2
 
     def warm_up(self) -> None:
-        """Take a step and evaluate the outcome. (A failure will come again in a node, which reports it.)"""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
+        """Take a step and evaluate the result. (A failure will recur in a node, which reports it.)"""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd threads would not survive a fork
             return
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, but autograd looks for devices
         try:
             self._rehearse()
         except Exception as error:  # noqa: BLE001 - the user's model or loss may raise anything
@@ -159,8 +158,8 @@ class Stage:
 
 
 class NodeHost:
-    """The host of one node: its store, its computations, and its links, which the node's process adds. ``end_round`` and
-    ``event`` are as for :class:`~gossamer.node.setup.Host`."""
+    """The host of one node: its store, its computations, and its transport, which the node's process sets.
+    ``end_round`` and ``event`` are as for :class:`~gossamer.node.setup.Host`."""
 
     transport: Transport
 
@@ -188,23 +187,23 @@ class NodeHost:
         self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
-        self.computing_s = 0.0  # by the compute profile if it keeps its pace, else in its thread
-        self.computations = self.slow = 0  # of the compute profile's pace, and those that took longer
+        self.computing_s = 0.0  # by the compute profile if paced, otherwise as measured
+        self.computations = self.slow = 0  # paced ones, and those that took longer
 
-    # --- what it computes
+    # --- computations
 
     async def evaluate(self, model: Model) -> dict[str, float]:
-        """The columns of all evaluation sets for a model; off the node's clock."""
+        """The columns of all evaluation sets for a model, computed off the node's clock."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
 
     def _evaluate(self, model: Model) -> dict[str, float]:
         with self._cpu_slots.one():
             values = self._evaluator.columns(model, self._setup.personal[self._rank])
-        trim()  # it takes more memory than a step, and seldom
+        trim()  # an evaluation takes more memory than a step, and is rare
         return values
 
     async def compute(self, computation: Computation) -> Any:
-        """Carry a computation out; see :class:`~gossamer.node.setup.Host`."""
+        """Execute a computation; see :class:`~gossamer.node.setup.Host`."""
         async with self._turn:
             return await self._compute(computation)
 
@@ -214,7 +213,8 @@ class NodeHost:
         try:
             result, seconds = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The thread can't be stopped; its result is not committed, and the next computation waits behind it.
+            # The thread can't be stopped; its result is not committed, and the next computation waits behind
+            # it.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
         ended = self._clock.now()
@@ -229,7 +229,7 @@ class NodeHost:
         return computation.commit(result)
 
     async def _keep_pace(self, computation: Computation, began: float) -> None:
-        """Wait until a computation that began then is due by the compute profile."""
+        """Wait until a computation that began at ``began`` is due by the compute profile."""
         profile, seed = self._setup.compute, self._setup.experiment.seed
         seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
         due = began + float(seconds)
@@ -246,7 +246,7 @@ class NodeHost:
             trim()
         return result, seconds
 
-    # --- the rest
+    # --- messages, mixing and secrets
 
     @property
     def traffic(self) -> Traffic:
@@ -266,13 +266,14 @@ class NodeHost:
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
     async def mix(self, step: Step, *, read: bool) -> Any:
-        # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
+        # Tasks that were spawned earlier run first, as in the simulator, where mixing comes last at an
+        # instant.
         await asyncio.sleep(0)
         step.prepare()
         return step.commit(step.run(self.fresh))
 
     def settle(self, vector: Tensor) -> None:
-        """Nothing is put off here."""
+        """Nothing to do: this engine defers no mixing."""
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds

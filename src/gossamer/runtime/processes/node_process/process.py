@@ -1,4 +1,4 @@
-"""The process of one node: from its start to its end, its rows, and its conversation with the coordinator."""
+"""The process of one node: its start and end, its rows, and its messages to and from the coordinator."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
 
-PROGRESS_S = 0.2  # between two reports of a node's progress
-ALIVE_S = 1.0  # between two looks at whether it waits
+PROGRESS_S = 0.2  # seconds between two reports of a node's progress
+ALIVE_S = 1.0  # seconds between two reports of what it waits for
 NODES_HEARD_A_SECOND = 256
-"""How many waiting nodes may report in a second: a thousand that do so every second would keep a core busy."""
-TASKS_END_S = 5.0  # that a node waits at its end for tasks that were cancelled
-LAST_SNAPSHOT_S = 20.0  # in which the last checkpoint has to be written, before nodes end without it
-MOST_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits for it
-FLUSH_S = 5.0  # in which the next bytes of the last round have to leave, before the last row is written without them
+"""Most reports of waiting nodes per second: a thousand would keep a core busy."""
+TASKS_END_S = 5.0  # seconds that a node waits at its end for cancelled tasks
+LAST_SNAPSHOT_S = 20.0  # seconds for the last checkpoint, before nodes end without it
+MOST_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits
+FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 
 def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
-    """Run a node (from a checkpoint on, if there is one) in a process that was just forked; gives its exit code."""
+    """Run a node, from a checkpoint if there is one, in a newly forked process. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -55,7 +55,7 @@ def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
 
 
 class NodeProcess:
-    """A node, and what its process does for it; created in the process's event loop."""
+    """A node and its process. Must be created in the process's event loop."""
 
     def __init__(self, rank: int, setup: Setup, context: NodeContext, stage: Stage) -> None:
         self._rank, self._setup, self._rows = rank, setup, stage.rows
@@ -98,13 +98,13 @@ class NodeProcess:
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
-        # Between machines, only silence tells that a peer is gone; on one, its worker sees it.
+        # Between machines, only silence shows that a peer is gone. On one machine, the worker notices.
         heartbeat_s = None if context.security is None else experiment.failures.detection_s / 5
         self._shaper = Shaper.of(rank, setup.network, experiment.nodes, experiment.seed, loop)
         self._transport = self._host.transport = Transport(
             context.listener,
             rank,
-            [("127.0.0.1", 0)] * experiment.nodes,  # they are told before anything is sent
+            [("127.0.0.1", 0)] * experiment.nodes,  # the real ones come before anything is sent
             context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
@@ -178,9 +178,10 @@ class NodeProcess:
         for task in (work, *helpers):
             task.cancel()
         if work.done() and not work.cancelled():
-            work.result()  # its failure
+            work.result()  # raises its failure
         finish = await self._finish
-        # Its end is recorded and saved when its tasks are over. (One that does not let itself be cancelled is not awaited.)
+        # The node's end is recorded and saved when its tasks are over. (A task that resists cancellation is
+        # not awaited.)
         with suppress(TimeoutError):
             async with asyncio.timeout(TASKS_END_S):
                 await self._node.end()
@@ -210,7 +211,7 @@ class NodeProcess:
         if is_due(self._setup, self._node.round):
             await self._record(self._node.round)
         else:
-            await asyncio.sleep(0)  # a round that waits for nothing still gives the others a turn
+            await asyncio.sleep(0)  # let other tasks run, even if a round waits for nothing
         if self._checkpoints is not None:
             self._checkpoints.round_ended(self._node.checkpoint(**self._state()))
         if self._saves:
@@ -222,7 +223,7 @@ class NodeProcess:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something besides the algorithm, whose failure is the node's."""
+        """Run a task beside the algorithm. Its failure fails the node."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(self._helper_ended)
         return task
@@ -240,10 +241,10 @@ class NodeProcess:
             await self._record(("tick", number))
 
     async def _record(self, moment: Moment) -> None:
-        """Evaluate a snapshot, off the node's clock, and report its row, with the model for the rows of the network."""
+        """Evaluate a snapshot, off the node's clock, and report its row, with the model for network rows."""
         node, setup = self._node, self._setup
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
-            return  # it has no part in the algorithm
+            return  # the node does not take part in the algorithm
         model, time_s = node.model, self._clock.now()
         spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
@@ -262,14 +263,14 @@ class NodeProcess:
             self._tell(protocol.Row(moment, row, snapshot, view))
 
     async def _room(self) -> None:
-        """Wait until the coordinator has read all but one of the models that it was sent; one more is under way then."""
+        """Wait until the coordinator has read enough of this node's models for one more."""
         while self._unread >= MOST_UNREAD:
             self._read.clear()
             await self._read.wait()
         self._unread += 1
 
     async def _flush(self) -> None:
-        """Wait for what was sent, which is counted when it has left, as long as something leaves."""
+        """Wait until all messages have left, and so are counted, as long as bytes keep leaving."""
         sent = -1
         while sent < self._transport.traffic.bytes_sent:
             sent = self._transport.traffic.bytes_sent
@@ -277,7 +278,7 @@ class NodeProcess:
                 await self._transport.flush(FLUSH_S)
                 return
 
-    # --- what it tells
+    # --- reports
 
     def _report(self, always: bool = False) -> None:
         now = time.monotonic()
@@ -287,7 +288,7 @@ class NodeProcess:
             self._tell(protocol.Progress(self._node.round, self._clock.now(), sent, self._node.waiting()))
 
     async def _watch(self) -> None:
-        """Tell the coordinator that this node lives, and what it waits for."""
+        """Tell the coordinator that this node is alive, and what it waits for."""
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
             await asyncio.sleep(every_s)
@@ -297,7 +298,7 @@ class NodeProcess:
         await self._clock.until(time_s)
         self._report(always=True)
 
-    # --- what it is told
+    # --- messages from the coordinator
 
     def _hear(self, message: protocol.ToNode) -> None:
         checkpoints = self._checkpoints
@@ -329,7 +330,7 @@ class NodeProcess:
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
-                    # Until it is known which round it begins with, it is in none that this node is in.
+                    # Until its first round is known, it takes part in no round that this node is in.
                     waits = self._setup.experiment.algorithm.gathers
                     self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
                 self._tell(protocol.At(rank, self._node.round))
@@ -353,17 +354,17 @@ class NodeProcess:
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._tell(protocol.Event("begins", text))
-        heard = asdict(self._transport.traffic)  # what came since it listens
+        heard = asdict(self._transport.traffic)  # received since it listens
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.peer_found(self._rank, arrival.first, restarted=False)
         self._node.catch_up()
 
-    # --- what is saved
+    # --- saved state
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """A tensor that was read from a file, where the node keeps such tensors."""
+        """Move a tensor that was read from a file to where the node keeps such tensors."""
         row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
         return self._rows.store(tensor) if row else tensor
 

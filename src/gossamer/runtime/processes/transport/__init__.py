@@ -1,1 +1,1 @@
-"""Messages between nodes: asyncio TCP under the receiver's credit, and the network of an experiment carried out on it."""
+"""Messages between nodes: asyncio TCP with credit-based flow control, shaped by the experiment's network."""

@@ -1,4 +1,5 @@
-"""Connections: the side that dialled sends messages (:class:`Outgoing`), the other side acknowledges (:class:`Incoming`)."""
+"""Connections: the side that dialled sends (:class:`Outgoing`), the other side acknowledges
+(:class:`Incoming`)."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ HELLO_TIMEOUT_S = 10.0
 class Tls:
     """One end of a connection under TLS, without a socket; ``secured`` is called when the handshake is done.
 
-    (asyncio's own TLS holds 256 KiB a connection, and a second write buffer from which nothing can be taken back.)
-    """
+    (asyncio's own TLS needs 256 KiB per connection, and messages in its second write buffer can't be
+    cancelled.)"""
 
     def __init__(
         self, context: ssl.SSLContext, *, server_side: bool, secured: Callable[[], None] = lambda: None
@@ -42,10 +43,10 @@ class Tls:
         return self._end.getpeercert(binary_form=True)
 
     def open(self, data: bytes | memoryview, into: memoryview) -> Iterator[memoryview]:
-        """Take bytes of the wire, and yield their plain text, each piece in ``into``.
+        """Decrypt bytes from the wire. Yields the plain text piece by piece, each in ``into``.
 
         Raises:
-            FrameError: for anything that a peer would not have sent.
+            FrameError: for anything that a correct peer does not send.
         """
         self._incoming.write(data)
         try:
@@ -70,10 +71,10 @@ class Tls:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Both directions: reading into the node's one buffer, TLS, heartbeats, and refusing what is wrong."""
+    """The part common to both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
 
     link: asyncio.Transport
-    who: str  # the other end, for the record
+    who: str  # describes the other end in messages
 
     def __init__(self, node: Transport, limit: int | None, tls: Tls | None) -> None:
         self.node, self.tls = node, tls
@@ -81,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None  # once it has proved its rank
         self.closed = False
         self.writable = True
-        self.why = "closed its connection"  # the end of the connection
+        self.why = "closed its connection"  # why the connection ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -130,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
-        """Close the connection, and put it on record; this incarnation of a peer is not listened to any more."""
+        """Close the connection and report the refusal. This incarnation of the peer stays refused."""
         if self.closed:
             return
         self.close()
@@ -140,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             self.node.lose(self.peer, f"refused: {reason}", ended=True)
 
     def has_key_of(self, rank: int) -> bool:
-        """Whether the other end has shown the certificate of a rank; without TLS, none is asked for."""
+        """Whether the other end has presented a rank's certificate; True without TLS."""
         security = self.node.security
         return self.tls is None or security is None or security.belongs_to(self.tls.certificate, rank)
 
@@ -177,7 +178,7 @@ class Outgoing(Connection):
     """A connection that this node dialled: its messages go out, credit comes in.
 
     Attributes:
-        greeted: done when the peer has answered, or with the reason why it has not.
+        greeted: a future of None once the peer has answered, or of the reason why it has not.
         written: bytes of chunks without headers.
         unacknowledged: those of them that the peer has not acknowledged.
     """
@@ -197,7 +198,8 @@ class Outgoing(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Writing then waits until asyncio has handed everything to the kernel, which holds little that it has not sent.
+        # Writing then waits until asyncio has handed everything to the kernel, which buffers few unsent
+        # bytes.
         self.link.set_write_buffer_limits(high=0)
         dialled = self.link.get_extra_info("socket")
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,7 +210,7 @@ class Outgoing(Connection):
         if self.tls is None:
             self._say_hello()
         else:
-            self._decrypt(self.tls, b"")  # begins the handshake
+            self._decrypt(self.tls, b"")  # starts the handshake
 
     def _say_hello(self) -> None:
         if self.has_key_of(self.to.rank):
@@ -281,7 +283,7 @@ class Incoming(Connection):
         host, port, *_ = transport.get_extra_info("peername") or ("an unknown address", "?")
         self.who = f"stranger at {host}:{port}"
         if not self.closed:
-            reason = f"did not say who it is within {HELLO_TIMEOUT_S} s"
+            reason = f"did not identify itself within {HELLO_TIMEOUT_S} s"
             self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
             self.node.admit(self)
 
@@ -308,7 +310,7 @@ class Incoming(Connection):
         if rank >= len(node.addresses) or rank == node.rank:
             self.refuse(f"says that it is rank {rank} of {len(node.addresses)}")
         elif not self.has_key_of(rank):
-            self.refuse(f"says that it is rank {rank}, but has not got its key")
+            self.refuse(f"says that it is rank {rank}, but does not have its key")
         elif not self.has_token(said):
             self.refuse("has the token of another run")
         elif (stale := node.peers[rank].stale(said.incarnation, said.connection)) is not None:
@@ -335,7 +337,7 @@ class Incoming(Connection):
             self.node.deliver(message)
 
     def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
-        """Take what came in since the last time, and deliver the message that it completes."""
+        """Account for the bytes since the last call, and deliver the message that they complete."""
         nbytes = self.decoder.frame_bytes - self._counted
         self._counted += nbytes
         taken = partial(self._let_through, nbytes, self.decoder.chunk_bytes)
@@ -347,14 +349,14 @@ class Incoming(Connection):
             deliver()
 
     def _let_through(self, nbytes: int, chunk_bytes: int) -> None:
-        """The network lets some bytes through, and with them this many of all chunks."""
+        """The network lets ``nbytes`` bytes through; in total, ``chunk_bytes`` of chunks have passed."""
         self.node.traffic.bytes_received += nbytes
         self._taken = max(self._taken, chunk_bytes)
         if not self.closed:
             self._give_credit()
 
     def _give_credit(self) -> None:
-        """Acknowledge what was taken: a chunk or more at a time, and all of it when a message ends."""
+        """Acknowledge the bytes that have passed: at least a chunk at a time, and all when a message ends."""
         due = self._taken - self._credited
         if self.decoder.chunk_bytes - self._credited > WINDOW:
             self.refuse(f"sent more than its window of {WINDOW} bytes")
@@ -375,7 +377,7 @@ class Incoming(Connection):
             self.node.broke(self.peer)
 
     def _is_no_stranger(self) -> None:
-        """It has proved its rank, or is gone."""
+        """The other end has proved its rank, or is gone."""
         if self._deadline is not None:
             self._deadline.cancel()
             self.node.strangers.pop(self, None)

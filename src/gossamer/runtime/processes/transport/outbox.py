@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Cut:
-    """A snapshot at the end of some rounds, before which messages are still to leave: by receiver, the number of the first
-    message of a later round, if one has left."""
+    """A snapshot at the end of ``rounds`` rounds, whose earlier messages have not all left. ``counts`` has,
+    by receiver, the number of the first message of a later round; None if none has left yet."""
 
     rounds: int
     counts: dict[int, int | None]
@@ -31,7 +31,7 @@ class Cut:
 
 
 class Outbox:
-    """One node's messages, and their numbers before its snapshots."""
+    """A node's outgoing messages, and their counts at its snapshots."""
 
     def __init__(self, node: Transport) -> None:
         self._node = node
@@ -44,7 +44,7 @@ class Outbox:
         return bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> None:
-        """Queue a message; it is lost at once if its receiver is."""
+        """Queue a message, which is lost at once if its receiver is lost."""
         if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
         else:
@@ -52,12 +52,12 @@ class Outbox:
             self._node.wake()
 
     def _pending(self) -> dict[OwnSending, None]:
-        """The messages that are queued or leaving, each once (one whose connection broke is both)."""
+        """The messages that are queued or being sent, each once (after a broken connection, one is both)."""
         current = [] if self._current is None or self._current.over else [self._current]
         return dict.fromkeys((*self._queue, *current))
 
     def saved_traffic(self) -> Traffic:
-        """The counters, as if all that was sent had left."""
+        """The counters, as if all pending messages had left."""
         traffic = self._node.traffic
         new = [each for each in self._pending() if each.state is not State.AGAIN]
         return replace(
@@ -69,7 +69,7 @@ class Outbox:
     # --- sending
 
     async def send_all(self) -> None:
-        """Send what is queued for connected peers, forever."""
+        """Send the messages for connected peers, forever."""
         peers = self._node.peers
         while True:
             self.tell()
@@ -87,8 +87,8 @@ class Outbox:
     async def _transmit(self, sending: OwnSending, peer: Peer, link: Outgoing) -> None:
         node, shaper, again = self._node, self._node.shaper, sending.state is State.AGAIN
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
-        lost = lost and not again  # what had left once has a number, for which the peer waits
-        # With a shaper, a message is accepted a round trip after all but a window of it was taken.
+        lost = lost and not again  # the peer waits for the number of a message that had left before
+        # With a shaper, a message is accepted one round trip after all but a window of it was taken.
         accepted_at, accepting = link.written + sending.nbytes - WINDOW, shaper is None
         if shaper is not None and sending.nbytes <= WINDOW:
             sending.accept()
@@ -121,7 +121,7 @@ class Outbox:
                 link.written += chunk.nbytes
                 link.unacknowledged += chunk.nbytes
         else:
-            # From here on the receiver will see it: it can't be taken back.
+            # From here on the receiver will get the message, so it can't be cancelled.
             sending.state = State.SENT
             node.traffic.messages_sent += not again
             if lost:
@@ -140,7 +140,7 @@ class Outbox:
                 await node.changed()
 
     async def _pass_uplink(self, shaper: Shaper, sending: OwnSending, nbytes: int, since: float) -> None:
-        """Wait until some bytes of a message have passed the uplink, or need not any more."""
+        """Wait until some bytes of a message have passed the uplink, or no longer need to."""
         shaper.uplink.take(nbytes, since)
         while not sending.over and (wait := shaper.uplink.free - self._node.loop.time()) > 0:
             timer = self._node.loop.call_later(wait, self._node.wake)
@@ -156,14 +156,14 @@ class Outbox:
             link.write(frame)
 
     def _refuse(self, sending: OwnSending) -> None:
-        """A message was modified after it was sent."""
+        """Fail the node, because it modified a message after sending it."""
         self._node.failed(
             GossamerError(
-                f"a vector of a message to node {sending.to} was modified in place after it was sent; what is in a message"
-                " is immutable: compute a new vector"
+                f"a vector of a message to node {sending.to} was modified in place after it was"
+                " sent; vectors in messages are immutable: compute a new vector"
             )
         )
-        sending.state = State.QUEUED  # what had left of it earlier, the peer has not got
+        sending.state = State.QUEUED  # the peer did not receive the part that had left earlier
         self.cancel(sending)
 
     def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
@@ -175,10 +175,10 @@ class Outbox:
         peer.number += 1
         peer.unacknowledged.append((link.written, sending))
 
-    # --- what becomes of messages otherwise
+    # --- messages that are cancelled, lost or sent again
 
     def cancel(self, sending: OwnSending) -> bool:
-        """Take a message back; returns whether it won't be received."""
+        """Cancel a message. Returns whether it will not be received."""
         if sending.over or sending.state is State.AGAIN:
             return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
@@ -197,25 +197,25 @@ class Outbox:
         sending.release()
 
     def drop(self, peer: Peer) -> None:
-        """Give up all messages for a peer."""
+        """Drop all messages for a peer."""
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
         self.forget(peer)
 
     def forget(self, peer: Peer, state: State | None = None) -> None:
-        """Give up the messages for a peer that are queued (in one state), and release those that it hasn't acknowledged."""
+        """Drop the queued messages for a peer (all, or in one state), and release the unacknowledged ones."""
         for sending in [each for each in self._queue if each.to == peer.rank and state in (None, each.state)]:
             del self._queue[sending]
             self._give_up(sending)
         peer.forget()
 
     def park(self, peer: Peer) -> None:
-        """A peer is not connected any more: the message for it that was about to leave waits."""
+        """A peer is no longer connected: put the message that was being sent to it back into the queue."""
         if (current := self._current) is not None and current.to == peer.rank and not current.over:
             self._put_first(current)
 
     def resume(self, peer: Peer, expected: int) -> None:
-        """A peer is connected again, and expects this message: later ones that had left are sent again."""
+        """A peer is connected again: send message ``expected``, and later ones that had left, again."""
         for sending in reversed(peer.resume(expected)):
             self._put_first(sending)
 
@@ -226,7 +226,7 @@ class Outbox:
     # --- snapshots
 
     def cut(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
-        """A snapshot was taken of this node at the end of this many rounds; see :meth:`Transport.cut`."""
+        """This node was saved at the end of this many rounds; see :meth:`Transport.cut`."""
         counts: dict[int, int | None] = {}
         for peer in self._node.peers.values():
             if peer.used and peer.lost is None:
@@ -236,7 +236,7 @@ class Outbox:
         self.tell()
 
     def tell(self) -> None:
-        """Report snapshots before which nothing is left to send."""
+        """Report the snapshots whose earlier messages have all left."""
         peers = self._node.peers
         for cut in list(self._cuts):
             reached = {rank: number for rank, number in cut.counts.items() if peers[rank].lost is None}

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Incoming, Outgoing
 
 State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
-"""How far a message has come. AGAIN: it had left, but its connection broke before the peer had acknowledged it."""
+"""The state of a message. AGAIN: it had left, but its connection broke before the acknowledgement."""
 
 
 class OwnSending(Sending):
-    """One message on its way to one peer, sent in a round of this node; ``take_back`` cancels it."""
+    """One message to one peer, sent in round ``round`` of this node; ``take_back`` cancels it."""
 
     def __init__(
         self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
@@ -30,7 +30,7 @@ class OwnSending(Sending):
         self.nbytes = len(head) + sum(buffer.nbytes for buffer in encoded.buffers)
         self.queued_at = loop.time()
         self.state = State.QUEUED
-        self.left = 0  # bytes of frames that have left, of the attempt under way
+        self.left = 0  # bytes of frames that have left in the current attempt
         self._versions = tuple(buffer._version for buffer in encoded.buffers)
         self._take_back = take_back
         self._done: asyncio.Future[None] = loop.create_future()
@@ -40,7 +40,7 @@ class OwnSending(Sending):
         return self.state not in (State.QUEUED, State.AGAIN)
 
     def __await__(self) -> Generator[Any, None, None]:
-        # Shielded: the waiting task may be cancelled, and others wait for the same message.
+        # Shielded: the waiting task may be cancelled while others wait for the same message.
         return asyncio.shield(self._done).__await__()
 
     def done(self) -> bool:
@@ -55,12 +55,12 @@ class OwnSending(Sending):
         )
 
     def accept(self) -> None:
-        """Release the tasks that wait."""
+        """Wake the waiting tasks."""
         if not self._done.done():
             self._done.set_result(None)
 
     def release(self) -> None:
-        """Release the tasks that wait, and the memory."""
+        """Wake the waiting tasks, and free the memory."""
         self.buffers = ()
         self.accept()
 
@@ -70,28 +70,29 @@ class Peer:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.incarnation: int | None = None  # the newest that was heard of
+        self.incarnation: int | None = None  # the newest known one
         self.ended = -1  # the newest incarnation that is known to be over
         self.lost: str | None = None  # the reason, if it is lost
-        self.silent = 0  # ticks since anything came from it, while it is connected
+        self.silent = 0  # ticks since its last sign of life, while it is connected
         self.dial: asyncio.Task[None] | None = None
-        self.lost_at = 0.0  # when it is lost, unless it answers before
-        self.hurry = asyncio.Event()  # dials it at once instead of a little later
-        # Towards it.
-        self.used = False  # whether there were messages for it
+        self.lost_at = 0.0  # when it counts as lost, unless it answers before
+        self.hurry = asyncio.Event()  # set to redial it at once
+        # Messages to it.
+        self.used = False  # whether there have been messages for it
         self.dialled = 0  # the number of the newest connection to it
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
         # By message number: bytes of chunks on the connection up to its end; the message.
         self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
-        # From it.
+        # Messages from it.
         self.answered = 0  # the newest of its connections to this node
         self.incoming: Incoming | None = None
         self.expected = 0  # the number of the next message from it
 
     def stale(self, incarnation: int, connection: int | None = None) -> str | None:
-        """The reason why a greeting is old: of an earlier incarnation or, coming in, of an earlier connection."""
+        """The reason why a greeting from an earlier incarnation or (incoming) connection is stale, or
+        None."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
         if connection is not None and incarnation == self.incarnation and connection <= self.answered:
@@ -99,16 +100,16 @@ class Peer:
         return None
 
     def acknowledge(self, nbytes: int) -> None:
-        """The first ``nbytes`` bytes of the connection's chunks are acknowledged."""
+        """Release the messages within the first ``nbytes`` bytes of the connection's chunks."""
         while self.unacknowledged and self.unacknowledged[0][0] <= nbytes:
             _, sending = self.unacknowledged.popleft()
             sending.buffers = ()
 
     def resume(self, expected: int) -> list[OwnSending]:
-        """Continue on a new connection with the message that the peer expects; gives those to send again from there on.
+        """Continue on a new connection with the expected message. Returns the messages to send again.
 
         Raises:
-            FrameError: if it can't expect that one.
+            FrameError: if the peer can't expect that message.
         """
         behind = self.number - expected
         if behind < 0:
@@ -124,27 +125,27 @@ class Peer:
         return sent[got:]
 
     def restarted(self, incarnation: int) -> None:
-        """Numbers start again, and what the last incarnation may have received isn't sent again."""
+        """Restart the numbering. Messages that the last incarnation may have received are not sent again."""
         self.incarnation = incarnation
         self.forget()
         self.number = self.expected = self.answered = 0
         self.first = 0, 0
 
     def forget(self) -> None:
-        """Release the messages that it has not acknowledged."""
+        """Release the unacknowledged messages."""
         for _, sending in self.unacknowledged:
             sending.release()
         self.unacknowledged.clear()
 
     def hang_up(self) -> None:
-        """Close the connection that it dialled; the next one continues where that one was."""
+        """Close the connection that the peer dialled. The next one continues where it ended."""
         if self.incoming is not None:
             self.expected = self.incoming.decoder.expected
             link, self.incoming = self.incoming, None
             link.close()
 
     def disconnect(self) -> None:
-        """Close its connections, without another word about them."""
+        """Close the peer's connections, without reporting them."""
         self.hang_up()
         if self.outgoing is not None:
             link, self.outgoing = self.outgoing, None
@@ -152,7 +153,7 @@ class Peer:
 
 
 class Peers(dict[int, Peer]):
-    """The peers that a node has to do with, by rank; a peer is created when it is first asked for."""
+    """A node's peers, by rank. A peer is created on first access."""
 
     def __missing__(self, rank: int) -> Peer:
         peer = self[rank] = Peer(rank)

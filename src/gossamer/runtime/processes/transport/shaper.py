@@ -1,12 +1,12 @@
-"""The network of an experiment, applied to real traffic in user space, without root, at both ends of a connection.
+"""An experiment's network, applied to real traffic in user space, without root, at both ends of a connection.
 
-A sender meters each chunk on its uplink before it writes it. A receiver meters what came in on its downlink before it
-acknowledges it, so that a slow downlink holds its senders back through the window, as TCP does. A message is
-delivered its latency after its last byte has passed. Rates apply to the bytes that traffic counts: frames with their headers.
+A sender meters each chunk on its uplink before writing it. A receiver meters incoming bytes on its downlink
+before acknowledging them, so that a slow downlink slows its senders down through the window, as in TCP. A
+message is delivered one latency after its last byte has passed. Rates apply to the bytes that the traffic
+counters count: frames with their headers.
 
-The timers of a real machine are late by a millisecond or more, and then bytes pass in bursts. A bucket continues from where
-it should have been, so lateness does not add up.
-"""
+Timers on a real machine fire a millisecond or more late, so bytes pass in bursts. A bucket continues from the
+instant at which it should have continued, so delays do not accumulate."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ import numpy as np
 from gossamer.network import Conditions, Network, Path, delivery
 
 LATE_S = 0.02
-"""Seconds by which timers and credit may be late without slowing a flow: a downlink acknowledges bytes this long before their
-turn (what it delivers is not early), and an uplink continues from this long ago."""
+"""Seconds by which timers and credit may be late without slowing a flow: a downlink acknowledges bytes this
+long before their turn (but delivers no message early), and an uplink may continue from this long ago."""
 CATCH_UP_S = 0.1
-"""The same within a message, for a process that had to wait for a core. At most a window ahead of the receiver's downlink is
-caught up."""
+"""The same within a message, for a process that had to wait for a core. At most one window is caught up,
+ahead of the receiver's downlink."""
 SLOWEST = 1.0
-"""Bytes a second of a link whose rate is 0, so that what waits there continues when the rate changes."""
+"""Bytes per second of a link whose rate is 0, so that waiting bytes continue when the rate changes."""
 
 
 class Bucket:
-    """A link that bytes pass one after another at a rate, in bytes a second (a token bucket of size 0)."""
+    """A link that bytes pass one after another, at a rate in bytes per second (a token bucket of size 0)."""
 
     def __init__(self, rate: float = math.inf) -> None:
         self.rate = max(rate, SLOWEST)
         self.free = -math.inf
-        """The instant at which all that was taken has passed."""
+        """The instant at which all bytes taken so far have passed."""
 
     def take(self, nbytes: int, since: float) -> float:
-        """The instant at which the last of some bytes has passed, if the first could have done so from ``since`` on."""
+        """Take some bytes that could pass from ``since`` on. Returns the instant when the last has passed."""
         self.free = max(self.free, since) + nbytes / self.rate
         return self.free
 
     def give_back(self, now: float) -> None:
-        """The bytes that were taken and have not passed by now won't."""
+        """Give back the bytes that were taken and have not passed by now."""
         self.free = min(self.free, now)
 
     def change(self, rate: float, now: float) -> None:
-        """Set the rate, also for what was taken and has not passed."""
+        """Set the rate, also for bytes that were taken and have not passed."""
         before, self.rate = self.rate, max(rate, SLOWEST)
         if self.free > now and before != self.rate:
             self.free = now + (self.free - now) * before / self.rate
 
 
 class Line:
-    """Calls that are due at an instant each, made in the order in which they were added: none overtakes another."""
+    """Scheduled calls, made in the order in which they were added: none overtakes another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
 
     def add(self, instant: float, call: Callable[[], None]) -> None:
-        """Make a call at an instant, or when all calls before it were made."""
+        """Make a call at an instant, or later, once all calls before it were made."""
         if self._waiting:
             instant = max(instant, self._waiting[-1][0])
         self._waiting.append((instant, call))
@@ -81,7 +81,7 @@ class Line:
 
 
 class _Piece(NamedTuple):
-    """Some bytes before a downlink; those of the lowest turn go first, and of these the first that came."""
+    """Bytes that wait for a downlink. Those of the lowest turn go first, in the order of arrival."""
 
     turn: int
     number: int
@@ -93,7 +93,7 @@ class _Piece(NamedTuple):
 
 
 class Downlink:
-    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's bytes."""
+    """Lets all senders' bytes in at one rate; never waits for one sender while it has another's bytes."""
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self._bucket = Bucket(rate)
@@ -110,8 +110,9 @@ class Downlink:
         taken: Callable[[], None],
         passes: Callable[[float], None] | None = None,
     ) -> None:
-        """Let some bytes pass that came in since an instant; of those that wait, the lowest turn goes first. ``taken`` is
-        called when they are about to pass, so that more may be sent; ``passes`` then, with the instant at which all have."""
+        """Let some bytes pass that came in since an instant; of the waiting bytes, the lowest turn goes
+        first. ``taken`` is called when they are about to pass, so that more may be sent. Then ``passes`` is
+        called with the instant at which all of them have passed."""
         piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passes)
         heapq.heappush(self._queue, piece)
         if self._timer is None:
@@ -127,7 +128,7 @@ class Downlink:
             self._timer.cancel()
             self._timer = None
         if self._bucket.rate == SLOWEST:
-            return  # nothing begins to pass until the rate changes
+            return  # nothing passes until the rate changes
         while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
             piece = heapq.heappop(self._queue)
             last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)
@@ -152,7 +153,7 @@ class Shaper:
         self._lost = False  # whether that message is lost
         self._departed: defaultdict[int, int] = defaultdict(int)  # messages by receiver
         self._arrived: defaultdict[int, int] = defaultdict(int)  # messages by sender
-        self._turns: dict[int, int] = {}  # of the message that comes in from each sender
+        self._turns: dict[int, int] = {}  # of the incoming message from each sender
         self._next_turn = itertools.count()
         self._delays: defaultdict[int, Line] = defaultdict(lambda: Line(loop))  # by sender
         self.uplink = Bucket(self._rate(rank, None))
@@ -166,7 +167,7 @@ class Shaper:
         return cls(rank, network, nodes, seed, loop) if is_limited(network, nodes, seed) else None
 
     def start(self, at: float) -> None:
-        """The network changes from this instant on, the run's start on the loop's clock."""
+        """Apply the network's changes. The run starts at this instant of the loop's clock."""
         for time_s, conditions in self._changes:
             if at + time_s > self._loop.time():
                 self._loop.call_at(at + time_s, self._change, conditions, at)
@@ -187,7 +188,7 @@ class Shaper:
         return None if source == to else self._conditions.path(source, to)
 
     def _rate(self, source: int, path: Path | None) -> float:
-        """Bytes a second that a sender and what lies before the receiver's downlink let through."""
+        """Bytes per second that the links before the receiver's downlink let through."""
         rates = self._conditions.rates
         if path is None:
             return float(rates[source])
@@ -196,8 +197,9 @@ class Shaper:
     # --- the sender's end
 
     def depart(self, to: int) -> tuple[bool, float]:
-        """The next message on the uplink is for this node; whether the network loses it (after its time on the uplink), and
-        the seconds from a byte's passing the uplink to its acknowledgement."""
+        """Begin the next message on the uplink, to node ``to``. Returns whether the network loses it (after
+        its time on the uplink), and the seconds from the moment when a byte passes the uplink to its
+        acknowledgement."""
         path, self._to = self._path(self._rank, to), to
         latency = delivery(path, self._seed, self._rank, to, _next(self._departed, to, path))
         self._lost = latency is None
@@ -205,7 +207,7 @@ class Shaper:
         return self._lost, 2 * (latency or 0.0)
 
     def _meter(self, path: Path | None) -> None:
-        """Set the uplink's rate for the message on it; a lost message is limited by the uplink alone."""
+        """Set the uplink's rate for the message on it; a lost message is limited only by the uplink."""
         self._lost = self._lost or path is None
         self.uplink.change(self._rate(self._rank, None if self._lost else path), self._loop.time())
 
@@ -222,9 +224,10 @@ class Shaper:
         ends: bool,
         deliver: Callable[[], None] | None,
     ) -> None:
-        """Bytes of one message came in. ``taken`` is called when the downlink takes them; ``deliver`` when the message has
-        arrived, if they are its last ones and it was not taken back."""
-        # They left one after another, at the sender's rate, and the last of them now.
+        """Take incoming bytes of one message. ``taken`` is called when the downlink takes them. If they are
+        the last ones (``ends``), ``deliver`` is called when the message has arrived; None if it was
+        cancelled."""
+        # They left one after another at the sender's rate, the last of them now.
         path, now = self._path(source, self._rank), self._loop.time()
         since = now - nbytes / max(self._rate(source, path), SLOWEST)
         if source in self._turns:
@@ -241,11 +244,10 @@ class Shaper:
         self.downlink.enter(nbytes, since, turn, taken, passes)
 
     def _latency(self, source: int, path: Path | None) -> float:
-        """Seconds that a sender's message is under way; 0 where there is no path any more, or only a lossy one.
+        """The latency of a sender's message, in seconds; 0 without a path, or with one that loses all.
 
-        The lost messages before it are numbered too. A message that was taken back before any of it had left isn't known
-        here; those after it get each other's latencies.
-        """
+        The lost messages before it are numbered too. A message that was cancelled before any of it left is
+        unknown here, so later messages get each other's latencies."""
         latency = None if path is not None and path.loss < 1 else 0.0
         while latency is None:
             latency = delivery(path, self._seed, source, self._rank, _next(self._arrived, source, path))
@@ -256,14 +258,14 @@ class Shaper:
 
 
 def _next(numbers: defaultdict[int, int], rank: int, path: Path | None) -> int:
-    """A message's number among those of its pair of nodes; only those whose delivery is drawn are counted."""
+    """A message's number among those of its pair of nodes. Only messages with random delivery are counted."""
     number = numbers[rank]
     numbers[rank] += path is None or path.loss > 0 or path.jitter_s > 0
     return number
 
 
 def is_limited(network: Network, nodes: int, seed: int) -> bool:
-    """Whether a network ever does anything to a message."""
+    """Whether a network ever limits, delays or loses messages."""
     conditions = network.conditions(nodes, seed)
     return (
         not np.isinf(conditions.rates).all()
@@ -273,17 +275,17 @@ def is_limited(network: Network, nodes: int, seed: int) -> bool:
 
 
 def simplified(network: Network, nodes: int, seed: int) -> list[str]:
-    """How the engine ``processes`` deviates from the description of a network, in words; BadInput for a description that
-    doesn't fit this number of nodes."""
+    """Describes how the engine ``processes`` deviates from a network's description. BadInput for a
+    description that does not fit this number of nodes."""
     texts = []
     if network.sharing not in ("fifo", "in-turn"):
         texts.append(
-            f"network.sharing: the engine processes comes near to {network.sharing}: a node sends one message at a time,"
-            " and its downlink takes what several send it in turn"
+            f"network.sharing: the engine processes approximates {network.sharing}: a node sends one"
+            " message at a time, and its downlink takes the bytes of several senders in turn"
         )
     if len(network.conditions(nodes, seed).rates) > 2 * nodes:
         texts.append(
-            "network: under the engine processes, a link between uplinks and downlinks limits each message by itself, and"
-            " isn't shared by those of several nodes"
+            "network: under the engine processes, a link between uplinks and downlinks limits each"
+            " message separately, and is not shared between nodes"
         )
     return texts

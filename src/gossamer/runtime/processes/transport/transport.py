@@ -1,22 +1,22 @@
-"""Messages between nodes: asyncio TCP, one connection a pair and direction, under the receiver's credit.
+"""Messages between nodes: asyncio TCP, one connection per pair and direction, with credit-based flow control.
 
-A node dials each peer when it first has a message for it, and sends on that connection only; the peer's credit comes back on
-it, and the peer's own messages come on a connection that the peer dials. So two nodes that dial each other at once need no
-tie-break, and a connection's reader knows which frames may come.
+A node dials a peer when it first has a message for it, and sends only on that connection. The peer's credit
+comes back on it; the peer's own messages come on a connection that the peer dials. So two nodes that dial
+each other at once need no tie-break, and a connection's reader knows which frames to expect.
 
-One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink. At most
-:data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to hold little
-that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So what was "sent" is at
-the receiver or within one window of it, and a message can be taken back while most of it is still here.
+One task per node sends the messages in the order of :meth:`Transport.send`, since a node has one uplink. At
+most :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged. The kernel
+buffers few unsent bytes (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So all "sent"
+bytes but one window have reached the receiver, and a message can be cancelled while most of it is still here.
 
-A connection that breaks is dialled again, and continues with the message that the peer expects next; at most a window of
-messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with heartbeats) is silent, for
-``detection_s``; it is dialled from then on, and found when it answers.
+A broken connection is dialled again, and continues with the message that the peer expects next. At most a
+window of messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with
+heartbeats) is silent, for ``detection_s``. It is still dialled after that, and found when it answers.
 
-Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security`), and a stranger without a key of the run gets
-no further than the handshake. With a :class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are
-acknowledged as the network of the experiment lets them.
-"""
+Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security`), and a stranger without a key
+of the run gets no further than the handshake. With a
+:class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are acknowledged as the
+experiment's network allows."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.wire import LEAVE
 
 RECEIVE_BYTES = 64 * 1024
-"""Bytes that the kernel holds of a connection, and that are read at a time."""
+"""A connection's receive buffer in the kernel, and the most bytes read at a time."""
 _BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted: all peers may dial at once."""
 AT_ONCE = 32
-"""Connections that are accepted before those accepted earlier are looked at (and strangers among them counted)."""
+"""Most connections accepted at a time, before the accepted ones are served (and the strangers counted)."""
 STRANGERS = 32
-"""Connections that may be open without having proved a rank, in addition to one for each node."""
+"""Most open connections that have not proved a rank, in addition to one for each node."""
 REFUSALS = 64
-"""Refusals that are put on record."""
+"""Most refusals that are reported."""
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.05, 5.0
-"""Seconds between a dial that failed and the next one; doubled each time."""
+"""Seconds between a failed dial and the next one, at first and at most; doubled each time."""
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     """A listening socket for :class:`Transport`; port 0 lets the system choose one.
 
-    Accepted connections inherit its small receive buffer, also those of peers that dial before the transport has started.
-    """
+    Accepted connections inherit its small receive buffer, also those of peers that dial before the transport
+    has started."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,7 +79,8 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(eq=False)
 class Transport:
-    """One node's messages to its peers; belongs to the event loop in which it is created, and is called from there only.
+    """A node's messages to its peers. It belongs to the event loop in which it is created, and may be called
+    only from there.
 
     Without ``security``, it accepts addresses on loopback only (:class:`~gossamer.errors.BadInput`).
     """
@@ -91,25 +92,25 @@ class Transport:
     limit: int  # bytes (head and buffers, without chunk headers) of the largest message, sent or accepted
     deliver: Callable[[Message], None]  # called with messages, each sender's in the order of sending
     contact: Callable[[int, str | None], None]
-    """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when a lost peer is
-    there again, or one was restarted."""
+    """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when
+    a lost peer is back, or a peer was restarted."""
     refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
     now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
-    # Called with an error of this node: it modified what it had sent, or its timeline can't be written.
+    # Called with an error of this node: it modified a sent vector, or its timeline can't be written.
     failed: Callable[[BaseException], None]
     watch: Callable[[int, float, float, int], None] | None = None
-    """Called when a message has left, or was taken back on its way: receiver, when its first and its last chunk were written
-    (seconds of this node's clock), bytes."""
-    shaper: Shaper | None = None  # what the network does to messages; None is nothing
+    """Called when a message has left, or was cancelled while it was being sent: receiver, times at which its
+    first and last chunks were written (seconds of this node's clock), bytes."""
+    shaper: Shaper | None = None  # applies the network to messages; None has no effect
     security: Security | None = None
-    incarnation: int = 0  # how often this node was started before
-    heartbeat_s: float | None = None  # a heartbeat is sent twice in this time
+    incarnation: int = 0  # number of earlier starts of this node
+    heartbeat_s: float | None = None  # two heartbeats are sent in this time
     detection_s: float = 10.0
-    """Seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is noticed within
-    ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled."""
+    """Seconds without a sign of life after which a peer is lost. With heartbeats, a frozen peer is detected
+    within ``detection_s + heartbeat_s / 2`` seconds; without them, only a peer that can't be dialled is."""
 
     traffic: Traffic = field(default_factory=Traffic, init=False)
-    rounds: int = field(default=0, init=False)  # that have ended: what is sent belongs to the next one
+    rounds: int = field(default=0, init=False)  # completed; messages belong to the next round
     connections: set[Connection] = field(default_factory=set, init=False)
     strangers: dict[Incoming, None] = field(default_factory=dict, init=False)  # the oldest first
     peers: Peers = field(default_factory=Peers, init=False)
@@ -123,8 +124,8 @@ class Transport:
         self.addresses = list(self.addresses)
         for host, port in (*self.addresses, self.listener.getsockname()[:2]):
             self._check(host, port)
-        # Incoming bytes are read to the end within one callback of the loop, so all connections share the memory. What is
-        # shaped is read chunk by chunk.
+        # Incoming bytes are consumed within one callback of the loop, so all connections share the memory.
+        # With a shaper, bytes are read chunk by chunk.
         size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
         self.received = memoryview(bytearray(size))
         self.opened = memoryview(bytearray(0 if self.security is None else size))
@@ -135,10 +136,10 @@ class Transport:
 
     def _check(self, host: str, port: int) -> None:
         if self.security is None and not _is_loopback(host):
-            raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
+            raise BadInput(f"address {host}:{port}: not loopback; accepted: loopback, or TLS keys")
 
     def locate(self, rank: int, host: str, port: int) -> None:
-        """A peer listens at this address."""
+        """Set the address at which a peer listens."""
         self._check(host, port)
         self.addresses[rank] = host, port
 
@@ -146,7 +147,7 @@ class Transport:
         self._server = await self.loop.create_server(
             lambda: Incoming(self), sock=self.listener, backlog=AT_ONCE
         )
-        self.listener.listen(_BACKLOG)  # asyncio knows one number for both
+        self.listener.listen(_BACKLOG)  # asyncio has only one parameter for both
         self._spawn(self.outbox.send_all())
         if self.heartbeat_s is not None:
             self._spawn(self._beat(self.heartbeat_s / 2, self.detection_s))
@@ -155,7 +156,7 @@ class Transport:
         self._changed.set()
 
     async def changed(self) -> None:
-        """Wait until something changed; the caller checks its condition right before and right after."""
+        """Wait until something changes. The caller checks its condition right before and right after."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -173,16 +174,16 @@ class Transport:
     # --- for the node
 
     def send(self, to: int, payload: Payload | Encoded, tag: Tag) -> Sending:
-        """Queue a message; later changes to the payload make no difference to it.
+        """Queue a message. Later changes to the payload do not affect it.
 
         Args:
             to: the receiver's rank.
-            payload: what is sent. An :class:`~gossamer.messages.Encoded` is not copied and must not change: a
+            payload: the content. An :class:`~gossamer.messages.Encoded` is not copied and must not change: a
                 broadcast encodes once, and an immutable snapshot need not be copied at all.
-            tag: what it is about.
+            tag: the message's tag.
 
         Raises:
-            TypeError: for a payload or tag that can't travel.
+            TypeError: for a payload or tag that can't be sent.
             ValueError: for a message larger than the limit.
         """
         encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
@@ -205,27 +206,26 @@ class Transport:
         return self.outbox.busy
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every message was handed over and acknowledged, was cancelled, or is lost; TimeoutError after this many
-        seconds."""
+        """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
         async with asyncio.timeout(timeout):
             while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
 
     def cut(self, told: Callable[[dict[int, int]], None]) -> None:
-        """Call with the number of messages that each peer was sent before the end of the last round, as soon as these have
-        left."""
+        """Call ``told`` with the number of messages sent to each peer before the end of the last round, as
+        soon as these have left."""
         self.outbox.cut(self.rounds, told)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        """Treat a peer as dead: what is queued for it and sent to it later counts as lost and does not wait.
+        """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
 
-        Its connections are closed; ``contact`` is not called. It is found again when it answers, or by :meth:`mark_found`.
-        If an incarnation is known to be over, that one is not listened to and not dialled any more.
-        """
+        Its connections are closed; ``contact`` is not called. It is found again when it answers, or by
+        :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
+        dialled any more."""
         peer = self.peers[rank]
         if incarnation is not None:
             if peer.incarnation is not None and incarnation < peer.incarnation:
-                return  # its next incarnation is there already
+                return  # its next incarnation is already known
             self._end_incarnation(peer, incarnation)
         if peer.lost is None:
             self._drop(peer, why)
@@ -238,7 +238,8 @@ class Transport:
         peer.hurry.set()
 
     async def close(self) -> None:
-        """Close everything at once and wait until it is closed; what was not :meth:`flush` ed may be lost."""
+        """Close everything at once, and wait for it. Without an earlier :meth:`flush`, messages may be
+        lost."""
         self.closing = True
         if self._server is None:
             self.listener.close()
@@ -263,12 +264,12 @@ class Transport:
     # --- strangers
 
     def admit(self, stranger: Incoming) -> None:
-        """A connection comes in that has not proved a rank; if it is one too many, the oldest one of these is closed."""
+        """Register an incoming connection without a proved rank. If there are too many, close the oldest."""
         self.strangers[stranger] = None
         if len(self.strangers) > STRANGERS + len(self.addresses):
             oldest = next(iter(self.strangers))
             del self.strangers[oldest]
-            oldest.refuse("did not say who it is while others came")
+            oldest.refuse("did not identify itself while others connected")
 
     def report_refusal(self, line: str) -> None:
         """Report a refusal, unless there were too many already."""
@@ -281,7 +282,7 @@ class Transport:
     # --- dialling
 
     def dial(self, peer: Peer) -> None:
-        """Dial a peer until it answers, at once if that is under way."""
+        """Dial a peer until it answers. A dial that is already waiting is made at once."""
         peer.hurry.set()
         if peer.dial is None and peer.outgoing is None and not self.closing:
             peer.lost_at = self.loop.time() + self.detection_s
@@ -303,7 +304,7 @@ class Transport:
         peer.dial = None
 
     async def _try(self, peer: Peer) -> str | None:
-        """Dial a peer once; gives the reason why it did not answer, if it didn't."""
+        """Dial a peer once. Returns None, or the reason why it did not answer."""
         host, port = self.addresses[peer.rank]
         link = None
         try:
@@ -319,7 +320,7 @@ class Transport:
     # --- reports of connections
 
     def meet(self, peer: Peer, incarnation: int) -> None:
-        """A peer has named its incarnation, on a new connection."""
+        """Take a peer's incarnation from its greeting on a new connection."""
         restarted = peer.incarnation is not None and incarnation > peer.incarnation
         if incarnation != peer.incarnation:
             peer.disconnect()
@@ -332,14 +333,14 @@ class Transport:
             self.contact(peer.rank, None)
 
     def broke(self, peer: Peer) -> None:
-        """A connection with a peer is gone: unless there is another one, it is dialled until it answers."""
+        """A connection with a peer is gone: dial the peer, unless messages to it still have a connection."""
         if peer.outgoing is None and peer.lost is None:
             self.dial(peer)
 
     # --- losing peers
 
     def lose(self, peer: Peer, why: str, *, ended: bool = False) -> None:
-        """A peer is gone until it is reached again; or, if it has ``ended``, until it is restarted."""
+        """Treat a peer as lost until it is reached again or, if it has ``ended``, until it is restarted."""
         if self.closing:
             return
         if ended:
@@ -352,7 +353,7 @@ class Transport:
             self.contact(peer.rank, why)
 
     def _end_incarnation(self, peer: Peer, incarnation: int) -> None:
-        """An incarnation of a peer is over: it is not listened to and not dialled any more."""
+        """An incarnation of a peer is over: it is neither accepted nor dialled any more."""
         peer.ended = max(peer.ended, incarnation)
         if peer.dial is not None:
             peer.dial.cancel()
@@ -365,10 +366,9 @@ class Transport:
         self.wake()
 
     async def _beat(self, tick_s: float, detection_s: float) -> None:
-        """Send heartbeats, and notice peers that send nothing.
+        """Send heartbeats, and detect silent peers.
 
-        Silence is counted in ticks, not by the clock: a process that was itself stopped for a while blames no peer.
-        """
+        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer."""
         while True:
             await asyncio.sleep(tick_s)
             for connection in list(self.connections):

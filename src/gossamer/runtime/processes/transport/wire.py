@@ -1,4 +1,5 @@
-"""Frames on a byte stream, without any socket: functions such as :func:`chunks` write them, :class:`Decoder` reads them.
+"""Frames on a byte stream, without sockets: functions such as :func:`chunks` write, :class:`Decoder` reads
+them.
 
 ::
 
@@ -6,19 +7,20 @@
             incarnation u32, connection u32, expected u32
     BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
     DATA    2, message u32, length u16, length bytes                        each later chunk
-    ABORT   3, message u32                                                  the message won't be completed
+    ABORT   3, message u32                                                  the message is cancelled
     CREDIT  4, bytes u32                                                    this many more may be sent
     BEAT    5                                                               still alive
     LEAVE   6                                                               closes its connections for good
 
-All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), cut every
-:data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in chunks without headers.
+All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), split every
+:data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in chunks
+without headers.
 
-The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation,
-so that a replayed one is refused; an answer repeats the number. Messages between two nodes are numbered from 0 in each
-incarnation of either, over all their connections; the answer to a HELLO says which one is expected, and there the messages
-continue. A message that is taken back leaves its number to the next. Messages go from the side that dialled to the other;
-only HELLO, CREDIT, BEAT and LEAVE go back.
+The incarnation is the number of earlier starts of a node. Its connections to one peer are numbered from 1 in
+each incarnation, so that a replayed one is refused; an answer repeats the number. Messages between two nodes
+are numbered from 0 in each incarnation of either, over all their connections; the answer to a HELLO has the
+number of the expected one, with which the sender continues. The number of a cancelled message goes to the
+next message. Messages go from the side that dialled to the other; only HELLO, CREDIT, BEAT and LEAVE go back.
 """
 
 from __future__ import annotations
@@ -73,12 +75,13 @@ LEAVE = _BARE.pack(Kind.LEAVE)
 
 
 def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
-    """The frame that opens a connection; in an answer, ``connection`` is the asker's and ``expected`` the next message."""
+    """The frame that opens a connection, or answers with the caller's ``connection`` and the ``expected``
+    number."""
     return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected)
 
 
 def abort(message: int) -> bytes:
-    """The frame that takes back the message under way."""
+    """The frame that cancels the current message."""
     return _NUMBER.pack(Kind.ABORT, message)
 
 
@@ -88,15 +91,15 @@ def credit(nbytes: int) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """One chunk with its header, and how many of its bytes are the message's (what credit counts)."""
+    """One chunk with its header, and the number of its bytes without the header, which credit counts."""
 
     frame: bytes
     nbytes: int
 
 
 def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
-    """The chunks of a message of this number: its head (:func:`gossamer.messages.pack_head`) and contiguous CPU tensors. A
-    buffer's bytes are read when its chunk is asked for."""
+    """The chunks of message number ``message``: its head (:func:`gossamer.messages.pack_head`) and contiguous
+    CPU tensors. A buffer's bytes are read when its chunk is requested."""
     sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
     left = total = sum(source.nbytes for source in sources)
     while left:
@@ -120,7 +123,7 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
 
 
 class Hello(NamedTuple):
-    """The other end introduces itself."""
+    """The greeting of the other end."""
 
     rank: int
     token: bytes
@@ -145,11 +148,11 @@ class Credited(NamedTuple):
 
 
 Event = Hello | Arrived | Credited | Kind
-"""Of the kinds, ABORT, BEAT and LEAVE are events."""
+"""What the decoder yields. Of the kinds, only ABORT, BEAT and LEAVE are events."""
 
 
 class _Message:
-    """A message under way: memory for its head, and then, as the head says, for its buffers."""
+    """An incomplete message: memory for its head, and then for the buffers that the head describes."""
 
     def __init__(self, total: int, head: int) -> None:
         self.left = total
@@ -184,17 +187,16 @@ class _Message:
 
 
 def _allocate(spec: BufferSpec) -> Tensor:
-    # On the CPU torch aligns to 64 bytes, as the simulator aligns its rows: both engines then round alike.
+    # torch aligns CPU tensors to 64 bytes, as the simulator aligns its rows, so both engines round alike.
     return torch.empty(spec.shape, dtype=spec.dtype)
 
 
 class Decoder:
     """Reads one direction of a connection, in pieces of any size, and trusts nothing.
 
-    It holds at most one message of at most ``limit`` bytes (None: only credit comes in) and the Python objects in its
-    structure, whose number :mod:`gossamer.messages` limits. It checks sizes before it allocates, and is of no use after an
-    error.
-    """
+    It holds at most one message of at most ``limit`` bytes (None: only credit comes in) and the Python
+    objects in its structure, whose number :mod:`gossamer.messages` limits. It checks sizes before it
+    allocates, and must not be used after an error."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit or 0
@@ -205,7 +207,7 @@ class Decoder:
         self._message: _Message | None = None
         self._chunk_left = 0
         self.expected = 0
-        """The number of the message that comes next, or must come again if the stream ends here."""
+        """The number of the next message, or of the one to be repeated if the stream ends here."""
         self.frame_bytes = 0
         """Bytes of chunks, headers included, and of aborts so far."""
         self.chunk_bytes = 0
@@ -213,14 +215,15 @@ class Decoder:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream may end here: between two frames, with no message under way."""
+        """Whether the stream may end here: between two frames, without an incomplete message."""
         return not self._header and self._message is None
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
-        """Take bytes and yield the events that they complete, those before an error included; iterate to the end.
+        """Take bytes, and yield the events that they complete, also those before an error. Iterate to the
+        end.
 
         Raises:
-            FrameError: for anything that a peer would not have sent.
+            FrameError: for anything that a correct peer does not send.
         """
         view = memoryview(data)
         while view:
@@ -256,7 +259,7 @@ class Decoder:
             return HELLO
         kind = self._header[0] if self._header else first
         if kind not in self._accepted:
-            raise FrameError(f"sent a frame of type {kind}, which has no place here")
+            raise FrameError(f"sent an unexpected frame of type {kind}")
         return _HEADERS[kind]
 
     def _take_header(self, data: memoryview, layout: struct.Struct) -> Event | None:
@@ -284,7 +287,7 @@ class Decoder:
         if kind == Kind.BEGIN:
             self._begin(values[0], *values[2:])
         elif self._message is None or values[0] != self.expected:
-            raise FrameError(f"continued message {values[0]}, which is not under way")
+            raise FrameError(f"continued message {values[0]}, which is not in progress")
         if kind == Kind.ABORT:
             self._message = None
             return Kind.ABORT

@@ -1,1 +1,1 @@
-"""A worker: the process that forks the nodes of its slots, watches them, and relays between them and the coordinator."""
+"""A worker: the process that forks the nodes of its slots, and relays their messages to the coordinator."""

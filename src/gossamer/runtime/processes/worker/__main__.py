@@ -10,7 +10,7 @@ from gossamer.runtime.processes.system import die_with
 if __name__ == "__main__":
     end, parent = (int(argument) for argument in sys.argv[1:3])
     die_with(parent)  # before the imports, which take seconds
-    gc.disable()  # nothing that is imported is garbage, and to look for it takes a fifth of the time
+    gc.disable()  # imports leave no garbage, and the search for it takes a fifth of the time
     from gossamer.runtime.processes.worker.worker import serve
 
     gc.enable()

@@ -1,4 +1,4 @@
-"""The pool of a worker's nodes: each node's process is a fork of this one, and has a channel to it."""
+"""The pool of a worker's nodes: each node's process is forked from this one, and has a channel to it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Child:
 
 
 class ProcessPool:
-    """Carries out the commands of a coordinator about nodes of this machine, which listen at ``host``, and tells it
-    (``emit``) what becomes of them."""
+    """Executes a coordinator's commands about the nodes of this machine, which listen at ``host``, and
+    reports their messages and ends (``emit``)."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ProcessPool:
         with tempfile.TemporaryFile() as file:
             self._slots, self._wakeup = os.dup(file.fileno()), wakeup()
         os.ftruncate(self._slots, self._at_once)
-        self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
+        self._stopped: set[int] = set()  # ranks of stopped processes, which may hold a CPU slot
         self._children: dict[int, _Child] = {}
         self._frozen = False
 
@@ -64,11 +64,11 @@ class ProcessPool:
             case Fork(rank=rank, incarnation=incarnation):
                 try:
                     self._fork(command)
-                except OSError as error:  # there is no process (see ulimit -u)
+                except OSError as error:  # no more processes are allowed (see ulimit -u)
                     how = f"it can't be started: {error.strerror}"
                     self._emit(Said(rank, incarnation, protocol.Exited(how)))
             case protocol.Tell(rank=rank, message=message) if rank in self._children:
-                self._children[rank].channel.send(message)  # one that was stopped reads it when it goes on
+                self._children[rank].channel.send(message)  # a stopped node reads it when it continues
             case protocol.Signal(rank=rank, number=number) if rank in self._children:
                 os.kill(self._children[rank].pid, number)
                 self._count_slots(rank, stopped=number == signal.SIGSTOP)
@@ -79,7 +79,7 @@ class ProcessPool:
         if not self._frozen:
             self._frozen = True
             gc.collect()
-            gc.freeze()  # so that the collector does not write to, and so copy, what all share
+            gc.freeze()  # so that the collector does not write to, and thereby copy, shared memory
         parent, (ours, theirs) = os.getpid(), socket.socketpair()
         try:
             pid = os.fork()
@@ -103,7 +103,7 @@ class ProcessPool:
         self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
 
     def _become_node(self, fork: Fork, channel: socket.socket, parent: int) -> None:
-        """In the child: be a node, and leave without the parent's clean-up."""
+        """In the child: run the node, and exit without the parent's clean-up."""
         code = 1
         try:
             die_with(parent)
@@ -120,11 +120,11 @@ class ProcessPool:
                 cut=self._cut,
             )
             code = node_main(fork.rank, self._setup, context, self._stage)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
+        except BaseException as error:  # noqa: BLE001 - the coordinator is told of any failure
             Channel[ToNode](channel, ToNode).send(protocol.Failed.of(error, fork.rank, None))
         finally:
             try:
-                sys.stdout.flush()  # which may go to a full disk, or to nobody any more
+                sys.stdout.flush()  # it may go to a full disk or a closed pipe
                 sys.stderr.flush()
             finally:
                 os._exit(code)
@@ -132,14 +132,14 @@ class ProcessPool:
     # --- ending
 
     def _bury(self, rank: int) -> str:
-        """A node's process is gone; gives how it ended."""
+        """Clean up after a node's process. Returns how it ended."""
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
         return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
-        """One more node may compute for each that was stopped, which may hold a CPU slot."""
+        """Add a CPU slot for each stopped node, which may hold one."""
         if stopped != (rank in self._stopped):
             self._stopped ^= {rank}
             os.ftruncate(self._slots, self._at_once + len(self._stopped))

@@ -1,9 +1,9 @@
-"""A worker runs nodes for a coordinator until the run is over: the fork server, or ``gossamer worker`` on another machine.
+"""A worker runs nodes for a coordinator until the run is over: the fork server, or ``gossamer worker`` on
+another machine.
 
-One that has joined from another machine and loses its coordinator keeps its nodes going. Their messages wait, and go to the
-coordinator when it can be reached again. After the time that the coordinator has named (``failures.detection_s``) the worker
-ends its nodes and itself.
-"""
+A worker on another machine that loses its coordinator keeps its nodes running. It stores their messages, and
+sends them when it reaches the coordinator again. After ``failures.detection_s`` without the coordinator, the
+worker ends its nodes and itself."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from gossamer.runtime.setup import prepare
 log = logging.getLogger("gossamer")
 
 CONNECT_S, HANDSHAKE_S = 1.0, 10.0
-"""Seconds in which a connection must be made, and in which the coordinator must answer while the worker joins."""
+"""Timeouts, in seconds, for connecting and for the coordinator's answer while the worker joins."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
-"""Seconds without an answer after which a connection is given up."""
+"""Seconds without an answer after which a connection is dropped."""
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove the token; gives the connection and the answer. OSError if it can't be reached;
-    RunFailed if it does not know the token, or does not take this worker."""
+    """Connect to a coordinator and prove the token. Returns the connection and the answer. OSError if the
+    coordinator can't be reached; RunFailed if it does not know the token, or refuses this worker."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
@@ -70,7 +70,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
             case None:
                 raise ConnectionError("the coordinator closed the connection")
             case Refused(problems=problems):
-                raise RunFailed(f"{address} does not take this worker: {'; '.join(problems)}")
+                raise RunFailed(f"{address} refuses this worker: {'; '.join(problems)}")
             case Welcome() as welcome:
                 if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
                     raise RunFailed(f"{address} does not know the token")
@@ -83,10 +83,10 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
 
 
 class Worker:
-    """Prepares the job of a coordinator, has a pool carry out what it says about nodes, and passes on what these say."""
+    """Prepares a coordinator's job, lets a pool execute its commands, and relays the nodes' messages."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+        torch.set_num_threads(1)  # before any operation: a fork after a multi-threaded one hangs
         keep_freed_memory()
         self._selector = selectors.DefaultSelector()
         self._session: Session[protocol.ToWorker]
@@ -96,7 +96,7 @@ class Worker:
         self._over: str | None = None
 
     def attach(self, end: socket.socket, received: int = 0) -> None:
-        """Go on with this connection to the coordinator, which has received some messages already."""
+        """Continue on this connection to the coordinator, which has received ``received`` messages."""
         self._session.attach(end, received)
 
     def serve(self) -> None:
@@ -151,7 +151,7 @@ class Worker:
 
 
 def serve(end: int) -> None:
-    """Be the worker of the coordinator at the other end of a socket, unless it has an experiment that can't be read here."""
+    """Run the worker of the coordinator at the other end of a socket, if the experiment can be read here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker, connection = Worker(), socket.socket(fileno=end)
     channel: Channel[protocol.Check] = Channel(connection, protocol.Check)
@@ -180,13 +180,14 @@ def run_worker(
     data_root: str | None = None,
     wait_s: float = 60.0,
 ) -> None:
-    """Be a worker of the coordinator at "host:port" until the run is over.
+    """Run a worker of the coordinator at "host:port" until the run is over.
 
-    Nodes, at most ``slots``, listen at ``address`` (None: the one from which the coordinator is reached). ``data_root`` is
-    where the data is, if not where the experiment says. A coordinator that is not there yet is tried for ``wait_s`` seconds.
+    At most ``slots`` nodes run here, and listen at ``address`` (None: the one from which the coordinator is
+    reached). ``data_root`` replaces the experiment's. The worker waits for the coordinator for ``wait_s``
+    seconds.
 
     Raises:
-        RunFailed: if the coordinator does not take this worker, can't be reached, or is lost.
+        RunFailed: if the coordinator refuses this worker, can't be reached, or is lost.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
@@ -199,7 +200,8 @@ def run_worker(
 
 
 class JoinedWorker(Worker):
-    """One that joins; arguments as for :func:`run_worker`, and a folder for its files."""
+    """A worker that joins from another machine; arguments as for :func:`run_worker`, and a folder for
+    files."""
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class JoinedWorker(Worker):
         self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
-        self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
+        self._offset = 0.0  # our monotonic clock minus the coordinator's
         self._reconnect_s = SILENT_S
         # While there is no connection: when to try again, and until when.
         self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
@@ -242,17 +244,17 @@ class JoinedWorker(Worker):
                 log.info("waiting for a coordinator at %s (%s)", self._coordinator, error)
             self._retry_at = time.monotonic() + RETRY_S
             return
-        log.info("has joined %s", self._coordinator)
+        log.info("joined %s", self._coordinator)
         keep_alive(end, SILENT_S)
         self._host = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
         self.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
-        if error is not None:  # it would come again on the next connection
+        if error is not None:  # it would be sent again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
-        log.info("the coordinator is out of reach; nodes go on")
+        log.info("the coordinator is out of reach; nodes continue")
 
     def _take(self, message: protocol.ToWorker) -> None:
         if isinstance(message, Fork):
@@ -284,10 +286,10 @@ class JoinedWorker(Worker):
         return raw
 
     def _relay(self, said: Said) -> None:
-        """Pass on what happens, with the files that belong to it."""
+        """Pass on a message, with the files that belong to it."""
         rank, file = said.rank, f"node-{said.rank}.safetensors"
         timeline = {f"segments/timeline-{rank}-{said.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
-        paths: dict[str, str] = {}  # there, and here
+        paths: dict[str, str] = {}  # path at the coordinator -> path here
         match said.message:
             case protocol.Final() | protocol.Exited():
                 paths = timeline
