@@ -240,6 +240,6 @@ def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> 
 
 def test_replicas_need_every_message(tmp_path: Path) -> None:
     lossy = {"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1.0}}
-    with pytest.raises(BadInput, match="for choco-sgd"):
+    with pytest.raises(BadInput, match="choco-sgd tolerates no message loss"):
         gossamer.run(described("choco-sgd", 2, network=lossy["network"]), tmp_path)
     assert gossamer.run(described("deepsqueeze", 2, **lossy), tmp_path).status == "done"

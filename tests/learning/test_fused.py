@@ -379,7 +379,7 @@ def test_other_models_and_losses_are_not_recognised() -> None:
     image = (4, 4, 4)
     for make, shape, reason in (
         (Twice, (6,), "used twice"),
-        (Shortcut, (6,), "no chain"),
+        (Shortcut, (6,), "not a chain"),
         (Idle, (6,), "no layer has"),
         (ByValue, (6,), "the operation sum"),
         (hooked, (6,), "mul before the loss"),

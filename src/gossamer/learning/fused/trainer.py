@@ -65,7 +65,7 @@ class FusedTrainer(Trainer):
         vectors, results, taken = [], [], []
         for job in jobs:
             result, state = self.rows.fresh(), dict(job.state)
-            pairs = [job.start.parameters, result]  # a node's own parameters are in the store
+            pairs = [self.rows.store(job.start.parameters), result]
             for name in names:
                 state[name] = self.rows.fresh()
                 pairs += [self.rows.store(job.state[name]), state[name]]
