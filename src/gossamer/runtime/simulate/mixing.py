@@ -1,6 +1,6 @@
 """Mixing steps of all nodes, which run after everything else at an instant.
 
-A sum of whole vectors is *owed* at first: the node gets the row of the result at once, but the row is written
+A sum of whole vectors is *deferred* at first: the node gets the row of the result at once, but the row is written
 only before parameters are read. Until then, the sums of many nodes accumulate, over one or more instants, and
 are computed together. No node sees a difference, because the summed vectors are immutable."""
 
@@ -19,8 +19,8 @@ from gossamer.learning.workers import Workers
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
-MOST_OWED = 256
-"""Above this number, owed sums are computed at the end of the instant, since they keep the rows they read."""
+MOST_DEFERRED = 256
+"""Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
 LEAST_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
 _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
@@ -33,9 +33,9 @@ class Mixing:
         self._profile = profile
         # rank, step, whether the result is read at once, and the future of commit's result
         self._requests: list[_Request] = []
-        self._owed: list[tuple[Sum, Tensor]] = []
-        self._unwritten: set[int] = set()  # ids of rows that are owed
-        self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
+        self._deferred: list[tuple[Sum, Tensor]] = []
+        self._unwritten: set[int] = set()  # ids of rows that are deferred
+        self._whole: set[int] = set()  # ids of whole rows that the deferred sums hold
         allow_compiled_loops()
 
     def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
@@ -52,13 +52,13 @@ class Mixing:
             self.settle()
 
     def settle(self) -> None:
-        """Compute all owed sums."""
-        if not self._owed:
+        """Compute all deferred sums."""
+        if not self._deferred:
             return
         with self._profile.part("mix"):
-            sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
+            sums, rows = [deferred for deferred, _ in self._deferred], [row for _, row in self._deferred]
             mix_rows(sums, rows, self._workers)
-        self._owed = []
+        self._deferred = []
         self._unwritten.clear()
         self._whole.clear()
 
@@ -75,11 +75,11 @@ class Mixing:
                     last = request[0]
                 self._run(steps)
                 requests = later
-        if len(self._owed) > MOST_OWED or reads:
+        if len(self._deferred) > MOST_DEFERRED or reads:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors become owed, the others run on the workers."""
+        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the workers."""
         others: list[tuple[Step, asyncio.Future[Any]]] = []
         for _, step, _, future in requests:
             if future.done():  # cancelled
@@ -87,7 +87,7 @@ class Mixing:
             try:
                 step.prepare()
                 self.settle_for(step.own)
-                row = self._owe(step)
+                row = self._defer(step)
                 if row is None:
                     others.append((step, future))
                 else:
@@ -112,7 +112,7 @@ class Mixing:
         except Exception as error:  # noqa: BLE001 - the author's inbox or weights, or an author's codec or aggregator
             return None, error
 
-    def _owe(self, step: Step) -> Tensor | None:
+    def _defer(self, step: Step) -> Tensor | None:
         """The row of a sum of whole vectors, which is written later; None for any other step."""
         terms = step.terms()
         if terms is None:
@@ -122,7 +122,7 @@ class Mixing:
             if id(vector) not in self._whole and not self._rows.is_row(vector):
                 return None
         row = self._rows.fresh()
-        self._owed.append((Sum(vectors, weights), row))
+        self._deferred.append((Sum(vectors, weights), row))
         self._whole.update(map(id, vectors))  # the sum holds the vectors, so their ids stay valid
         self._unwritten.add(id(row))
         return row
