@@ -32,7 +32,7 @@ def nested(code: int, levels: int) -> bytes:
     ("structure", "reason"),
     [
         (b"", "ends early"),
-        (b"\xc1", "no msgpack"),
+        (b"\xc1", "not msgpack"),
         (b"\x01\x02", "1 bytes after the end"),
         (b"\xdd\xff\xff\xff\xff", "early"),
         (b"\xdf\xff\xff\xff\xff", "early"),
