@@ -340,9 +340,8 @@ class ComponentField:
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        if (
-            "json_schema_input_schema" in schema["schema"]
-        ):  # from an earlier validator, whose message says what it accepts
+        # An earlier validator has its own schema, which says what it accepts.
+        if "json_schema_input_schema" in schema["schema"]:
             return dict(handler(schema))
         entry = {"component": self.kind}  # gossamer.config.schema puts a reference in its place
         if self.many:

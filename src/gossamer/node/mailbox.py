@@ -430,9 +430,8 @@ class Mailbox:
 def _check_unchanged(messages: Iterable[Message]) -> None:
     """RuntimeError if a vector in one of the messages was modified in place."""
     for message in messages:
-        for tensor, version in message.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"message {message.tag} from node {message.source} was modified in place by another of its"
-                    " receivers or its sender; payloads are immutable: compute a new vector"
-                )
+        if not message.unchanged():
+            raise RuntimeError(
+                f"message {message.tag} from node {message.source} was modified in place by another of its"
+                " receivers or its sender; payloads are immutable: compute a new vector"
+            )

@@ -22,18 +22,18 @@ from gossamer.randomness import torch_seed
 class Snapshot:
     """One vector of the model, which is replaced but never modified, and the number of replacements. Torch
     counts in-place writes, except those through ``.data`` and ``.numpy()``; such a write raises RuntimeError
-    when the vector is next read or replaced. ``vector`` and ``version`` are for comparisons; :meth:`read`
-    returns the vector for use."""
+    when the vector is next read or replaced. ``vector`` is for comparisons; :meth:`read` returns it for
+    use."""
 
-    __slots__ = ("_name", "_rank", "vector", "version", "writes")
+    __slots__ = ("_name", "_rank", "_version", "vector", "writes")
 
     def __init__(self, rank: int, name: str, vector: Tensor) -> None:
         self._rank, self._name = rank, name
-        self.vector, self.version, self.writes = vector, vector._version, 0
+        self.vector, self._version, self.writes = vector, vector._version, 0
 
     def read(self) -> Tensor:
         """The newest vector, whose values may not be written yet."""
-        if self.vector._version != self.version:
+        if self.vector._version != self._version:
             raise RuntimeError(
                 f"node {self._rank}: its {self._name} were modified in place, by this node or by a receiver of them;"
                 f" snapshots are immutable: compute a new vector and assign it (node.{self._name} = v)"
@@ -43,7 +43,7 @@ class Snapshot:
     def write(self, vector: Tensor) -> None:
         """Replace the vector."""
         self.read()
-        self.vector, self.version = vector, vector._version
+        self.vector, self._version = vector, vector._version
         self.writes += 1
 
 
@@ -79,10 +79,8 @@ class OwnModel:
     def check(self) -> None:
         """RuntimeError if user code has modified the model in place. Every call of the node that waits begins
         with this check, because other code that shares these vectors runs during the wait."""
-        parameters, buffers = self.parameters, self.buffers
-        if parameters.vector._version != parameters.version or buffers.vector._version != buffers.version:
-            parameters.read()
-            buffers.read()
+        self.parameters.read()
+        self.buffers.read()
 
     def train(self, first: int, steps: int, lr: float) -> Awaitable[float]:
         """Take local steps from the current model, numbered from ``first``. Returns their mean loss."""
