@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -203,11 +204,8 @@ class Node:
         if not whole:
             inbox = _parameters(inbox)
         setup = self._setup
-        step = _MixOwn(
-            None, inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
-        )
-        step.node, step.whole = self, whole
-        await self._host.mix(step, read=False)
+        given = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+        await self._host.mix(_MixOwn(None, *given, node=self, whole=whole), read=False)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
@@ -573,6 +571,7 @@ class Node:
         return self._runtime.spawn(coroutine)
 
 
+@dataclass(eq=False, kw_only=True)
 class _MixOwn(Mix):
     """A mixing step that reads and replaces the node's own model, including its buffers if ``whole``."""
 
