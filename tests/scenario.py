@@ -64,7 +64,8 @@ def experiment(script: Script, nodes: int = 2, *, limit: int = 2**40, **fields: 
         "compute": {"name": "constant", "seconds_per_step": 1.0},
         "evaluation": {"every_rounds": None},
         "stop": {"rounds": 1},
-        "engine": {"name": "simulate", "trainer": "sequential"},
+        # A script keeps what it returns, so it has to run for each node.
+        "engine": {"name": "simulate", "trainer": "sequential", "cohort": False},
     }
     algorithm = Scripted(script=len(_scripts) - 1, limit=limit)
     return Experiment.of({**defaults, "algorithm": algorithm, **fields})

@@ -207,6 +207,7 @@ class Simulate(Section):
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    cohort: bool = Field(default=True, strict=True)
 
 
 class Processes(Section):

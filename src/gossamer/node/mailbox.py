@@ -382,6 +382,12 @@ class Mailbox:
             ages = [now - message.sent_at for message in messages]
             self._ages = count + len(ages), total + sum(ages), max(largest, *ages)
 
+    def add_ages(self, count: int, total: float, largest: float) -> None:
+        """Count messages that the node has taken otherwise, with their ages in seconds."""
+        self.host.counters.messages_taken += count
+        before = self._ages
+        self._ages = before[0] + count, before[1] + total, max(before[2], largest)
+
     def take_ages(self) -> tuple[float | None, float | None]:
         """The mean and the largest age of the messages taken since the last call, in seconds since their
         senders queued them. None if no message was taken."""

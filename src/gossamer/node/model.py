@@ -84,9 +84,16 @@ class OwnModel:
 
     def train(self, first: int, steps: int, lr: float) -> Awaitable[float]:
         """Take local steps from the current model, numbered from ``first``. Returns their mean loss."""
-        start, seed = self.snapshot(), self._seed(first)
-        batches, kind = [self._batches.batch(first + k) for k in range(steps)], ComputationKind.TRAIN
-        return self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
+        start = self.snapshot()
+        job = self.train_job(start, first, steps, lr)
+        return self._step(ComputationKind.TRAIN, start, lambda s: job._replace(state=s), first, steps)
+
+    def train_job(
+        self, start: Model, first: int, steps: int, lr: float, state: State | None = None
+    ) -> TrainJob:
+        """Local steps of this node, numbered from ``first``."""
+        batches = [self._batches.batch(first + k) for k in range(steps)]
+        return TrainJob(start, batches, lr, state or {}, self._seed(first))
 
     def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> Awaitable[float]:
         """Take one step from the current model with a gradient [P]."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Int
 
 from gossamer.errors import BadInput
+from gossamer.per_node import PerNode, apply
 
 if TYPE_CHECKING:
     NetworkX = nx.Graph[int]
@@ -62,9 +63,17 @@ class Graph:
         graph.add_edges_from(self.edges())
         return graph
 
-    def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
+    @overload
+    def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]: ...
+
+    @overload
+    def neighbors(self, rank: PerNode, direction: Direction = "both") -> PerNode: ...
+
+    def neighbors(self, rank: int | PerNode, direction: Direction = "both") -> tuple[int, ...] | PerNode:
         """The neighbours of a node, sorted: those it may send to (``"out"``), or receive from (``"in"``). On
         an undirected graph, all directions are the same. ValueError for ``"both"`` on a directed graph."""
+        if isinstance(rank, PerNode):  # in a cohort
+            return apply(self.neighbors, rank, direction)
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":

@@ -130,7 +130,9 @@ class Links(ABC):
         watch: called for each transfer after it has left its sender or was cancelled, possibly later.
 
     Attributes:
-        flights: tracks the messages in flight, if the run makes checkpoints."""
+        flights: tracks the messages in flight, if the run makes checkpoints.
+        only_latency_ns: the time that every message takes, if nothing but latency delays it, and the latency of
+            all pairs is the same; else None."""
 
     def __init__(
         self,
@@ -161,10 +163,10 @@ class Links(ABC):
             self._conditions = change[1]
         self._rates: list[float] = self._conditions.rates.tolist()
         self._latency_varies = change is not None
-        self._only_latency_ns: int | None = None
+        self.only_latency_ns: int | None = None
         if change is None and bool(np.isinf(self._conditions.rates).all()):
             latency_s = self._conditions.common_latency()
-            self._only_latency_ns = None if latency_s is None else to_ns(latency_s)
+            self.only_latency_ns = None if latency_s is None else to_ns(latency_s)
         self._expect(change)
 
     # --- sending
@@ -173,15 +175,10 @@ class Links(ABC):
         self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
     ) -> list[Sending]:
         """Queue a frozen payload for nodes, in this order. ValueError for a message above the limit."""
-        size, versions = _measure(payload, tag)
-        if size > self._largest:
-            raise ValueError(
-                f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
-                " (Algorithm.message_limit)"
-            )
+        size, versions = self.measure(source, payload, tag)
         message = Message(source, tag, payload, self.clock.now(), versions)
         self._on_the_way[source] += len(to)
-        latency_ns, flights = self._only_latency_ns, self.flights
+        latency_ns, flights = self.only_latency_ns, self.flights
         if flights is not None:  # numbered messages are sent one by one
             numbered = [(flights.sent(message, rank), rank) for rank in to]
             if latency_ns is None:
@@ -190,6 +187,27 @@ class Links(ABC):
         if latency_ns is not None:
             return [self._send_at_once(message, to, size, latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
+
+    def measure(
+        self, source: int, payload: Payload, tag: tuple[str | int, ...]
+    ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
+        """A message's bytes on the wire, and its tensors with the versions that they must keep. ValueError for
+        a message above the limit."""
+        bare = type(payload) is Model and not payload.buffers.shape[0]
+        vector = payload.parameters if bare else payload
+        if type(vector) is Tensor and vector.is_contiguous():
+            size = _vector_bytes(tag, bare, vector.dtype, vector.shape)
+            versions: tuple[tuple[Tensor, int], ...] = ((vector, vector._version),)
+        else:
+            encoded = encode(payload)
+            size = wire_bytes(tag, encoded)
+            versions = tuple((tensor, tensor._version) for tensor in encoded.buffers)
+        if size > self._largest:
+            raise ValueError(
+                f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
+                " (Algorithm.message_limit)"
+            )
+        return size, versions
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """On a network with only latency, all messages of a broadcast leave now and arrive as one event."""
@@ -422,13 +440,3 @@ class Links(ABC):
                 for transfer, gone in self._leaving(rank):
                     if transfer.start_ns < now_ns:
                         self._watch(rank, transfer.to, transfer.start_ns / NS, now_ns / NS, gone)
-
-
-def _measure(payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-    """A payload's bytes on the wire, and its tensors with the versions that they must keep."""
-    bare = type(payload) is Model and not payload.buffers.shape[0]
-    vector = payload.parameters if bare else payload
-    if type(vector) is Tensor and vector.is_contiguous():
-        return _vector_bytes(tag, bare, vector.dtype, vector.shape), ((vector, vector._version),)
-    encoded = encode(payload)
-    return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)

@@ -47,6 +47,13 @@ class Mixing:
         self._requests.append((rank, step, read, future))
         return future
 
+    def sums(self, sums: Sequence[Sum]) -> list[Tensor]:
+        """Rows with the results of some sums, computed at once."""
+        rows = [self._rows.fresh() for _ in sums]
+        with self._profile.part("mix"):
+            mix_rows(sums, rows, self._workers)
+        return rows
+
     def settle_for(self, vector: Any) -> None:
         if id(vector) in self._unwritten:
             self.settle()

@@ -36,6 +36,7 @@ from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
+from gossamer.runtime.simulate.cohort import Cohort, fits
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
@@ -266,6 +267,9 @@ class Simulation:
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
         self._recorder.begin()
+        if replay is None and fits(self._setup, self._context.links):
+            self._recorder.flush()
+            Cohort(self._context, self.nodes, self._all_ended).advance()
         for node in self._present():
             self._save(node)
             self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
@@ -353,6 +357,17 @@ class Simulation:
             return 0.0
         seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
         return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
+
+    def _all_ended(self, *, due: bool) -> bool:
+        """All nodes have ended a round together. Returns whether the run is over."""
+        if due:
+            for rank in range(len(self.nodes)):
+                self._round_ended(rank)
+            self._recorder.flush()
+        else:
+            self._rounds += len(self.nodes)
+            self._observer.progress(self._rounds, self._clock.now())
+        return self._tasks.end.done()
 
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]

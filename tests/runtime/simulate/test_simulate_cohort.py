@@ -1,0 +1,278 @@
+"""Cohorts: a run whose rounds are computed for all nodes at once leaves the same record as one in which nodes run by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gossamer
+from gossamer import Algorithm, Experiment, Node, RunFailed
+from gossamer.messages.tags import Model
+from gossamer.per_node import Divergence, PerNode, of
+from gossamer.runtime.simulate.cohort import Cohort
+
+DIGITS = {"name": "digits", "model": {"name": "mlp", "hidden": [7]}}
+BASE: dict[str, Any] = {
+    "seed": 5,
+    "nodes": 8,
+    "task": DIGITS,
+    "partition": {"name": "dirichlet", "alpha": 0.5},
+    "topology": {"name": "random-regular", "degree": 3},
+    "algorithm": {"name": "d-psgd", "local_steps": 2},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    "batch_size": 8,
+    "evaluation": {"every_rounds": 2, "samples": 50},
+    "stop": {"rounds": 5},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _shapes_unchecked(shapes_unchecked: None) -> None:
+    """What a cohort passes to an algorithm is no vector but those of all nodes."""
+
+
+@pytest.fixture
+def advanced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many rounds each cohort has computed."""
+    found: list[int] = []
+    advance = Cohort.advance
+
+    def counted(self: Cohort) -> None:
+        advance(self)
+        found.append(self.round)
+
+    monkeypatch.setattr(Cohort, "advance", counted)
+    yield found
+
+
+def both(folder: Path, **changes: Any) -> tuple[Any, Any]:
+    """What is on record of a run with cohorts, and of one without."""
+    return record(folder / "with", True, changes), record(folder / "without", False, changes)
+
+
+def record(folder: Path, cohort: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    described = {**BASE, **changes, "engine": {**BASE["engine"], "cohort": cohort}}
+    failure = None
+    try:
+        run = gossamer.run(Experiment.of(described), folder)
+    except RunFailed as error:
+        assert error.folder is not None
+        failure, run = str(error), gossamer.load_run(error.folder)
+    said: dict[str, Any] = {
+        "failure": failure,
+        "status": run.status,
+        "outcome": run.outcome,
+        "time_s": run.figures.get("time_s"),
+    }
+    said["metrics"] = run.metrics.drop("wall_s").to_dicts()
+    said["events"] = run.events.drop("wall_s", strict=False).to_dicts()
+    said["models"] = None if failure else run.parameters.numpy().tobytes()
+    return said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="d-psgd"),
+        pytest.param({"algorithm": {"name": "sgp", "local_steps": 2}}, id="sgp"),
+        pytest.param(
+            {"algorithm": {"name": "sgp"}, "topology": {"name": "one-peer-exponential"}}, id="sgp, directed"
+        ),
+        pytest.param({"algorithm": {"name": "gradient-tracking"}}, id="gradient-tracking"),
+        pytest.param({"algorithm": {"name": "gradient-tracking", "variant": "diging"}}, id="diging"),
+        pytest.param({"algorithm": {"name": "d2", "exact_diffusion": True}}, id="d2"),
+        pytest.param({"algorithm": {"name": "epidemic-oracle", "degree": 3}}, id="epidemic"),
+        pytest.param({"algorithm": {"name": "local"}}, id="local"),
+        pytest.param({"topology": {"name": "barabasi-albert", "m": 2}}, id="degrees that differ"),
+        pytest.param(
+            {"topology": {"name": "random-regular", "degree": 3, "every_rounds": 1}}, id="graphs that change"
+        ),
+        pytest.param({"network": {"name": "uniform", "latency_s": 0.003}}, id="latency"),
+        pytest.param(
+            {"optimizer": {"name": "adam", "lr": 0.01, "schedule": {"name": "cosine", "rounds": 5}}},
+            id="adam",
+        ),
+        pytest.param(
+            {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "reset_every_round": True}}, id="reset"
+        ),
+        pytest.param({"evaluation": {"every_rounds": None}}, id="nothing recorded between"),
+        pytest.param(
+            {"evaluation": {"every_rounds": 1, "nodes": "average"}, "initial": "independent"},
+            id="average model",
+        ),
+        pytest.param(
+            {"task": {"name": "least-squares", "features": 5, "samples": 80}, "partition": "iid"},
+            id="least squares",
+        ),
+    ],
+)
+def test_the_record_is_the_same_as_without(
+    tmp_path: Path, advanced: list[int], changes: dict[str, Any]
+) -> None:
+    together, alone = both(tmp_path, **changes)
+    assert together == alone
+    assert advanced == [5]
+
+
+class Odd(Algorithm):
+    """D-PSGD, except for what ``way`` says happens in round 3."""
+
+    way: str
+
+    async def run(self, node: Node) -> None:
+        if self.way == "sends before the first round":
+            node.broadcast(await node.neighbors(0), 1.0, tag="hello")
+            await node.gather(await node.neighbors(0), tag="hello")
+        node.state.setdefault("kept", {"rounds": []} if self.way == "keeps a list" else 0)
+        async for r in node.rounds():
+            await node.train()
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.model, tag=r)
+            if r == 3:
+                await self._odd(node)
+            inbox = await node.gather(peers, tag=r)
+            await node.mix(inbox, node.mixing_weights(r))
+            node.record(mean=node.parameters.mean())
+            if self.way == "keeps a list":
+                node.state["kept"]["rounds"].append(r)
+        node.record(after=float(node.parameters.sum()))
+
+    async def _odd(self, node: Node) -> None:
+        match self.way:
+            case "branches by rank" if node.rank % 2:
+                await node.sleep(0.5)
+            case "branches by value" if node.parameters.sum() * 1e5 % 2 > 1:
+                node.parameters = node.parameters * 0.5
+            case "fails":
+                raise ArithmeticError("nothing adds up")
+            case "fails at one node" if node.rank == 2:
+                raise ArithmeticError("nothing adds up")
+            case "writes in place":
+                node.parameters.add_(1.0)
+            case "writes in place by an operator":
+                v = node.parameters
+                v += 1.0
+            case "writes into a slice":
+                node.parameters[:2] = 0.0
+            case "awaits nothing":
+                node.train()  # type: ignore[unused-coroutine]
+            case "leaves a message":
+                node.broadcast(await node.neighbors(3), 2.0, tag="left")
+            case "spawns":
+                await node.spawn(node.sleep(0.1))
+            case "has a task of its own":
+                await asyncio.create_task(_nap(node))
+            case "draws by node":
+                await node.sleep(node.rng("nap").random())
+            case "prints":
+                str(node.rank)
+            case "uses torch":
+                node.parameters = torch.clamp(node.parameters, -1, 1) + 2 * node.parameters.sign() / 100
+            case "reads its loss":
+                node.record(loss=await node.train())
+            case "diverges":
+                node.parameters = node.parameters * float("inf")
+
+
+async def _nap(node: Node) -> None:
+    await node.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("way", "rounds"),
+    [
+        ("nothing", 5),
+        ("uses torch", 5),
+        ("reads its loss", 5),
+        ("keeps a list", 0),
+        ("sends before the first round", 0),
+        ("branches by rank", 3),
+        ("branches by value", 3),
+        ("fails", 3),
+        ("fails at one node", 3),
+        ("writes in place", 3),
+        ("writes in place by an operator", 3),
+        ("writes into a slice", 3),
+        ("awaits nothing", 3),
+        ("leaves a message", 3),
+        ("spawns", 3),
+        ("has a task of its own", 3),
+        ("draws by node", 3),
+        ("prints", 3),
+        ("diverges", 3),
+    ],
+)
+def test_a_round_that_does_not_fit_is_left_to_the_nodes(
+    tmp_path: Path, advanced: list[int], way: str, rounds: int
+) -> None:
+    together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Odd", "way": way})
+    assert together == alone
+    assert advanced == [rounds]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"network": {"name": "uniform", "bandwidth_mbps": 10}}, id="bandwidth"),
+        pytest.param({"network": {"name": "uniform", "latency_s": 0.01, "jitter_s": 0.005}}, id="jitter"),
+        pytest.param({"compute": {"name": "log-normal"}}, id="step times"),
+        pytest.param({"codec": {"name": "top-k", "fraction": 0.1}}, id="codec"),
+        pytest.param({"stop": {"rounds": 5, "time_s": 0.05}}, id="time"),
+        pytest.param(
+            {"faults": [{"name": "crash", "nodes": [1], "at_s": 0.03}], "gather": {"lost_peer": "skip"}},
+            id="faults",
+        ),
+    ],
+)
+def test_there_is_no_cohort_where_nodes_differ(
+    tmp_path: Path, advanced: list[int], changes: dict[str, Any]
+) -> None:
+    record(tmp_path, True, changes)
+    assert advanced == []
+
+
+# --- values of all nodes
+
+
+def test_operations_are_those_of_each_node() -> None:
+    vectors = PerNode([torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])])
+    numbers = PerNode([1, 2])
+    assert of(2 * vectors - numbers, 1).tolist() == [4.0, -10.0]
+    assert of(vectors / numbers, 1).tolist() == [1.5, -2.0]
+    assert of(torch.maximum(vectors, torch.zeros(2)), 1).tolist() == [3.0, 0.0]
+    assert of(torch.ones(2) * vectors, 0).tolist() == [1.0, 2.0]
+    assert of(abs(vectors).sum(), 1) == 7.0
+    assert of(-numbers, 1) == -2
+    assert of(Model(vectors), 1).parameters is vectors.each[1]  # type: ignore[arg-type]
+    assert [of(each, 1) for each in PerNode([[1, 2], [3, 4]])] == [3, 4]
+    inbox = PerNode([{1: 0.5}, {0: 0.25}])
+    assert of({rank: inbox[rank] for rank in inbox}, 1) == {0: 0.25}
+    assert len(inbox) == 1 and bool(numbers > 0)
+
+
+@pytest.mark.parametrize(
+    "parting",
+    [
+        lambda x: bool(x > 1),
+        lambda x: float(x),
+        lambda x: int(x),
+        lambda x: [0, 1, 2][x],
+        lambda x: len(PerNode([[1], [1, 2]])),
+        lambda x: list(PerNode([[1], [1, 2]])),
+        lambda x: x.anything,
+        lambda x: f"{x}",
+        lambda x: 1 in PerNode([[1], [2]]),
+        lambda x: PerNode([torch.ones(1)] * 2).add_(1),
+        lambda x: torch.add(PerNode([torch.ones(1)] * 2), 1, out=torch.ones(1)),
+        lambda x: torch.ones(2).numpy() * PerNode([1.0, 2.0]),
+    ],
+)
+def test_nodes_that_part_ways_are_noticed(parting: Any) -> None:
+    with pytest.raises(Divergence):
+        parting(PerNode([1, 2]))
