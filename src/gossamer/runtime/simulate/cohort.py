@@ -14,14 +14,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from gossamer.config import Experiment, Simulate
 from gossamer.learning.computation import ComputationKind
-from gossamer.learning.mixing import Missing, Mix, Sum
+from gossamer.learning.mixing import Missing, Mix, Sum, own_weight
 from gossamer.learning.parameters import is_finite
 from gossamer.messages.tags import Model, Payload, Tag, as_tag
 from gossamer.network.compute import Constant
@@ -34,6 +34,8 @@ from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.links import Links
+
+T = TypeVar("T")
 
 _KEEPS = (bool, int, float, str, type(None), Tensor, PerNode)
 
@@ -94,11 +96,35 @@ class _State:
 class _Broadcast:
     """A message of every node to some others."""
 
-    to: Sequence[Sequence[int]]
-    sources: list[Sequence[int]]  # those whose messages a node gets
+    sources: Sequence[Sequence[int]]  # by rank: those from which a node gets a message, ascending
     payload: Any
     sent_ns: int
     versions: list[tuple[Tensor, int]]
+
+
+class _Inboxes(PerNode):
+    """What the nodes have gathered: one payload of each source. Dicts are made only for an algorithm that looks into
+    them.
+
+    Attributes:
+        sources: of each node, ascending.
+        vectors: the payloads by rank, if they are vectors or models; else empty."""
+
+    __slots__ = ("_made", "_payload", "sources", "vectors")
+
+    def __init__(self, payload: Any, sources: Sequence[Sequence[int]]) -> None:
+        self._payload, self.sources = payload, sources
+        vectors: Any = payload.parameters if isinstance(payload, Model) else payload
+        known = isinstance(vectors, PerNode) and isinstance(vectors.each[0], Tensor)
+        self.vectors: Sequence[Tensor] = vectors.each if known else ()
+        self._made: list[Inbox] = []
+
+    @property
+    def each(self) -> Sequence[Any]:
+        if not self._made:
+            payloads = [of(self._payload, rank) for rank in range(len(self.sources))]
+            self._made = [Inbox({rank: payloads[rank] for rank in ranks}) for ranks in self.sources]
+        return self._made
 
 
 class _Call:
@@ -153,7 +179,7 @@ class Cohort(Node):
         self._in_round = False
         self.open_calls = 0
         self._sent: dict[tuple[str | int, ...], _Broadcast] = {}
-        self._cached: dict[Any, tuple[Any, Any]] = {}
+        self._cached: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def advance(self) -> None:
         """Compute as many rounds as fit, and bring the nodes up to date. They go on from there."""
@@ -344,22 +370,40 @@ class Cohort(Node):
         self._all.parameters = self._mixed(self._all.parameters, inbox, weights, self_weight, missing)
 
     def _mixed(
-        self, own: list[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Any
+        self, own: list[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
     ) -> list[Tensor]:
         self._check_round()
-        is_row, known, sums = self._context.rows.is_row, set(map(id, own)), []
-        for rank, vector in enumerate(own):
-            found = {j: x.parameters if type(x) is Model else x for j, x in of(inbox, rank).items()}
-            terms = Mix(vector, found, of(weights, rank), of(self_weight, rank), missing).terms()
-            if terms is None:
-                raise Divergence
-            for each in terms[0]:
-                if id(each) not in known:
-                    if not is_row(each):
-                        raise Divergence
-                    known.add(id(each))
-            sums.append(Sum(*terms))
+        if isinstance(inbox, _Inboxes) and inbox.vectors and self_weight is missing is None:
+            factors = self._once(
+                "factors", (weights, inbox.sources), lambda: self._factors(weights, inbox.sources)
+            )
+            vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
+            sums = [Sum([vector, *[vectors[j] for j in sources]], each) for vector, sources, each in terms]
+        else:
+            sums = [
+                self._sum(vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing)
+                for rank, vector in enumerate(own)
+            ]
         return self._context.mixing.sums(sums)
+
+    def _factors(self, weights: Any, sources: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The weights of each node's sum, its own first."""
+        found = []
+        for rank, senders in enumerate(sources):
+            given = of(weights, rank)
+            if len(given) != len(senders):
+                raise Divergence
+            found.append([own_weight(dict.fromkeys(senders), given, None), *[given[j] for j in senders]])
+        return found
+
+    def _sum(self, own: Tensor, inbox: Any, weights: Any, self_weight: Any, missing: Missing | None) -> Sum:
+        """One node's sum, of rows."""
+        vectors = {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
+        absent = self._setup.experiment.gather.missing
+        terms = Mix(own, vectors, weights, self_weight, missing, None, absent).terms()
+        if terms is None or not all(map(self._context.rows.is_row, terms[0])):
+            raise Divergence
+        return Sum(*terms)
 
     # --- messages
 
@@ -370,10 +414,10 @@ class Cohort(Node):
             raise Divergence
         frozen, versions = self._frozen(payload)
         size, _ = self._context.links.measure(0, of(frozen, 0), name)
-        receivers, sources = self._routes(to)
+        receivers, sources = self._once("routes", (to,), lambda: self._routes(to))
         sent, received = (np.fromiter(map(len, each), np.int64) for each in (receivers, sources))
         now.traffic += [size * sent, size * received, sent, received]
-        self._sent[name] = _Broadcast(receivers, sources, frozen, now.now_ns, versions)
+        self._sent[name] = _Broadcast(sources, frozen, now.now_ns, versions)
 
     def _frozen(self, payload: Payload) -> tuple[Payload, list[tuple[Tensor, int]]]:
         """The payload with vectors in the store, and their versions. Only the values of vectors and numbers
@@ -382,6 +426,8 @@ class Cohort(Node):
             parameters, versions = self._frozen(payload.parameters)
             return Model(parameters), versions
         if isinstance(payload, dict):
+            if not all(type(name) is str for name in payload):
+                raise Divergence
             each = {name: self._frozen(item) for name, item in payload.items()}
             return {name: item for name, (item, _) in each.items()}, [
                 v for _, (_, vs) in each.items() for v in vs
@@ -392,23 +438,21 @@ class Cohort(Node):
                 raise Divergence
             return PerNode(vectors), [(vector, vector._version) for vector in vectors]
         numbers = payload.each if isinstance(payload, PerNode) else [payload]
-        if not all(type(number) in (int, float) and isfinite(number) for number in numbers):
-            raise Divergence
-        if len({type(number) for number in numbers}) > 1:
-            raise Divergence
+        alike = all(type(number) is float for number in numbers) or numbers.count(numbers[0]) == len(numbers)
+        if not alike or not all(type(number) in (int, float) and isfinite(number) for number in numbers):
+            raise Divergence  # (different whole numbers may differ in size)
         return payload, []
 
-    def _routes(self, to: PerNode) -> tuple[list[list[int]], list[Sequence[int]]]:
+    def _routes(self, to: PerNode) -> tuple[list[list[int]], list[list[int]]]:
         """Each node's receivers, ascending, and the nodes that send to it."""
-        if (known := self._cached.get("routes")) is None or known[0] is not to:
-            receivers = [sorted(ranks) for ranks in to.each]
-            sources: list[Any] = [[] for _ in receivers]
-            for source, ranks in enumerate(receivers):
-                for rank in ranks:
-                    sources[rank].append(source)  # ValueError and IndexError are for the nodes to report
-            known = self._cached["routes"] = to, (receivers, sources)
-        found: tuple[list[list[int]], list[Sequence[int]]] = known[1]
-        return found
+        receivers = [sorted(ranks) for ranks in to.each]
+        sources: list[list[int]] = [[] for _ in receivers]
+        for source, ranks in enumerate(receivers):
+            if (ranks and ranks[0] < 0) or len({source, *ranks}) <= len(ranks):
+                raise Divergence
+            for rank in ranks:
+                sources[rank].append(source)
+        return receivers, sources
 
     @_call
     def gather(
@@ -433,8 +477,7 @@ class Cohort(Node):
         now.taken += counts
         now.ages[0] += sums[counts]
         now.ages[1] = np.where(counts > 0, np.maximum(now.ages[1], age), now.ages[1])
-        each = [of(sent.payload, rank) for rank in range(self.size)]
-        return PerNode([Inbox({source: each[source] for source in sources}) for sources in sent.sources])
+        return _Inboxes(sent.payload, sent.sources)
 
     def spawn(self, coroutine: Any) -> NoReturn:
         """A node with several tasks goes on by itself."""
@@ -450,18 +493,31 @@ class Cohort(Node):
     @_call
     def neighbors(self, r: int | None = None, direction: Any = "both", layer: str | None = None) -> PerNode:
         round = self.round if r is None else r
+
+        def find() -> PerNode:
+            ranks = range(self.size)
+            return PerNode([self._topology.neighbors(rank, round, direction, layer) for rank in ranks])
+
         graph = self._topology.graph(round)
-        key = "neighbors", direction, layer
-        if layer is not None or (known := self._cached.get(key)) is None or known[0] is not graph:
-            find = self._topology.neighbors
-            known = graph, PerNode([find(rank, round, direction, layer) for rank in range(self.size)])
-            self._cached[key] = known
-        found: PerNode = known[1]
-        return found
+        return find() if layer is not None else self._once(f"neighbors, {direction}", (graph,), find)
 
     def mixing_weights(self, r: int | None = None) -> PerNode:
         round = self.round if r is None else r
-        return PerNode([self._topology.mixing_weights(rank, round) for rank in range(self.size)])
+
+        def find() -> PerNode:
+            return PerNode([self._topology.mixing_weights(rank, round) for rank in range(self.size)])
+
+        if not self._topology.static_weights:
+            return find()
+        return self._once("weights", (self._topology.graph(round),), find)
+
+    def _once(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """The value that was last made under a name, if it was made from the same objects; else a new one."""
+        known = self._cached.get(name)
+        if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
+            known = self._cached[name] = key, make()
+        found: T = known[1]
+        return found
 
     def topology(self, r: int | None = None) -> Any:
         return self._topology.graph(self.round if r is None else r)
