@@ -1,17 +1,17 @@
 # mypy: disable-error-code="override, assignment"
-"""The rounds in which all nodes do the same at the same instants, computed for all nodes together.
+"""The rounds of a synchronous algorithm whose nodes do the same at the same instants, computed for all nodes at once.
 
 The algorithm runs once, for all nodes, on a :class:`Cohort`: a node whose values are those of all nodes
-(:mod:`per_node`). Its calls return at once and move the virtual clock. A round that does not fit, because an ``if``
-separates the nodes, a call needs a node of its own, or something fails, is undone. From its beginning, the nodes
-go on by themselves, as after a checkpoint. So a cohort only saves time: the record of a run is the same without it."""
+(:mod:`gossamer.per_node`). Its calls return at once and move the virtual clock. :class:`Divergence` is raised where an
+``if`` separates the nodes, where a call needs a node of its own, and where something fails. Then nothing of the cohort
+counts, and the nodes run by themselves from the start."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
 from typing import Any, NoReturn, TypeVar
@@ -23,13 +23,13 @@ from gossamer.config import Experiment, Simulate
 from gossamer.learning.computation import ComputationKind
 from gossamer.learning.mixing import Missing, Mix, Sum, own_weight
 from gossamer.learning.parameters import is_finite
+from gossamer.messages import freeze
 from gossamer.messages.tags import Model, Payload, Tag, as_tag
 from gossamer.network.compute import Constant
 from gossamer.node import Node, NodeRuntime
 from gossamer.node.mailbox import Inbox
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.randomness import SHARED, generator
-from gossamer.runtime.recording import is_due
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext
@@ -37,7 +37,8 @@ from gossamer.runtime.simulate.links import Links
 
 T = TypeVar("T")
 
-_KEEPS = (bool, int, float, str, type(None), Tensor, PerNode)
+_ROUND = object()
+"""What the algorithm's coroutine yields at the end of a round."""
 
 
 def fits(setup: Setup, links: Links) -> bool:
@@ -64,32 +65,6 @@ def fits(setup: Setup, links: Links) -> bool:
         and experiment.secure_aggregation is None
         and not (setup.faults or experiment.wrappers or experiment.checkpoint.on or setup.topology.sampled)
     )
-
-
-@dataclass(eq=False)
-class _State:
-    """The nodes between two rounds, and what they have done since they were last brought up to date."""
-
-    parameters: list[Tensor]
-    optimizer: list[Any]
-    lr: Any
-    state: dict[str, Any]
-    columns: dict[str, Any]
-    now_ns: int
-    round: int = 0
-    step: int = 0
-    reset: bool = False
-    losses: list[list[float]] = field(default_factory=list)  # of each call of train, by rank
-    busy_ns: int = 0
-    # By rank: bytes sent and received, messages sent and received; messages taken; the sum of their ages and the largest.
-    traffic: Any = None
-    taken: Any = None
-    ages: Any = None
-
-    def copy(self) -> _State:
-        copied: dict[str, Any] = {name: dict(getattr(self, name)) for name in ("state", "columns")}
-        arrays = {name: getattr(self, name).copy() for name in ("traffic", "taken", "ages")}
-        return replace(self, losses=list(self.losses), **copied, **arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,71 +103,110 @@ class _Inboxes(PerNode):
 
 
 class _Call:
-    """A call of the cohort, made when it is awaited. One that is never awaited is found at the end of the round."""
+    """A call of the cohort, made when it is awaited. The algorithm pauses after one that ends a round."""
 
-    def __init__(self, cohort: Cohort, function: Callable[[], Any]) -> None:
-        self._cohort, self._function = cohort, function
+    def __init__(self, cohort: Cohort, function: Callable[[], Any], *, ends_round: bool) -> None:
+        self._cohort, self._function, self._ends_round = cohort, function, ends_round
         cohort.open_calls += 1
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._cohort.open_calls -= 1
-        return self._function()
-        yield  # makes this a generator
+        result = self._function()
+        if self._ends_round:
+            yield _ROUND
+        return result
 
 
 def _call(method: Callable[..., Any]) -> Any:
     """Make a method awaitable."""
-    return lambda self, *args, **named: _Call(self, partial(method, self, *args, **named))
+    ends_round = method.__name__ == "end_round"
+    return lambda self, *args, **named: _Call(
+        self, partial(method, self, *args, **named), ends_round=ends_round
+    )
 
 
 class Cohort(Node):
-    """All nodes of a run as one node. ``round_ended`` is called when all nodes have completed a round, with ``due``
-    if they are recorded, and returns whether the run is over."""
+    """All nodes of a run as one node.
 
-    def __init__(
-        self,
-        context: SimContext,
-        nodes: Sequence[NodeRuntime],
-        round_ended: Callable[..., bool],
-    ) -> None:
+    Attributes:
+        now_ns: the virtual time, nanoseconds.
+        open_calls: number of calls that have not been awaited."""
+
+    def __init__(self, context: SimContext, nodes: Sequence[NodeRuntime]) -> None:
         setup = self._setup = context.setup
         self._context, self._nodes = context, nodes
-        self._round_ended = round_ended
         self._topology, self._optimizer = setup.topology, setup.experiment.optimizer
         count = self.size = len(nodes)
         self.layout, self.rank = setup.layout.parameters, PerNode(range(count))
         self.samples = PerNode([len(part) for part in setup.parts])
         self.steps_per_epoch = PerNode([node.own.steps_per_epoch for node in nodes])
         self.label_counts = None if setup.labels is None else PerNode(list(setup.labels))
-        self._all = _State(
-            [node.own.parameters.vector for node in nodes],
-            [node.own.state for node in nodes],
-            nodes[0].node.lr,
-            {},
-            {},
-            context.clock.now_ns,
-            traffic=np.zeros((4, count), dtype=np.int64),
-            taken=np.zeros(count, dtype=np.int64),
-            ages=np.stack([np.zeros(count), np.full(count, -inf)]),
-        )
-        self._start = self._all.copy()
-        self._in_round = False
-        self.open_calls = 0
+        self.lr: Any = self._optimizer.lr_at(0)
+        self.state, self._columns = {}, dict[str, Any]()
+        self.round = self.step = self.open_calls = 0
+        self.now_ns = context.clock.now_ns
+        self._vectors = [node.own.parameters.vector for node in nodes]
+        self._states: list[Any] = [None] * count  # of the optimizer
+        self._reset = self._began = False
+        self._losses: list[list[float]] = []  # of each call of train since the last update, by rank
+        self._busy_ns = 0
+        # Since the last update, by rank: bytes sent and received, messages sent and received; messages taken; the
+        # sum of their ages and the largest one.
+        self._traffic = np.zeros((4, count), dtype=np.int64)
+        self._taken = np.zeros(count, dtype=np.int64)
+        self._ages = np.stack([np.zeros(count), np.full(count, -inf)])
         self._sent: dict[tuple[str | int, ...], _Broadcast] = {}
         self._cached: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._protocol = setup.experiment.algorithm.run(self)
 
-    def advance(self) -> None:
-        """Compute as many rounds as fit, and bring the nodes up to date. They go on from there."""
-        protocol, others = self._setup.experiment.algorithm.run(self), asyncio.all_tasks()
-        with (
-            closing(protocol),
-            suppress(Exception, Divergence),
-        ):  # the nodes meet the same failure by themselves
-            protocol.send(None)
-        for task in asyncio.all_tasks() - others:  # asyncio's own, with which an algorithm leaves the cohort
-            task.cancel()
-        self._all = self._start
-        self._update()
+    # --- for the engine
+
+    def advance(self) -> bool:
+        """Compute the next round. Returns whether there was one; otherwise the algorithm has returned."""
+        others = asyncio.all_tasks()
+        try:
+            if self._protocol.send(None) is not _ROUND or asyncio.all_tasks() != others:
+                raise Divergence  # it waits for something of asyncio's
+        except StopIteration:
+            if self._sent or self.open_calls:
+                raise Divergence from None
+            return False
+        except Exception as error:  # the node that fails will be named when the nodes run by themselves
+            raise Divergence from error
+        finally:
+            for task in asyncio.all_tasks() - others:
+                task.cancel()
+        return True
+
+    def close(self) -> None:
+        """End the algorithm where it is."""
+        with suppress(Exception, Divergence):
+            self._protocol.close()
+
+    def update(self) -> None:
+        """Bring the nodes up to date. Divergence if a model is not finite, which ends a run at another instant."""
+        if not all(map(is_finite, self._vectors)):
+            raise Divergence
+        context, stored = self._context, self._context.rows.owns
+        traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
+        for rank, runtime in enumerate(self._nodes):
+            node, own, traffic = runtime.node, runtime.own, context.links.counters(rank)
+            if own.parameters.vector is not self._vectors[rank]:
+                own.parameters.write(self._vectors[rank])
+            own.state, own.reset = self._states[rank], self._reset
+            own.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
+            node.round, node.step, node.lr = self.round, self.step, of(self.lr, rank)
+            node.state = freeze(of(self.state, rank), stored)
+            node.record(**of(self._columns, rank))
+            sent_bytes, received_bytes, sent, received = traffics[rank]
+            traffic.bytes_sent += sent_bytes
+            traffic.bytes_received += received_bytes
+            traffic.messages_sent += sent
+            traffic.messages_received += received
+            runtime.mailbox.add_ages(counts[rank], *ages[rank])
+            context.compute.add_busy(rank, self._busy_ns)
+        self._losses, self._columns, self._busy_ns = [], {}, 0
+        self._traffic[:], self._taken[:], self._ages[0], self._ages[1] = 0, 0, 0.0, -inf
 
     def __getattr__(self, name: str) -> NoReturn:
         """Any other call needs a node of its own."""
@@ -207,84 +221,36 @@ class Cohort(Node):
         return self
 
     async def __anext__(self) -> int:
-        if self._in_round:
+        if self._began:
             await self.end_round(self.round)
-        self._in_round = True
+        self._began = True
         if self.finished:
             raise StopAsyncIteration
         return self.round
 
     @_call
     def end_round(self, r: int) -> None:
-        now, optimizer = self._all, self._optimizer
         if self._sent or self.open_calls:
-            raise Divergence  # messages under way, or a call that nobody has awaited
-        now.round = r + 1
+            raise Divergence  # a message is under way, or nobody has awaited a call
+        self.round, optimizer = r + 1, self._optimizer
         if optimizer.schedule is not None:
-            now.lr = optimizer.lr_at(now.round)
-        now.reset |= optimizer.reset_every_round
-        if any(not isinstance(value, _KEEPS) for value in now.state.values()):
-            raise Divergence
-        if due := is_due(self._setup, now.round):
-            if not all(map(is_finite, now.parameters)):
-                raise Divergence
-            self._update()
-        else:
-            self._context.clock.now_ns = now.now_ns
-        over = self._round_ended(due=due)
-        self._start = now.copy()
-        if over:
-            raise Divergence
-
-    def _update(self) -> None:
-        """Bring the nodes up to date."""
-        now, context = self._all, self._context
-        context.clock.now_ns = now.now_ns
-        traffics, counts, ages = now.traffic.T.tolist(), now.taken.tolist(), now.ages.T.tolist()
-        for rank, runtime in enumerate(self._nodes):
-            node, own = runtime.node, runtime.own
-            if own.parameters.vector is not now.parameters[rank]:
-                own.parameters.write(now.parameters[rank])
-            own.state, own.reset = now.optimizer[rank], now.reset
-            own.losses += [losses[rank] for losses in now.losses if losses[rank] == losses[rank]]
-            node.round, node.step, node.lr = now.round, now.step, of(now.lr, rank)
-            node.state = of(now.state, rank)
-            node.record(**of(now.columns, rank))
-            traffic, (sent_bytes, received_bytes, sent, received) = (
-                context.links.counters(rank),
-                traffics[rank],
-            )
-            traffic.bytes_sent += sent_bytes
-            traffic.bytes_received += received_bytes
-            traffic.messages_sent += sent
-            traffic.messages_received += received
-            runtime.mailbox.add_ages(counts[rank], *ages[rank])
-            context.compute.add_busy(rank, now.busy_ns)
-        now.losses, now.columns, now.busy_ns = [], {}, 0
-        now.traffic[:], now.taken[:], now.ages[0], now.ages[1] = 0, 0, 0.0, -inf
-
-    @property
-    def round(self) -> int:
-        return self._all.round
-
-    @property
-    def step(self) -> int:
-        return self._all.step
+            self.lr = optimizer.lr_at(self.round)
+        self._reset |= optimizer.reset_every_round
 
     @property
     def finished(self) -> bool:
         last = self._setup.experiment.stop.rounds
-        return last is not None and self._all.round >= last
+        return last is not None and self.round >= last
 
     # --- the model
 
     @property
     def parameters(self) -> PerNode:
-        return PerNode(self._all.parameters)
+        return PerNode(self._vectors)
 
     @parameters.setter
     def parameters(self, v: PerNode) -> None:
-        self._all.parameters = self._rows(v)
+        self._vectors = self._rows(v)
 
     @property
     def model(self) -> Model:
@@ -293,22 +259,6 @@ class Cohort(Node):
     @model.setter
     def model(self, model: Model) -> None:
         self.parameters = model.parameters
-
-    @property
-    def lr(self) -> Any:
-        return self._all.lr
-
-    @lr.setter
-    def lr(self, lr: Any) -> None:
-        self._all.lr = lr
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return self._all.state
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        self._all.state = state
 
     def _rows(self, vectors: Any) -> list[Tensor]:
         """Rows of the store with the nodes' vectors [P]."""
@@ -326,25 +276,28 @@ class Cohort(Node):
 
     @_call
     def train(self, steps: int = 1) -> PerNode:
-        now, first = self._all, self._all.step
-        self._check_round()
-        jobs, fresh = [], now.reset
-        for rank, (node, vector) in enumerate(zip(self._nodes, now.parameters, strict=True)):
-            state = now.optimizer[rank]
-            if fresh or state is None:
+        first, jobs = self.step, []
+        for rank, (node, vector, state) in enumerate(
+            zip(self._nodes, self._vectors, self._states, strict=True)
+        ):
+            if self._reset or state is None:
                 state = self._optimizer.init(vector)
             start = Model(vector, node.own.buffers.vector)
-            jobs.append(node.own.train_job(start, first, steps, of(now.lr, rank), state))
+            jobs.append(node.own.train_job(start, first, steps, of(self.lr, rank), state))
         results = self._context.executor.execute(ComputationKind.TRAIN, jobs)
         duration_ns = to_ns(self._setup.compute.seconds(0, 0, first, steps, 0.0))
-        now.now_ns, now.busy_ns, now.step = now.now_ns + duration_ns, now.busy_ns + duration_ns, first + steps
-        now.parameters = [result.model.parameters for result in results]
-        now.optimizer, now.reset = [result.state for result in results], False
-        now.losses.append([result.loss for result in results])
-        return PerNode(now.losses[-1])
+        self.now_ns, self._busy_ns, self.step = (
+            self.now_ns + duration_ns,
+            self._busy_ns + duration_ns,
+            first + steps,
+        )
+        self._vectors = [result.model.parameters for result in results]
+        self._states, self._reset = [result.state for result in results], False
+        self._losses.append([result.loss for result in results])
+        return PerNode(self._losses[-1])
 
     def reset_optimizer(self) -> None:
-        self._all.reset = True
+        self._reset = True
 
     @_call
     def combine(
@@ -367,12 +320,11 @@ class Cohort(Node):
     def mix(
         self, inbox: Any, weights: Any, *, self_weight: Any = None, missing: Missing | None = None
     ) -> None:
-        self._all.parameters = self._mixed(self._all.parameters, inbox, weights, self_weight, missing)
+        self._vectors = self._mixed(self._vectors, inbox, weights, self_weight, missing)
 
     def _mixed(
         self, own: list[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
     ) -> list[Tensor]:
-        self._check_round()
         if isinstance(inbox, _Inboxes) and inbox.vectors and self_weight is missing is None:
             factors = self._once(
                 "factors", (weights, inbox.sources), lambda: self._factors(weights, inbox.sources)
@@ -408,16 +360,15 @@ class Cohort(Node):
     # --- messages
 
     def broadcast(self, to: Any, payload: Payload, tag: Tag, *, exact: bool = False) -> None:
-        self._check_round()
-        name, now = as_tag(tag), self._all
+        name = as_tag(tag)
         if not isinstance(to, PerNode) or name in self._sent:
             raise Divergence
         frozen, versions = self._frozen(payload)
         size, _ = self._context.links.measure(0, of(frozen, 0), name)
         receivers, sources = self._once("routes", (to,), lambda: self._routes(to))
         sent, received = (np.fromiter(map(len, each), np.int64) for each in (receivers, sources))
-        now.traffic += [size * sent, size * received, sent, received]
-        self._sent[name] = _Broadcast(sources, frozen, now.now_ns, versions)
+        self._traffic += [size * sent, size * received, sent, received]
+        self._sent[name] = _Broadcast(sources, frozen, self.now_ns, versions)
 
     def _frozen(self, payload: Payload) -> tuple[Payload, list[tuple[Tensor, int]]]:
         """The payload with vectors in the store, and their versions. Only the values of vectors and numbers
@@ -458,25 +409,24 @@ class Cohort(Node):
     def gather(
         self, peers: Any, tag: Tag, *, at_least: int | None = None, timeout: float | None = None
     ) -> PerNode:
-        self._check_round()
-        sent, now = self._sent.pop(as_tag(tag), None), self._all
+        sent = self._sent.pop(as_tag(tag), None)
         if sent is None or not isinstance(peers, PerNode) or at_least is not None or timeout is not None:
             raise Divergence
         arrival_ns = sent.sent_ns + (self._context.links.only_latency_ns or 0)
         counts = np.fromiter(map(len, sent.sources), np.int64)
         wanted = peers.each
-        if (arrival_ns > now.now_ns and not counts.all()) or any(
+        if (arrival_ns > self.now_ns and not counts.all()) or any(
             list(ranks) != list(sources) for ranks, sources in zip(wanted, sent.sources, strict=True)
         ):
             raise Divergence
         if any(vector._version != version for vector, version in sent.versions):
             raise Divergence
-        now.now_ns = max(now.now_ns, arrival_ns)
-        age = now.now_ns / NS - sent.sent_ns / NS
+        self.now_ns = max(self.now_ns, arrival_ns)
+        age = self.now_ns / NS - sent.sent_ns / NS
         sums = np.array([sum([age] * count) for count in range(counts.max() + 1)])  # in the nodes' order
-        now.taken += counts
-        now.ages[0] += sums[counts]
-        now.ages[1] = np.where(counts > 0, np.maximum(now.ages[1], age), now.ages[1])
+        self._taken += counts
+        self._ages[0] += sums[counts]
+        self._ages[1] = np.where(counts > 0, np.maximum(self._ages[1], age), self._ages[1])
         return _Inboxes(sent.payload, sent.sources)
 
     def spawn(self, coroutine: Any) -> NoReturn:
@@ -486,7 +436,7 @@ class Cohort(Node):
         raise Divergence
 
     def expect(self, *_: Any, **__: Any) -> None:
-        """Nothing: the nodes declare it again when they go on by themselves."""
+        """Nothing: all nodes send and receive alike."""
 
     # --- the graph
 
@@ -525,25 +475,19 @@ class Cohort(Node):
     # --- time, randomness, records
 
     def now(self) -> float:
-        return self._all.now_ns / NS
+        return self.now_ns / NS
 
     def record(self, **values: Any) -> None:
-        self._all.columns |= values
+        self._columns |= values
 
     @_call
     def sleep(self, seconds: float) -> None:
-        self._check_round()
-        self._all.now_ns += to_ns(float(seconds))
+        self.now_ns += to_ns(float(seconds))
 
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
         if not shared:
             raise Divergence
         return generator(self._setup.experiment.seed, f"algorithm/{purpose}", SHARED, *counters)
-
-    def _check_round(self) -> None:
-        """What happens before the first round happens again when the nodes go on by themselves."""
-        if not self._in_round:
-            raise Divergence
 
 
 def _refuse() -> NoReturn:

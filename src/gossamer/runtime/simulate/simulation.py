@@ -26,13 +26,14 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import newcomer
 from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.per_node import Divergence
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early
+from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early, is_due
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
@@ -71,7 +72,14 @@ class SimulateEngine:
             except ReplayDiffers as error:
                 observer.say(f"the run is computed again from its start: {error}")
             rewind(folder, replace(cut, time_s=-1.0), ())
-        return self._run(folder, observer, None)
+        try:
+            return self._run(folder, observer, None)
+        except Divergence:
+            observer.say(
+                "the run is computed again from its start, node by node: its nodes part ways in a later round"
+            )
+        rewind(folder, Cut(folder.checkpoints, 0, {}, {}, 0.0, {}, time_s=-1.0), ())
+        return self._run(folder, observer, None, alone=True)
 
     def _replay(self, folder: RunFolder, cut: Cut) -> Replay:
         experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
@@ -83,7 +91,9 @@ class SimulateEngine:
             raise ReplayDiffers(f"the run has gone beyond {last} rounds")
         return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
 
-    def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
+    def _run(
+        self, folder: RunFolder, observer: Observer, replay: Replay | None, *, alone: bool = False
+    ) -> Outcome:
         experiment = self._setup.experiment
         timeline = timeline_log(experiment, folder)
         with (
@@ -93,7 +103,8 @@ class SimulateEngine:
             folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            return Simulation(self._setup, metrics, graphs, events, observer, timeline, folder, replay).run()
+            given = metrics, graphs, events, observer, timeline, folder, replay
+            return Simulation(self._setup, *given, alone=alone).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -141,7 +152,8 @@ def _repeatable() -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
-    folder receives checkpoints, and holds the record up to the one that is resumed."""
+    folder receives checkpoints, and holds the record up to the one that is resumed. If ``alone``, the nodes form no
+    cohort, which otherwise raises Divergence if the nodes part ways after their first round."""
 
     def __init__(
         self,
@@ -153,10 +165,13 @@ class Simulation:
         timeline: TimelineLog | None = None,
         folder: RunFolder | None = None,
         replay: Replay | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
+        self._alone = alone
         self._most_bytes, self._sent = experiment.stop.most_bytes(experiment.nodes), dict[int, int]()
         self._sent_by_all = 0
         known_s = -1.0 if replay is None else replay.until_s
@@ -266,13 +281,13 @@ class Simulation:
             graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
+        cohort = self._cohort()
         self._recorder.begin()
-        if replay is None and fits(self._setup, self._context.links):
-            self._recorder.flush()
-            Cohort(self._context, self.nodes, self._all_ended).advance()
+        if cohort is not None:
+            self._run_cohort(cohort)
         for node in self._present():
             self._save(node)
-            self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
+            self._tasks.begin(node, _nothing if cohort else partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
@@ -358,16 +373,38 @@ class Simulation:
         seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
         return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
-    def _all_ended(self, *, due: bool) -> bool:
-        """All nodes have ended a round together. Returns whether the run is over."""
-        if due:
-            for rank in range(len(self.nodes)):
-                self._round_ended(rank)
-            self._recorder.flush()
-        else:
-            self._rounds += len(self.nodes)
-            self._observer.progress(self._rounds, self._clock.now())
-        return self._tasks.end.done()
+    def _cohort(self) -> Cohort | None:
+        """All nodes together after their first round, of which nothing is recorded yet. None if the nodes run by
+        themselves."""
+        if self._alone or self._replay is not None or not fits(self._setup, self._context.links):
+            return None
+        cohort = Cohort(self._context, self.nodes)
+        with suppress(Divergence):
+            if cohort.advance():
+                return cohort
+        cohort.close()
+        return None
+
+    def _run_cohort(self, cohort: Cohort) -> None:
+        """Run all nodes together to the end. Divergence if that is not possible."""
+        self._recorder.flush()
+        try:
+            going = True
+            while going and not self._tasks.end.done():
+                self._clock.now_ns = cohort.now_ns
+                if is_due(self._setup, cohort.round):
+                    cohort.update()
+                    for rank in range(len(self.nodes)):
+                        self._round_ended(rank)
+                    self._recorder.flush()
+                else:
+                    self._rounds += len(self.nodes)
+                    self._observer.progress(self._rounds, self._clock.now())
+                going = cohort.advance()
+            self._clock.now_ns = cohort.now_ns
+            cohort.update()
+        finally:
+            cohort.close()
 
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]
@@ -405,3 +442,7 @@ class Simulation:
         if now - self._reported >= PROGRESS_S:
             self._reported = now
             self._observer.progress(self._rounds, self._clock.now())
+
+
+async def _nothing() -> None:
+    """The protocol of a node whose rounds its cohort has run."""
