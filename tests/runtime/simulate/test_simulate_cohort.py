@@ -180,6 +180,14 @@ class Odd(Algorithm):
                 node.parameters = torch.clamp(node.parameters, -1, 1) + 2 * node.parameters.sign() / 100
             case "reads its loss":
                 node.record(loss=await node.train())
+            case "refuses":
+                node.expect(3, node.model, check=lambda message: message.source != 1)
+            case "expects":
+                node.expect(3, node.model, check=lambda message: message.source < node.size)
+            case "expects something else":
+                node.expect(3, 1.0)
+            case "records what is no value":
+                node.record(odd=object())  # type: ignore[arg-type]
             case "diverges":
                 node.parameters = node.parameters * float("inf")
 
@@ -211,6 +219,10 @@ async def _nap(node: Node) -> None:
         ("has a task of its own", 3),
         ("draws by node", 3),
         ("prints", 3),
+        ("refuses", 3),
+        ("expects", 5),
+        ("expects something else", 3),
+        ("records what is no value", 3),
         ("diverges", 4),
     ],
 )

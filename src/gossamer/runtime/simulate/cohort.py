@@ -23,10 +23,10 @@ from gossamer.config import Experiment, Simulate
 from gossamer.learning.computation import ComputationKind
 from gossamer.learning.mixing import Missing, Mix, Sum, own_weight
 from gossamer.learning.parameters import is_finite
-from gossamer.messages import freeze
-from gossamer.messages.tags import Model, Payload, Tag, as_tag
+from gossamer.messages.tags import Message, Model, Payload, Tag, as_tag
 from gossamer.network.compute import Constant
 from gossamer.node import Node, NodeRuntime
+from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Inbox
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.randomness import SHARED, generator
@@ -37,6 +37,7 @@ from gossamer.runtime.simulate.links import Links
 
 T = TypeVar("T")
 
+_RECORDED = (int, float, str, np.generic, Tensor, type(None))
 _ROUND = object()
 """What the algorithm's coroutine yields at the end of a round."""
 
@@ -71,7 +72,7 @@ def fits(setup: Setup, links: Links) -> bool:
 class _Broadcast:
     """A message of every node to some others."""
 
-    sources: Sequence[Sequence[int]]  # by rank: those from which a node gets a message, ascending
+    sources: Sequence[list[int]]  # by rank: those from which a node gets a message, ascending
     payload: Any
     sent_ns: int
     versions: list[tuple[Tensor, int]]
@@ -156,6 +157,7 @@ class Cohort(Node):
         self._taken = np.zeros(count, dtype=np.int64)
         self._ages = np.stack([np.zeros(count), np.full(count, -inf)])
         self._sent: dict[tuple[str | int, ...], _Broadcast] = {}
+        self._declares, self._expectations = False, Expectations(setup.layout.size, encoded=False)
         self._cached: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._protocol = setup.experiment.algorithm.run(self)
 
@@ -184,19 +186,18 @@ class Cohort(Node):
             self._protocol.close()
 
     def update(self) -> None:
-        """Bring the nodes up to date. Divergence if a model is not finite, which ends a run at another instant."""
+        """Give the nodes what is recorded of them. Divergence if a model is not finite, which ends a run at another
+        instant."""
         if not all(map(is_finite, self._vectors)):
             raise Divergence
-        context, stored = self._context, self._context.rows.owns
+        context = self._context
         traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
         for rank, runtime in enumerate(self._nodes):
             node, own, traffic = runtime.node, runtime.own, context.links.counters(rank)
             if own.parameters.vector is not self._vectors[rank]:
                 own.parameters.write(self._vectors[rank])
-            own.state, own.reset = self._states[rank], self._reset
             own.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
-            node.round, node.step, node.lr = self.round, self.step, of(self.lr, rank)
-            node.state = freeze(of(self.state, rank), stored)
+            node.round, node.step = self.round, self.step
             node.record(**of(self._columns, rank))
             sent_bytes, received_bytes, sent, received = traffics[rank]
             traffic.bytes_sent += sent_bytes
@@ -277,20 +278,17 @@ class Cohort(Node):
     @_call
     def train(self, steps: int = 1) -> PerNode:
         first, jobs = self.step, []
-        for rank, (node, vector, state) in enumerate(
-            zip(self._nodes, self._vectors, self._states, strict=True)
-        ):
+        for rank, vector in enumerate(self._vectors):
+            own, state = self._nodes[rank].own, self._states[rank]
             if self._reset or state is None:
                 state = self._optimizer.init(vector)
-            start = Model(vector, node.own.buffers.vector)
-            jobs.append(node.own.train_job(start, first, steps, of(self.lr, rank), state))
+            start = Model(vector, own.buffers.vector)
+            jobs.append(own.train_job(start, first, steps, of(self.lr, rank), state))
         results = self._context.executor.execute(ComputationKind.TRAIN, jobs)
         duration_ns = to_ns(self._setup.compute.seconds(0, 0, first, steps, 0.0))
-        self.now_ns, self._busy_ns, self.step = (
-            self.now_ns + duration_ns,
-            self._busy_ns + duration_ns,
-            first + steps,
-        )
+        self.now_ns += duration_ns
+        self._busy_ns += duration_ns
+        self.step += steps
         self._vectors = [result.model.parameters for result in results]
         self._states, self._reset = [result.state for result in results], False
         self._losses.append([result.loss for result in results])
@@ -311,9 +309,8 @@ class Cohort(Node):
         aggregate: bool = False,
     ) -> Any:
         whole = isinstance(own, Model)
-        mixed = PerNode(
-            self._mixed(self._rows(own.parameters if whole else own), inbox, weights, self_weight, missing)
-        )
+        rows = self._rows(own.parameters if whole else own)
+        mixed = PerNode(self._mixed(rows, inbox, weights, self_weight, missing))
         return Model(mixed) if whole else mixed  # type: ignore[arg-type]
 
     @_call
@@ -326,9 +323,8 @@ class Cohort(Node):
         self, own: list[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
     ) -> list[Tensor]:
         if isinstance(inbox, _Inboxes) and inbox.vectors and self_weight is missing is None:
-            factors = self._once(
-                "factors", (weights, inbox.sources), lambda: self._factors(weights, inbox.sources)
-            )
+            given = weights, inbox.sources
+            factors = self._once("factors", given, lambda: self._factors(*given))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
             sums = [Sum([vector, *[vectors[j] for j in sources]], each) for vector, sources, each in terms]
         else:
@@ -379,10 +375,11 @@ class Cohort(Node):
         if isinstance(payload, dict):
             if not all(type(name) is str for name in payload):
                 raise Divergence
-            each = {name: self._frozen(item) for name, item in payload.items()}
-            return {name: item for name, (item, _) in each.items()}, [
-                v for _, (_, vs) in each.items() for v in vs
-            ]
+            frozen, versions = {}, []
+            for name, item in payload.items():
+                frozen[name], more = self._frozen(item)
+                versions += more
+            return frozen, versions
         if isinstance(payload, PerNode) and isinstance(payload.each[0], Tensor):
             vectors = self._rows(payload)
             if not all(map(is_finite, vectors)):
@@ -414,20 +411,29 @@ class Cohort(Node):
             raise Divergence
         arrival_ns = sent.sent_ns + (self._context.links.only_latency_ns or 0)
         counts = np.fromiter(map(len, sent.sources), np.int64)
-        wanted = peers.each
-        if (arrival_ns > self.now_ns and not counts.all()) or any(
-            list(ranks) != list(sources) for ranks, sources in zip(wanted, sent.sources, strict=True)
-        ):
+        if arrival_ns > self.now_ns and not counts.all():
+            raise Divergence  # some nodes have nothing to wait for
+        if any(list(ranks) != sources for ranks, sources in zip(peers.each, sent.sources, strict=True)):
             raise Divergence
         if any(vector._version != version for vector, version in sent.versions):
             raise Divergence
+        if self._declares and not self._expected(as_tag(tag), sent):
+            raise Divergence
         self.now_ns = max(self.now_ns, arrival_ns)
         age = self.now_ns / NS - sent.sent_ns / NS
-        sums = np.array([sum([age] * count) for count in range(counts.max() + 1)])  # in the nodes' order
+        distinct, which = np.unique(counts, return_inverse=True)
+        sums = np.array([sum([age] * count) for count in distinct.tolist()])  # as a node adds them
         self._taken += counts
-        self._ages[0] += sums[counts]
+        self._ages[0] += sums[which]
         self._ages[1] = np.where(counts > 0, np.maximum(self._ages[1], age), self._ages[1])
         return _Inboxes(sent.payload, sent.sources)
+
+    def _expected(self, name: tuple[str | int, ...], sent: _Broadcast) -> bool:
+        """Whether the messages are as the algorithm has declared."""
+        messages = (
+            Message(rank, name, of(sent.payload, rank), sent.sent_ns / NS) for rank in range(self.size)
+        )
+        return all(self._expectations.fault(message) is None for message in messages)
 
     def spawn(self, coroutine: Any) -> NoReturn:
         """A node with several tasks goes on by itself."""
@@ -435,8 +441,9 @@ class Cohort(Node):
             coroutine.close()
         raise Divergence
 
-    def expect(self, *_: Any, **__: Any) -> None:
-        """Nothing: all nodes send and receive alike."""
+    def expect(self, tag: Tag, *like: Payload, check: Any = None, exact: bool = False) -> None:
+        self._declares = True
+        self._expectations.declare(tag, of(like, 0), check, exact=exact)
 
     # --- the graph
 
@@ -478,6 +485,9 @@ class Cohort(Node):
         return self.now_ns / NS
 
     def record(self, **values: Any) -> None:
+        for value in values.values():
+            if not all(isinstance(each, _RECORDED) for each in getattr(value, "each", [value])):
+                raise Divergence
         self._columns |= values
 
     @_call
