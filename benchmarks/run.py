@@ -124,7 +124,8 @@ def asynchronous(only: str) -> Iterator[Row]:
     task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 30
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.3}
     free = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
-    bound = experiment(task, nodes, 16, rounds)
+    # Node by node too, as a cohort needs a barrier.
+    bound = experiment(task, nodes, 16, rounds, engine={"cohort": False})
     yield against(name, nodes * rounds, lambda: seconds_of(free), lambda: seconds_of(bound))
 
 
@@ -251,9 +252,12 @@ def evaluation(only: str) -> Iterator[Row]:
 
 def overhead(only: str) -> Iterator[Row]:
     """Wall time of a node-round without computation: events, messages and mixing of tiny vectors."""
-    name, nodes, rounds = "engine alone, 1000 nodes, five messages each", 1000, 20
-    if only in name:
-        described = no_compute(nodes, rounds)
+    nodes, rounds = 1000, 20
+    for how, cohort in (("node by node", False), ("as a cohort", True)):
+        name = f"engine alone, 1000 nodes, five messages each, {how}"
+        if only not in name:
+            continue
+        described = no_compute(nodes, rounds, cohort=cohort)
         seconds = [seconds_of(described) for _ in range(REPEATS)]
         yield {
             "row": name,

@@ -23,7 +23,7 @@ class Talk(Algorithm):
             await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
 
 
-def no_compute(nodes: int, rounds: int) -> Experiment:
+def no_compute(nodes: int, rounds: int, *, cohort: bool = True) -> Experiment:
     """Five messages per node and round on a random 5-regular graph, with vectors of ten values."""
     return Experiment.of(
         {
@@ -34,6 +34,7 @@ def no_compute(nodes: int, rounds: int) -> Experiment:
             "algorithm": {"name": "stubs:Talk"},
             "evaluation": {"every_rounds": None},
             "stop": {"rounds": rounds},
+            "engine": {"cohort": cohort},
         }
     )
 
