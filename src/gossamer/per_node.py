@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial, partialmethod
 from typing import Any, NoReturn
 
+import numpy as np
+import torch
 from torch import Tensor
 
-_VIEWS = {"data", "numpy", "detach", "untyped_storage"}  # attributes of tensors that may allow writing
 _OF_DICTS = {"keys", "values", "items", "get", "missing"}
 
 
@@ -29,6 +30,11 @@ class PerNode:
 
     def __init__(self, each: Sequence[Any]) -> None:
         self.each = each
+
+    @property
+    def __class__(self) -> type:  # type: ignore[misc]
+        """The type of the values, for ``isinstance``."""
+        return self._same([type(value) for value in self.each])  # type: ignore[no-any-return]
 
     def _same(self, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -68,8 +74,8 @@ class PerNode:
 
     def __getattr__(self, name: str) -> Any:
         first = self.each[0]
-        allowed = isinstance(first, Tensor) and not name.endswith("_") and name not in _VIEWS
-        if not (allowed or (isinstance(first, dict) and name in _OF_DICTS)):
+        reads = isinstance(first, Tensor) and not name.endswith("_")
+        if not (reads or (isinstance(first, dict) and name in _OF_DICTS)):
             raise Divergence
         found = [getattr(value, name) for value in self.each]
         return partial(apply, _call, PerNode(found)) if callable(found[0]) else PerNode(found)
@@ -115,6 +121,8 @@ for _name in ("neg", "abs"):
 
 def apply(function: Callable[..., Any], *args: Any, **named: Any) -> PerNode:
     """The results of a function for each node, with the node's own arguments."""
+    if any(isinstance(arg, torch.Generator | np.random.Generator) for arg in (*args, *named.values())):
+        raise Divergence  # each node has its own
     count = size_of([args, named])
     if len(args) == 2 and not named and all(isinstance(arg, PerNode | int | float) for arg in args):
         a, b = (arg.each if isinstance(arg, PerNode) else [arg] * count for arg in args)  # the usual case

@@ -269,6 +269,10 @@ def test_operations_are_those_of_each_node() -> None:
     assert of(-numbers, 1) == -2
     assert of(Model(vectors), 1).parameters is vectors.each[1]  # type: ignore[arg-type]
     assert [of(each, 1) for each in PerNode([[1, 2], [3, 4]])] == [3, 4]
+    assert isinstance(vectors, torch.Tensor)
+    assert isinstance(vectors, PerNode)
+    assert not isinstance(numbers, torch.Tensor)
+    assert torch.zeros(vectors.shape[0]).tolist() == [0.0, 0.0]
     inbox = PerNode([{1: 0.5}, {0: 0.25}])
     assert of({rank: inbox[rank] for rank in inbox}, 1) == {0: 0.25}
     assert len(inbox) == 1
@@ -290,6 +294,8 @@ def test_operations_are_those_of_each_node() -> None:
         lambda x: PerNode([torch.ones(1)] * 2).add_(1),
         lambda x: torch.add(PerNode([torch.ones(1)] * 2), 1, out=torch.ones(1)),
         lambda x: torch.ones(2).numpy() * PerNode([1.0, 2.0]),
+        lambda x: torch.bernoulli(PerNode([torch.ones(1)] * 2), generator=torch.Generator()),
+        lambda x: isinstance(PerNode([1, "a"]), int),
     ],
 )
 def test_nodes_that_part_ways_are_noticed(parting: Any) -> None:
