@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 import gossamer
 from command_line import Cli
 from gossamer import Experiment, load_run
-from gossamer.api import Silent
 from gossamer.results.checkpoints import complete
+from gossamer.results.observer import Observer
 
 SETTINGS: dict[str, Any] = {
     "name": "small",
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Stopper(Silent):
+class Stopper(Observer):
     """Stops a run, as Ctrl-C does, when it has recorded a number of rows."""
 
     def __init__(self, rows: int) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import polars as pl
 import torch
@@ -30,24 +30,6 @@ Moment = int | tuple[str, int] | str
 """An evaluation point, which groups rows: a node's round, ("tick", k) on the time grid, or "end"."""
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """Watches a run (a progress display)."""
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        """The run starts; see ``Setup.description``."""
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed ``rounds`` rounds by ``time_s`` on the engine's clock. Called
-        from time to time, even while no round ends."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """A row was recorded."""
-
-    def say(self, text: str) -> None:
-        """A message for the user."""
 
 
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:

@@ -17,8 +17,9 @@ from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.setup import Presence
 from gossamer.randomness import generator
+from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
-from gossamer.runtime.recording import Observer, Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
 from gossamer.runtime.simulate.compute import Compute, Executor
