@@ -87,8 +87,8 @@ def resume(
 
     Args:
         path: the run's folder.
-        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``. observer, server,
-        listen: as in :func:`run`.
+        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
+        observer, server, listen: as in :func:`run`.
 
     Returns:
         The recorded run.

@@ -48,7 +48,6 @@ class SimRecorder:
         self._next_tick = 0
         self._replay: Replay | None = None
         self.wall = stopwatch()
-        self.unrecorded = self._rows.unrecorded
 
     def begin(self) -> None:
         evaluation = self._setup.experiment.evaluation
@@ -88,6 +87,10 @@ class SimRecorder:
     def come(self, rank: int, round: int) -> None:
         self.flush()
         self._rows.back(rank, round, self._next_tick)
+
+    def unrecorded(self, rank: int) -> dict[int, Model]:
+        """See :meth:`RunRecord.unrecorded`."""
+        return self._rows.unrecorded(rank)
 
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
