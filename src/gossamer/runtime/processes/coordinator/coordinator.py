@@ -199,10 +199,8 @@ class Coordinator:
                 self._clock.hear(time_s)
             case protocol.Row(moment=moment, row=row, model=model, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
-                if view is not None:
-                    self._rows.view(rank, moment, row["round"], view)
                 self._rows.graph(row["round"])
-                self._rows.row(moment, row, None if model is None else self._model(model))
+                self._rows.row(moment, row, None if model is None else self._model(model), view)
                 if model is not None:
                     self._tell(rank, protocol.Note("read"))
             case protocol.Event(kind=kind, text=text):
