@@ -28,7 +28,6 @@ from apart import answer
 from baselines import evaluating, loop
 from figures import Row, report
 from gossamer import Experiment, run
-from gossamer.api import Silent
 from gossamer.cores import cores
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import keep_freed_memory
@@ -37,7 +36,7 @@ from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
-from gossamer.runtime.recording import Observer
+from gossamer.results.observer import Observer
 from gossamer.runtime.setup import prepare
 from gossamer.topology import Graph
 from machine import plain_steps
@@ -169,7 +168,7 @@ def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
     print(json.dumps(figures))
 
 
-class Progress(Silent):
+class Progress(Observer):
     """Records the number of completed node-rounds over time."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer import Experiment, Node, Run, run
 from gossamer.algorithms import Algorithm
-from gossamer.runtime.recording import Observer
+from gossamer.results.observer import Observer
 from gossamer.runtime.setup import prepare
 
 FEATURES = 3

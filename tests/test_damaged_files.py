@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 import gossamer
 from command_line import Cli
 from gossamer import Experiment, load_run
-from gossamer.api import Silent
-from gossamer.results.checkpoints import complete
+from gossamer.results.checkpoints import complete_numbers
+from gossamer.results.observer import Observer
 
 SETTINGS: dict[str, Any] = {
     "name": "small",
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Stopper(Silent):
+class Stopper(Observer):
     """Stops a run, as Ctrl-C does, when it has recorded a number of rows."""
 
     def __init__(self, rows: int) -> None:
@@ -52,7 +52,7 @@ class Stopper(Silent):
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after some rounds, with two checkpoints."""
     run = gossamer.run(Experiment.of(SETTINGS), tmp_path_factory.mktemp("stopped"), observer=Stopper(22))
-    assert len(complete(run.path / "checkpoints")) == 2
+    assert len(complete_numbers(run.path / "checkpoints")) == 2
     return run.path
 
 
@@ -228,7 +228,7 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Pa
     described = Experiment.of({**SETTINGS, "engine": engine, "checkpoint": {"every_rounds": 2, "keep": 9}})
     whole = gossamer.run(described, tmp_path / "whole")
     folder = gossamer.run(described, tmp_path, observer=Stopper(26)).path
-    *_, third, second, first = complete(folder / "checkpoints")
+    *_, third, second, first = complete_numbers(folder / "checkpoints")
     os.truncate(folder / "checkpoints" / str(first) / "manifest.json", 200)
     for rank in range(3):
         path = folder / "checkpoints" / str(second) / f"node-{rank}.safetensors"
@@ -247,7 +247,7 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Pa
 
 def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for number in complete(folder / "checkpoints"):
+    for number in complete_numbers(folder / "checkpoints"):
         path = folder / "checkpoints" / str(number) / "node-1.safetensors"
         save_file({"model.0": torch.zeros(3)}, path)
         before[path] = path.read_bytes()

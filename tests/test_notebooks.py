@@ -15,7 +15,8 @@ from nbclient import NotebookClient
 
 from gossamer import BadInput, Experiment, Run, run
 from gossamer.config.registry import find
-from gossamer.progress import Bar, Silent
+from gossamer.progress import Bar
+from gossamer.results.observer import Observer
 from gossamer.runtime.recording import NETWORK
 
 MINE = """
@@ -54,7 +55,7 @@ def test_a_run_inside_a_running_event_loop_has_the_same_bits(tmp_path: Path) -> 
 
 
 def test_a_run_that_fails_leaves_the_outer_loop_as_it_was(tmp_path: Path) -> None:
-    class Impatient(Silent):
+    class Impatient(Observer):
         def row(self, row: Mapping[str, Any]) -> None:
             raise KeyboardInterrupt
 

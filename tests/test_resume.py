@@ -18,9 +18,10 @@ import gossamer
 from command_line import Cli
 from forked import FORKER
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
-from gossamer.api import Silent, unfinished
+from gossamer.api import unfinished
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import locked
+from gossamer.results.observer import Observer
 from scenario import experiment as scripted
 
 SETTINGS: dict[str, Any] = {
@@ -42,7 +43,7 @@ def small(**changes: Any) -> Experiment:
     return Experiment.of({**SETTINGS, **changes})
 
 
-class Stopper(Silent):
+class Stopper(Observer):
     """Stops a run, as Ctrl-C does, when so many rows are recorded."""
 
     def __init__(self, rows: int) -> None:

@@ -13,15 +13,14 @@ from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
-from gossamer.progress import Silent as Silent
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
-from gossamer.runtime.recording import Observer
 from gossamer.runtime.setup import settled
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def resume(
 
     Args:
         path: the run's folder.
-        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``. observer, server,
-        listen: as in :func:`run`.
+        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
+        observer, server, listen: as in :func:`run`.
 
     Returns:
         The recorded run.

@@ -33,7 +33,7 @@ MOST_ROWS_BYTES = 2**38
 """Maximum bytes of a table, a segment or a file of models."""
 MOST_VALUES = 10**8
 """Maximum number of values in a table or a JSON file."""
-MOST_NODES = 10**5
+MOST_YAML_VALUES = 10**5
 """Maximum number of values in a YAML file, with aliases expanded."""
 MOST_DEPTH = 100
 MOST_DIGITS = 400
@@ -222,7 +222,7 @@ class _Loader(Composer, yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):
             self._refuse(id(node) not in self._sizes, f"{event.anchor!r} contains itself", event)
             self._nodes += self._sizes[id(node)]
-        self._refuse(self._nodes > MOST_NODES, f"more than {MOST_NODES:,} values", event)
+        self._refuse(self._nodes > MOST_YAML_VALUES, f"more than {MOST_YAML_VALUES:,} values", event)
         number = isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str")
         self._refuse(number and len(node.value) > MOST_DIGITS, f"more than {MOST_DIGITS} digits", event)
         self._sizes[id(node)] = self._nodes - before

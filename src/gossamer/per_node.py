@@ -31,10 +31,10 @@ class PerNode:
     def __init__(self, each: Sequence[Any]) -> None:
         self.each = each
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """The type of the values, for ``isinstance``."""
-        return self._same([type(value) for value in self.each])  # type: ignore[no-any-return]
+        return self._same([type(value) for value in self.each])
 
     def _same(self, values: Sequence[Any]) -> Any:
         first = values[0]

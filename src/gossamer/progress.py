@@ -3,7 +3,6 @@ evaluation."""
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -13,13 +12,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.results.formatting import bytes_text, numerals
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import Evaluations
 from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
-
-log = logging.getLogger("gossamer")
 
 _BAR = 20
 """The width of the bar."""
@@ -27,29 +25,12 @@ LEAST_SHARE = 0.02
 """The remaining time is estimated once this share of the run is done."""
 
 
-class Silent:
-    """An observer that only writes to the log."""
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        """Nothing to show."""
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        """Nothing to show."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Nothing to show."""
-
-    def say(self, text: str) -> None:
-        """Log it."""
-        log.info(text)
-
-
 @contextmanager
-def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]:
+def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Observer]:
     """An observer that displays a run: a bar in a notebook or if standard error is a terminal, otherwise
     lines; nothing if quiet."""
     if quiet:
-        yield Silent()
+        yield Observer()
     elif in_notebook() or on_live_terminal():
         bar = Bar(experiment)
         yield bar
@@ -69,7 +50,7 @@ def on_live_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-class Display(Silent):
+class Display(Observer):
     """An observer that collects rows into evaluations and tracks the progress of the run.
 
     Attributes:
@@ -86,6 +67,9 @@ class Display(Silent):
         self._sent, self._latest = 0.0, ""
         self._evaluations = Evaluations()
 
+    def start(self, description: Mapping[str, Any]) -> None:
+        self.show(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+
     def row(self, row: Mapping[str, Any]) -> None:
         if (values := self._evaluations.add(row)) is None:
             return
@@ -98,6 +82,9 @@ class Display(Silent):
             spread = f" ({least} to {most})" if len(values[name]) > 1 else ""
             self._latest = f"{name.replace('_', ' ')} {mean}{spread}"
         self.evaluated(row)
+
+    def show(self, text: str) -> None:
+        """Show the state of the run."""
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
         """Show a complete evaluation, given the network's row."""
@@ -118,20 +105,20 @@ class Lines(Display):
 
     _share = 0.0
 
-    def start(self, description: Mapping[str, Any]) -> None:
-        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
-
     def progress(self, rounds: int, time_s: float) -> None:
         self._share = self.share(rounds, time_s)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        self.say(
+        self.show(
             f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
             f"  {self.left(self._share)}".rstrip()
         )
 
     def say(self, text: str) -> None:
+        self.show(text)
+
+    def show(self, text: str) -> None:
         with suppress(OSError):  # a full disk or a closed terminal ends the display, not the run
             print(text, file=sys.stderr, flush=True)
 
@@ -143,9 +130,6 @@ class Bar(Display):
         super().__init__(experiment)
         self._wall, self._shown, self._line = stopwatch(), -1.0, ""
 
-    def start(self, description: Mapping[str, Any]) -> None:
-        self._draw(f"{description['nodes']} nodes, {description['parameters']} parameters each")
-
     def progress(self, rounds: int, time_s: float) -> None:
         # At most ten times a second: a simulation reports every round of every node.
         share, wall = self.share(rounds, time_s), self._wall()
@@ -154,19 +138,19 @@ class Bar(Display):
             bar, of = "█" * done + "░" * (_BAR - done), f"/{self._rounds}" if self._rounds else ""
             position = f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
             parts = (bar, position, self.left(share), self._latest)
-            self._draw("  ".join(filter(None, parts)))
+            self.show("  ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:
         self._write(f"{text}\n")
-        self._draw(self._line)
+        self.show(self._line)
 
     def end(self) -> None:
         """Remove the line."""
         self._write("")
 
-    def _draw(self, line: str) -> None:
-        self._line = line
-        self._write(line[: shutil.get_terminal_size().columns - 1])
+    def show(self, text: str) -> None:
+        self._line = text
+        self._write(text[: shutil.get_terminal_size().columns - 1])
 
     def _write(self, text: str) -> None:
         with suppress(OSError):

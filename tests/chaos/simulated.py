@@ -15,7 +15,7 @@ import gossamer
 from chaos.invariants import Record, differences, violations
 from chaos.schedule import Schedule
 from gossamer import RunFailed, load_runs
-from gossamer.api import Silent
+from gossamer.results.observer import Observer
 from gossamer.runtime.setup import prepare
 from gossamer.runtime.simulate.simulation import Simulation
 
@@ -23,7 +23,7 @@ BOUND_S = 5.0
 """Seconds of the processor within which a run must end."""
 
 
-class Stopper(Silent):
+class Stopper(Observer):
     """Stops a run, as SIGTERM does, when it has so many rows."""
 
     def __init__(self, rows: int) -> None:
@@ -82,13 +82,13 @@ def simulate(schedule: Schedule) -> Record:
     metrics, graphs, events = Rows(), Rows(), Rows()
     setup = prepare(schedule.experiment("simulate"))
     with torch.random.fork_rng(devices=[]):
-        outcome = Simulation(setup, metrics, graphs, events, Silent()).run()  # type: ignore[arg-type]
+        outcome = Simulation(setup, metrics, graphs, events, Observer()).run()  # type: ignore[arg-type]
     status = outcome.reason if outcome.reason in ("failed", "stopped", "diverged") else "done"
     error = None if outcome.failure is None else str(outcome.failure)
     return Record(status, error, outcome.parameters, metrics, events)
 
 
-def play(schedule: Schedule, out: Path, observer: Silent | None = None) -> Record:
+def play(schedule: Schedule, out: Path, observer: Observer | None = None) -> Record:
     """Run a schedule as a user does, with its record in a folder."""
     experiment = schedule.experiment("simulate")
     with suppress(RunFailed):  # its record says so

@@ -13,12 +13,12 @@ from unittest import mock
 import networkx as nx
 
 from gossamer import Experiment, Message, Node, NodeWrapper
-from gossamer.api import Silent
 from gossamer.config.registry import names
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.network import ComputeProfile, Conditions, Uniform
 from gossamer.network import Path as Route
+from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.setup import prepare
@@ -177,4 +177,4 @@ def play(experiment: Experiment, folder: Path) -> Outcome:
         Segment(folder / "events") as events,
     ):
         setup = prepare(experiment)
-        return Simulation(setup, metrics, graphs, events, Silent()).run()
+        return Simulation(setup, metrics, graphs, events, Observer()).run()

@@ -10,7 +10,7 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.api import Silent
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.tidy import final_summary
 from gossamer.runtime.recording import EARLY
@@ -21,7 +21,7 @@ ENGINES = ["simulate", "processes"]
 NODES, ROUNDS = 4, 10
 
 
-class Listening(Silent):
+class Listening(Observer):
     """Notes what is said."""
 
     def __init__(self) -> None:

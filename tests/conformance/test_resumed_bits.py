@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.api import Silent
 from gossamer.results.checkpoints import newest, read_cut
+from gossamer.results.observer import Observer
 from recorded import check_network_rows, rounds_of
 
 ROUNDS = 11
@@ -118,7 +118,7 @@ def assert_same(resumed: Run, whole: Run, *, timed: bool = True) -> None:
     assert resumed.status == whole.status == "done"
 
 
-class Stopper(Silent):
+class Stopper(Observer):
     """Stops a run, as Ctrl-C does, when so many rows are recorded."""
 
     def __init__(self, rows: int) -> None:
@@ -130,7 +130,7 @@ class Stopper(Silent):
             signal.raise_signal(signal.SIGTERM)
 
 
-class Counter(Silent):
+class Counter(Observer):
     """Notes how many rounds were completed when that was said first."""
 
     least = math.inf
@@ -215,7 +215,7 @@ LONG = {
 }
 
 
-class Said(Silent):
+class Said(Observer):
     """Keeps what a run says."""
 
     def __init__(self) -> None:
@@ -462,7 +462,7 @@ def test_a_row_of_the_network_that_was_lost_is_computed_again(tmp_path: Path) ->
     assert_same(resumed, whole)
 
 
-class StoppedAtOnce(Silent):
+class StoppedAtOnce(Observer):
     """Stops a run as soon as rounds are completed."""
 
     def progress(self, rounds: int, time_s: float) -> None:

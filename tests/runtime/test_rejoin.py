@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
-from gossamer.api import Silent
 from gossamer.node.rejoin import newcomer
+from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.setup import prepare
@@ -55,7 +55,7 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
         Segment(folder / "graphs") as graphs,
         Segment(folder / "events") as events,
     ):
-        return Simulation(setup, metrics, graphs, events, Silent()).run()
+        return Simulation(setup, metrics, graphs, events, Observer()).run()
 
 
 class Noise(NodeWrapper):

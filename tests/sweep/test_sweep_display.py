@@ -17,7 +17,7 @@ from gossamer.progress import on_live_terminal
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 from gossamer.runtime.recording import NETWORK
-from gossamer.sweep.display import Lines, _LiveTable, _Row, watching_sweep
+from gossamer.sweep.display import SweepLines, _LiveTable, _Row, watching_sweep
 from gossamer.sweep.execute import Counts
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned
@@ -28,7 +28,7 @@ def test_lines_in_a_pipe_have_the_first_metric_and_a_closed_one_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = sweep(tmp_path)
-    lines = Lines()
+    lines = SweepLines()
     lines.ended(of.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
     assert capsys.readouterr().err == f"1/1  {of.planned[0].title}: done  test loss 0.5000\n"
 

@@ -33,8 +33,8 @@ from gossamer.cli.options import (
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.api import Silent
     from gossamer.config import Experiment
+    from gossamer.results.observer import Observer
     from gossamer.results.run import Run
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
@@ -84,7 +84,7 @@ def run(
 
         left = api.unfinished(experiment, out) if resume else None
 
-        def carry_out(watcher: Silent) -> Run:
+        def carry_out(watcher: Observer) -> Run:
             if left is not None:
                 return api.resume(left, observer=watcher, server=server, listen=where)
             if resume and experiment.has_faults:
@@ -118,7 +118,7 @@ def resume(
 
         experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
 
-        def carry_out(watcher: Silent) -> Run:
+        def carry_out(watcher: Observer) -> Run:
             return api.resume(folder, overrides or (), observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, False, quiet, as_json)
@@ -235,7 +235,7 @@ def _server(raw: dict[str, Any], listen: Listen | None) -> Iterator[ForkServer |
 
 def _watch(
     experiment: Experiment,
-    carry_out: Callable[[Silent], Run],
+    carry_out: Callable[[Observer], Run],
     report: bool,
     profile: bool,
     quiet: bool,

@@ -36,12 +36,11 @@ LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
 SHARE_BYTES = 4 << 20  # minimum share of the work for a thread
 CACHE_BYTES = 8 << 20  # larger results bypass the cache, since they would be evicted before they are read
 MOST_SORTED = 256  # models per column; the loop's time is quadratic in their number
-_NS_PER_CALL, _NS_PER_TERM, _NS_PER_INDEX, _NS_PER_SORTED = (
-    1e3,
-    0.25,
-    5.0,
-    12.0,
-)  # of torch's operations, roughly
+# The time that torch's operations take, roughly.
+_NS_PER_CALL = 1e3
+_NS_PER_TERM = 0.25
+_NS_PER_INDEX = 5.0
+_NS_PER_SORTED = 12.0
 
 
 @runtime_checkable

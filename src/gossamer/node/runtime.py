@@ -56,6 +56,7 @@ class NodeRuntime:
         self.outgoing = self._wrappers("outgoing")
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
+        # A node needs the attributes above, and those below need the node.
         self.node = Node(self)
         self.secure: SecureAggregation | None = None
         if setup.experiment.secure_aggregation is not None:

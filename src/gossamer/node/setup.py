@@ -50,9 +50,8 @@ class Setup:
     experiment: Experiment
     task: Task
     parts: list[Int[np.ndarray, " _"]]  # indices of each node's training samples
-    personal: list[
-        Int[np.ndarray, " _"]
-    ]  # indices of each node's own test samples, which are part of task.train
+    # Indices of each node's own test samples, which are part of task.train.
+    personal: list[Int[np.ndarray, " _"]]
     labels: Int[np.ndarray, "nodes classes"] | None  # samples of each class at each node, if there are any
     topology: TopologySchedule
     faults: FaultSchedule

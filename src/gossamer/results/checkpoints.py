@@ -115,7 +115,7 @@ class CheckpointFolder:
             write_json(_manifest(self._path, number), {**own, **found})
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
-        kept = set(complete(self._path)[-self._keep :])
+        kept = set(complete_numbers(self._path)[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
                 # Without its manifest it is incomplete, even if the rest can't be removed.
@@ -146,7 +146,7 @@ def newest(
     None. Checkpoints with a damaged manifest or (``verified``) any damaged part are skipped and reported to
     ``say``. BadInput if only damaged ones are left."""
     damaged = []
-    for number in reversed(complete(path)):
+    for number in reversed(complete_numbers(path)):
         try:
             cut = read_cut(path, number)
             if verified:
@@ -194,7 +194,7 @@ def _numbers(path: Path) -> list[int]:
     return sorted(int(each.name) for each in path.glob("*") if each.name.isdecimal())
 
 
-def complete(path: Path) -> list[int]:
+def complete_numbers(path: Path) -> list[int]:
     """The numbers of the complete checkpoints in a run's folder of checkpoints, oldest first."""
     return [number for number in _numbers(path) if _manifest(path, number).exists()]
 

@@ -29,13 +29,12 @@ from torch import Tensor
 
 from gossamer import files, numerics
 from gossamer.errors import BadInput, RecordError
-from gossamer.results.schema import Environment, StatusFile
+from gossamer.results.schema import Environment, Status, StatusFile
 from gossamer.results.segment import Segment
 
 if TYPE_CHECKING:
     import polars as pl
 
-Status = Literal["done", "diverged", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
 _RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetensors", "segments/*.jsonl")

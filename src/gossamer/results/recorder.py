@@ -33,8 +33,8 @@ from torch import Tensor
 
 from gossamer import files
 from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
-from gossamer.results.folder import RunFolder, Status, read_status, run_id, write_json, write_table
-from gossamer.results.schema import GraphRow, SetupFile
+from gossamer.results.folder import RunFolder, read_status, run_id, write_json, write_table
+from gossamer.results.schema import GraphRow, SetupFile, Status
 from gossamer.results.segment import read_segment
 
 if TYPE_CHECKING:

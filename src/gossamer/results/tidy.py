@@ -128,10 +128,7 @@ def assigned(run: Run) -> pl.DataFrame:
         .filter(pl.col("instant").is_not_null())
     )
     ends, others = (rows.filter(pl.col("instant").is_infinite() == end) for end in (True, False))
-    same = others.join(ends, on="row", how="semi")
-    # A run may end at an instant of the grid, or with a common round of all nodes; that point is then the
-    # end.
-    if len(same) == len(ends) and same["instant"].n_unique() == 1:
+    if _end_is_an_instant(ends, others):
         rows = others
     rows = rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
         point=pl.col("instant").rank("dense").cast(pl.Int64) - 1
@@ -145,6 +142,13 @@ def assigned(run: Run) -> pl.DataFrame:
         .select("point", bytes=pl.when(pl.col("known").cum_sum() > 0).then(pl.col("new").cum_sum()))
     )
     return rows.join(total, on="point", how="left", maintain_order="left")
+
+
+def _end_is_an_instant(ends: pl.DataFrame, others: pl.DataFrame) -> bool:
+    """Whether the end is one of the other points, and so no point of its own: the last row of every node belongs
+    to that point too. For example, 10 rounds with a row after every 5 end with the point of round 10."""
+    shared = others.join(ends, on="row", how="semi")
+    return len(shared) == len(ends) and shared["instant"].n_unique() == 1
 
 
 def points(run: Run) -> pl.DataFrame:
@@ -169,18 +173,19 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
     value, is_end = pl.col("value").filter(has), pl.col("instant").is_infinite()
-    having = has.any().over("metric", "node")
-    member = having & ~pl.col("node").is_in([*run.away, *_silent_since_their_return(run)])
+    # A node counts for a metric if it has recorded it and is not missing at the end.
+    has_metric = has.any().over("metric", "node")
+    counts = has_metric & ~pl.col("node").is_in([*run.away, *_silent_since_their_return(run)])
     shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
     table = (
         rows.filter(shown)
-        .with_columns(
-            member=pl.when(member.any().over("metric")).then(member).otherwise(having),
-            got_to=pl.col("point").filter(~is_end).max().over("metric", "node").fill_null(-1),
+        .with_columns(  # if no such node is left, all that have had the metric count
+            counts=pl.when(counts.any().over("metric")).then(counts).otherwise(has_metric),
+            last_point=pl.col("point").filter(~is_end).max().over("metric", "node").fill_null(-1),
         )
         .with_columns(
-            all_got_to=pl.col("got_to").filter(pl.col("member")).min().over("metric"),
-            members=pl.col("node").filter(pl.col("member")).n_unique().over("metric"),
+            slowest_last_point=pl.col("last_point").filter(pl.col("counts")).min().over("metric"),
+            counting_nodes=pl.col("node").filter(pl.col("counts")).n_unique().over("metric"),
         )
         .group_by("metric", "point", maintain_order=True)
         .agg(
@@ -193,8 +198,8 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
             max=value.max(),
             count=value.len().cast(pl.Int64),
             complete=pl.when(is_end.first())
-            .then(pl.col("member").sum() == pl.col("members").first())
-            .otherwise(pl.col("point").first() <= pl.col("all_got_to").first()),
+            .then(pl.col("counts").sum() == pl.col("counting_nodes").first())
+            .otherwise(pl.col("point").first() <= pl.col("slowest_last_point").first()),
         )
         .filter(pl.col("count") > 0)
         .sort("metric", "point")

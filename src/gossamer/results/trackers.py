@@ -17,6 +17,7 @@ from gossamer.config import Experiment
 from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.files import read_json
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
 from gossamer.results.run import Run, flat
 from gossamer.results.schema import SweepFile
@@ -51,18 +52,25 @@ class Tracker(Component):
         """The run has failed."""
 
 
-class Trackers:
+class Trackers(Observer):
     """The trackers of one run, without those that have failed, and the run's observer, which gets the same
     rows. BadInput for a tracker that can't be used."""
 
-    def __init__(self, trackers: Sequence[Tracker], observer: Any) -> None:
+    def __init__(self, trackers: Sequence[Tracker], observer: Observer) -> None:
         for tracker in trackers:
             tracker.check()
         self._active, self._observer = [tracker.model_copy() for tracker in trackers], observer
-        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        self._observer.start(description)
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        self._observer.progress(rounds, time_s)
+
+    def say(self, text: str) -> None:
+        self._observer.say(text)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """A row was recorded."""
         self._observer.row(row)
         self.tell("row", row)
 

@@ -10,7 +10,7 @@ from gossamer import files
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.results import recorder
-from gossamer.results.checkpoints import complete, read_cut
+from gossamer.results.checkpoints import complete_numbers, read_cut
 from gossamer.results.folder import run_id
 from gossamer.results.run import Run, load_run
 from gossamer.results.schema import SweepFile
@@ -41,7 +41,7 @@ def problems_of(path: Path) -> list[str]:
         for part in _PARTS:
             attempt(getattr, Run(path), part)
         attempt(recorder.prove, path, "*")
-        for number in complete(path / "checkpoints"):
+        for number in complete_numbers(path / "checkpoints"):
             cut = attempt(read_cut, path / "checkpoints", number)
             for rank in () if cut is None else cut.rounds:
                 attempt(cut.read, rank)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.recording import Observer
+from gossamer.results.observer import Observer
 
 _MOST_NAMED = 16  # the most ranks named for one wait, and the most waits described
 

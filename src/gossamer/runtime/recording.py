@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import polars as pl
 import torch
@@ -30,24 +30,6 @@ Moment = int | tuple[str, int] | str
 """An evaluation point, which groups rows: a node's round, ("tick", k) on the time grid, or "end"."""
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """Watches a run (a progress display)."""
-
-    def start(self, description: Mapping[str, Any]) -> None:
-        """The run starts; see ``Setup.description``."""
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed ``rounds`` rounds by ``time_s`` on the engine's clock. Called
-        from time to time, even while no round ends."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """A row was recorded."""
-
-    def say(self, text: str) -> None:
-        """A message for the user."""
 
 
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
@@ -276,8 +258,12 @@ class TargetWatch(Barrier[float | None]):
         return mean <= self._target.value if falling else mean >= self._target.value
 
 
-Snapshot = tuple[Mapping[str, Any], Model]
-"""A node's row at an evaluation point, and its model."""
+class Snapshot(NamedTuple):
+    """A node's row at an evaluation point, its model and, if neighbours are sampled, the ranks in its view."""
+
+    row: Mapping[str, Any]
+    model: Model
+    view: Sequence[int] | None = None
 
 
 class RunRecord:
@@ -307,10 +293,8 @@ class RunRecord:
         reporters = trained if self._metric == "train_loss" else setup.evaluated
         self._target = TargetWatch(target, reporters)
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MOST_PENDING)
-        nodes = range(setup.experiment.nodes)
-        self._views: Barrier[tuple[int, Sequence[int]]] = Barrier(nodes, MOST_PENDING)
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
-        self._view_rounds = 0
+        self._view_rounds = 0  # those of the last graph of views
         self.reached = False
         # In a replayed run: the time of each node's last row, and the target's metric by node and time.
         self._on_record: dict[int, float] = {}
@@ -333,7 +317,7 @@ class RunRecord:
             if is_due(self._setup, last):
                 for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
                     self._target.reached(last, row)
-                    self._snapshots.take(last, rank, (row, cut.read(rank).model))
+                    self._snapshots.take(last, rank, Snapshot(row, cut.read(rank).model))
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
         """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.
@@ -352,7 +336,7 @@ class RunRecord:
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models, by round, at evaluation points that other nodes have not reached yet."""
         snapshots = self._snapshots.of(rank).items()
-        return {moment: model for moment, (_, model) in snapshots if isinstance(moment, int)}
+        return {moment: each.model for moment, each in snapshots if isinstance(moment, int)}
 
     def graph(self, rounds: int) -> None:
         """A node is recorded after this many rounds: write the graph of the last round if it has changed."""
@@ -364,18 +348,16 @@ class RunRecord:
             self._graph = graph
             self._append_graph(rounds, graph.edges())
 
-    def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
-        """A node is recorded after this many rounds, with these ranks in its view. With the last present
-        node, the graph of all views is written, for the smallest of their rounds."""
-        if (views := self._views.take(moment, rank, (rounds, view))) is not None:
-            self._write_views(views)
-
-    def row(self, moment: Moment, row: dict[str, Any], model: Model | None) -> None:
-        """Write a node's row, and the network's row if it waited only for this node. If ``model`` is None,
-        the network has no row at this evaluation point."""
+    def row(
+        self, moment: Moment, row: dict[str, Any], model: Model | None, view: Sequence[int] | None
+    ) -> None:
+        """Write a node's row. If the network's row waited only for this node, write that row and, if neighbours
+        are sampled, the graph of all views. If ``model`` is None, the network has no row at this evaluation
+        point."""
         self._append(moment, row)
         if model is not None:
-            if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
+            snapshot = Snapshot(row, model, view)
+            if (snapshots := self._snapshots.take(moment, row["node"], snapshot)) is not None:
                 self._append_network(moment, snapshots)
         elif row["node"] in self._setup.outcome_ranks:
             self._snapshots.skip(moment)
@@ -384,14 +366,12 @@ class RunRecord:
         """Stop waiting for a node that is gone. Its values for incomplete evaluations count only with
         ``keep``."""
         self._target.without(rank, keep=keep)
-        for _, views in self._views.without(rank, keep=keep):
-            self._write_views(views)
         for moment, snapshots in self._snapshots.without(rank, keep=keep):
             self._append_network(moment, snapshots)
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node takes part (again), and is recorded from this round and this tick on."""
-        for barrier in (self._target, self._views, self._snapshots):
+        for barrier in (self._target, self._snapshots):
             barrier.back(rank, round, tick)
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
@@ -405,7 +385,7 @@ class RunRecord:
             self.reached = True
 
     def _append_network(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> None:
-        rows, models = zip(*snapshots.values(), strict=True)
+        rows, models, views = zip(*snapshots.values(), strict=True)
         row: dict[str, Any] = {
             "node": NETWORK,
             "round": min(row["round"] for row in rows),
@@ -423,12 +403,10 @@ class RunRecord:
                 buffers = torch.stack([model.buffers for model in models]).mean(0)
                 row |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
         self._append(moment, row)
-
-    def _write_views(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
-        rounds = min(rounds for rounds, _ in views.values())
-        if rounds > self._view_rounds:
-            self._view_rounds = rounds
-            self._append_graph(rounds, ((rank, other) for rank, (_, view) in views.items() for other in view))
+        if None not in views and row["round"] > self._view_rounds:
+            self._view_rounds = row["round"]
+            seen = zip(snapshots, views, strict=True)
+            self._append_graph(row["round"], ((rank, other) for rank, view in seen for other in view))
 
     def _append_graph(self, rounds: int, edges: Iterable[tuple[int, int]]) -> None:
         if rounds > self._graphs_on_record:

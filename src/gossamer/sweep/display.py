@@ -34,7 +34,7 @@ def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserv
     """An observer for a sweep: lines above a live table if standard error is a terminal, only lines
     otherwise, nothing if quiet."""
     if quiet or not on_live_terminal():
-        yield SweepObserver() if quiet else Lines()
+        yield SweepObserver() if quiet else SweepLines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,7 +49,7 @@ def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserv
         yield _LiveTable(sweep, progress)
 
 
-class Lines(SweepObserver):
+class SweepLines(SweepObserver):
     """Prints one line for each finished run on standard error."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Lines(SweepObserver):
             print(*filter(None, (done, value, left)), sep="  ", file=sys.stderr, flush=True)
 
 
-class _LiveTable(Lines):
+class _LiveTable(SweepLines):
     """The lines, above a live table with a row for the sweep and one for each running run."""
 
     def __init__(self, sweep: Sweep, progress: Progress) -> None:

@@ -102,7 +102,7 @@ def run_sweep(
         only: names of the cells to run; empty is all.
         retry_failed: whether runs that failed or diverged start again.
         again: whether finished runs start again. Their records are kept, and the newest finished one counts.
-        observer: watches the progress, such as :class:`gossamer.sweep.display.Lines`.
+        observer: watches the progress, such as :class:`gossamer.sweep.display.SweepLines`.
 
     Raises:
         BadInput: before any work starts, with the name of the cell. With an executor, data is only read by

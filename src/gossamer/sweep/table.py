@@ -11,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results import comparison
+from gossamer.results import comparison, schema
 from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline
 from gossamer.results.run import Run
@@ -31,7 +31,7 @@ _FIGURES: dict[str, Any] = {
 
 log = logging.getLogger(__name__)
 
-Status = Literal["done", "diverged", "failed", "stopped", "interrupted", "pending"]
+Status = schema.Status | Literal["interrupted", "pending"]
 """``diverged``: ended because a model was not finite; ``stopped``: ended cleanly by the user;
 ``interrupted``: begun, but without a record of its end; ``pending``: never begun."""
 ENDED_BADLY: tuple[Status, ...] = ("failed", "diverged")

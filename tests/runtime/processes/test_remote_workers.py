@@ -18,7 +18,7 @@ import torch
 
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
-from gossamer.api import Silent
+from gossamer.results.observer import Observer
 from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.executors import executor_of, worker_main
 from gossamer.runtime.processes.fork_server import Listen
@@ -51,7 +51,7 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment.of({**SETTINGS, **changes})
 
 
-class At(Silent):
+class At(Observer):
     """Does something once, when a row of a round comes; keeps what is said."""
 
     def __init__(self, round: int = 10**9, act: Callable[[], object] = lambda: None) -> None:

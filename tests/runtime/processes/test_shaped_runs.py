@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.api import Silent
 from gossamer.errors import BadInput
 from gossamer.network import Path as Link
 from gossamer.network import delivery
+from gossamer.results.observer import Observer
 from gossamer.runtime.processes.launcher import ProcessesEngine
 
 SETTINGS: dict[str, Any] = {
@@ -32,7 +32,7 @@ SIMULATE = {"name": "simulate", "trainer": "sequential"}
 COUNTED = ["node", "round", "bytes_sent", "bytes_received", "messages_sent", "messages_lost"]
 
 
-class Notes(Silent):
+class Notes(Observer):
     """Keeps what is said."""
 
     def __init__(self) -> None:

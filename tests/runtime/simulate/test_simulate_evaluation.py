@@ -10,7 +10,7 @@ from polars.testing import assert_frame_equal
 
 import gossamer
 from gossamer import Experiment
-from gossamer.api import Silent
+from gossamer.results.observer import Observer
 
 DIGITS: dict[str, Any] = {
     "nodes": 6,
@@ -22,7 +22,7 @@ DIGITS: dict[str, Any] = {
 }
 
 
-class Listening(Silent):
+class Listening(Observer):
     """Keeps all remarks."""
 
     def __init__(self) -> None:

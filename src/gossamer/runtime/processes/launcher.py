@@ -12,6 +12,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
+from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import Outcome, ending_signals
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
@@ -20,7 +21,6 @@ from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Check, Prepared, Refused
 from gossamer.runtime.processes.transport.shaper import simplified
-from gossamer.runtime.recording import Observer
 from gossamer.runtime.setup import prepare
 
 

@@ -17,8 +17,9 @@ from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.setup import Presence
 from gossamer.randomness import generator
+from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
-from gossamer.runtime.recording import Observer, Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
 from gossamer.runtime.simulate.compute import Compute, Executor
@@ -62,7 +63,8 @@ class SimHost:
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.now = context.clock.now
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
-        self.compute: Callable[[Computation], Awaitable[Any]] = context.compute.submit
+        self._submit = context.compute.submit
+        self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
         self.settle = context.mixing.settle_for
 
     @property
@@ -126,7 +128,7 @@ class FaultyHost(SimHost):
         self.presence, self.lost, self._freezes = presence, presence.lost, context.setup.faults.freezes
         self.dead = self.leaving = self.done = False
         self.thawed: asyncio.Future[None] | None = None
-        self._submit, self.compute = self.compute, self._compute
+        self.compute = self._compute_alive  # an override would be hidden by the bound method
         self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
 
     def freeze(self) -> None:
@@ -159,7 +161,7 @@ class FaultyHost(SimHost):
         sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
         return [_HeldSending(each, self) for each in sendings] if self._freezes else sendings
 
-    def _compute(self, computation: Computation) -> Awaitable[Any]:
+    def _compute_alive(self, computation: Computation) -> Awaitable[Any]:
         self._check_alive()
         return self._submit(computation)
 

@@ -44,11 +44,10 @@ class SimRecorder:
         self._present, self._reached = present, reached
         self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
         self._usage = [Usage() for _ in range(self._setup.experiment.nodes)]
-        self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
+        self._pending: list[tuple[Moment, dict[str, Any], Model, Sequence[int] | None]] = []
         self._next_tick = 0
         self._replay: Replay | None = None
         self.wall = stopwatch()
-        self.unrecorded = self._rows.unrecorded
 
     def begin(self) -> None:
         evaluation = self._setup.experiment.evaluation
@@ -89,6 +88,10 @@ class SimRecorder:
         self.flush()
         self._rows.back(rank, round, self._next_tick)
 
+    def unrecorded(self, rank: int) -> dict[int, Model]:
+        """See :meth:`RunRecord.unrecorded`."""
+        return self._rows.unrecorded(rank)
+
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
         self._next_tick = number + 1
@@ -106,21 +109,19 @@ class SimRecorder:
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
             return  # the node does not take part in the algorithm
         self._rows.graph(node.round)
-        if (view := node.node.view) is not None:
-            self._rows.view(rank, moment, node.round, view)
         model = model_of(node)
         if not self._pending:
             context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
         now, traffic = context.clock.now(), context.links.traffic(rank)
         spent = Spent(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
         row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, spent))
-        self._pending.append((moment, row, model))
+        self._pending.append((moment, row, model, node.node.view))
 
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
         due = []
-        for _, row, model in pending:
+        for _, row, model, _ in pending:
             if not self._rows.is_on_record(row["node"], row["time_s"]):
                 if self._replay is not None:
                     self._replay.need(row["node"])
@@ -134,8 +135,8 @@ class SimRecorder:
                     raise describe_failure(found, row["node"], row["round"]) from found
                 row |= found
         with self._context.profile.part("record"):
-            for moment, row, model in pending:
-                self._rows.row(moment, row, model)
+            for moment, row, model, view in pending:
+                self._rows.row(moment, row, model, view)
         if self._rows.reached:
             self._reached()
 

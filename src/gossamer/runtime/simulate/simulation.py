@@ -29,11 +29,12 @@ from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.per_node import Divergence
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import EARLY, Observer, Profile, ended_early, is_due
+from gossamer.runtime.recording import EARLY, Profile, ended_early, is_due
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns

@@ -14,10 +14,10 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
-from gossamer.api import Silent
 from gossamer.results import recorder
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import consensus_distance
 from gossamer.runtime.outcome import Outcome
 
@@ -55,7 +55,7 @@ def check_end(run: Run, evaluated: int = NODES) -> None:
     assert lasts.equals(ends.select("node", "round").sort("node"))
 
 
-class Impatient(Silent):
+class Impatient(Observer):
     """Asks for the end when it has begun."""
 
     asked = False
@@ -121,7 +121,7 @@ def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
     assert "Traceback" not in capfd.readouterr().err
 
 
-class Saboteur(Silent):
+class Saboteur(Observer):
     """Leaves no place for a file that the supervisor will want to write."""
 
     def __init__(self, out: Path) -> None:
@@ -169,7 +169,7 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
     assert load_run(tmp_path).status == "stopped"
 
 
-class Slow(Silent):
+class Slow(Observer):
     """Takes its time for each row."""
 
     def row(self, row: Mapping[str, Any]) -> None:

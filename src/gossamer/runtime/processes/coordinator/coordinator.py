@@ -25,6 +25,7 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.messages.tags import Model, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
+from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
 from gossamer.runtime.events import EventLog, HeardClock
 from gossamer.runtime.outcome import Outcome
@@ -35,7 +36,7 @@ from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
-from gossamer.runtime.recording import Observer, RunRecord
+from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.setup import Setup
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -198,10 +199,8 @@ class Coordinator:
                 self._clock.hear(time_s)
             case protocol.Row(moment=moment, row=row, model=model, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
-                if view is not None:
-                    self._rows.view(rank, moment, row["round"], view)
                 self._rows.graph(row["round"])
-                self._rows.row(moment, row, None if model is None else self._model(model))
+                self._rows.row(moment, row, None if model is None else self._model(model), view)
                 if model is not None:
                     self._tell(rank, protocol.Note("read"))
             case protocol.Event(kind=kind, text=text):

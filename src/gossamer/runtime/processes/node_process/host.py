@@ -63,7 +63,7 @@ class NodeContext:
     cut: Cut | None  # the checkpoint from which the run resumes, if any
 
 
-class Clock:
+class NodeClock:
     """Seconds since the run's start, except those of the node's evaluations, which pause the clock. In a
     resumed run it continues at ``time_s``, after ``wall_s`` real seconds."""
 
@@ -169,7 +169,7 @@ class NodeHost:
         setup: Setup,
         context: NodeContext,
         stage: Stage,
-        clock: Clock,
+        clock: NodeClock,
         timeline: TimelineLog | None,
         end_round: Callable[[], Awaitable[None]],
         event: Callable[[str, str], None],

@@ -27,7 +27,7 @@ from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost, Stage
+from gossamer.runtime.processes.node_process.host import NodeClock, NodeContext, NodeHost, Stage
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
@@ -75,7 +75,7 @@ class NodeProcess:
         self._timeline = timeline_log(experiment, folder, rank)
 
         saved = self._saved = None if cut is None else cut.read(rank, self._place)
-        self._clock = Clock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
+        self._clock = NodeClock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
         self._host = NodeHost(
             rank,
             setup,
@@ -248,8 +248,10 @@ class NodeProcess:
         model, time_s = node.model, self._clock.now()
         spent = Spent(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
+        # What a shaped network holds back when the run ends has not been sent by then, as in a simulation.
+        held_back = self._shaper is not None and moment == "end"
         with self._clock.pause():
-            if last and not (self._shaper and moment == "end"):
+            if last and not held_back:
                 await self._flush()
             shares = self._usage.shares(time_s, spent)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)

@@ -290,7 +290,7 @@ class Incoming(Connection):
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
         if self.peer is not None:
-            self._count()
+            self._pass_on()
             if not self.closed:
                 self._give_credit()
 
@@ -301,9 +301,9 @@ class Incoming(Connection):
             assert self.peer is not None
             number = self.decoder.expected - 1
             message = Message(self.peer.rank, event.tag, event.payload, event.sent_at, number=number)
-            self._count(partial(self._deliver, message), ends=True)
+            self._pass_on(partial(self._deliver, message), ends=True)
         else:
-            self._count(ends=True)
+            self._pass_on(ends=True)
 
     def _greet(self, said: Hello) -> None:
         node, rank = self.node, said.rank
@@ -336,8 +336,9 @@ class Incoming(Connection):
             self.node.traffic.messages_received += 1
             self.node.deliver(message)
 
-    def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
-        """Account for the bytes since the last call, and deliver the message that they complete."""
+    def _pass_on(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
+        """Pass the bytes since the last call through the network. Afterwards, ``deliver`` the message that they
+        complete, if any."""
         nbytes = self.decoder.frame_bytes - self._counted
         self._counted += nbytes
         taken = partial(self._let_through, nbytes, self.decoder.chunk_bytes)
