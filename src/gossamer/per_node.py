@@ -1,15 +1,15 @@
 """Values of all nodes at once, for an algorithm that runs once for all nodes (:mod:`gossamer.runtime.simulate.cohort`).
 
 An operation on such values is done for each node by itself, so its results have the same bits as if the nodes ran
-by themselves. Where nodes would part ways, as at an ``if`` that only some of them enter, :class:`Divergence` is
-raised."""
+by themselves. Where nodes would part ways, as at an ``if`` that only some of them enter, and where something fails,
+:class:`Divergence` is raised."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, partialmethod
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -19,71 +19,78 @@ _OF_DICTS = {"keys", "values", "items", "get", "missing"}
 
 
 class Divergence(BaseException):
-    """Not all nodes do the same here, or it is unknown whether they do. Algorithms can't catch it by
-    accident."""
+    """Not all nodes do the same here, or it is unknown whether they do. An algorithm that catches it has still parted
+    ways: ``count`` is the number of those so far."""
+
+    count: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        Divergence.count += 1
 
 
 class PerNode:
-    """One value for each node, in rank order."""
+    """One value for each node, in rank order. If ``keys``, they may be keys of dicts, in which only such values are
+    looked up."""
 
-    __slots__ = ("each",)
+    __slots__ = ("each", "keys_of_dicts")
 
-    def __init__(self, each: Sequence[Any]) -> None:
-        self.each = each
+    def __init__(self, each: Sequence[Any], *, keys: bool = False) -> None:
+        self.each, self.keys_of_dicts = each, keys
+
+    def _all(self, function: Callable[[Any], Any]) -> Any:
+        """The result of a function, if it is the same for all nodes."""
+        try:
+            found = [function(value) for value in self.each]
+        except Exception as error:
+            raise Divergence from error
+        if any(value != found[0] for value in found):
+            raise Divergence
+        return found[0]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The type of the values, for ``isinstance``."""
-        return self._same([type(value) for value in self.each])
-
-    def _same(self, values: Sequence[Any]) -> Any:
-        first = values[0]
-        if any(value != first for value in values):
-            raise Divergence
-        return first
+        return self._all(type)
 
     def __bool__(self) -> bool:
-        return bool(self._same([bool(value) for value in self.each]))
+        return bool(self._all(bool))
 
     def __len__(self) -> int:
-        return int(self._same([len(value) for value in self.each]))
+        return int(self._all(len))
 
     def __int__(self) -> int:
-        return int(self._same([int(value) for value in self.each]))
+        return int(self._all(int))
 
     def __float__(self) -> float:
-        return float(self._same([float(value) for value in self.each]))
+        return float(self._all(float))
 
     def __index__(self) -> int:
-        return operator.index(self._same(self.each))
+        return int(self._all(operator.index))
 
     def __hash__(self) -> int:
-        return hash(tuple(self.each))
+        return hash(tuple(self.each)) if self.keys_of_dicts else int(self._all(hash))
 
-    def __iter__(self) -> Iterator[PerNode]:
+    def __iter__(self) -> Iterator[Any]:
         """Over the first items of all nodes' values, then their second ones, and so on."""
-        columns = [list(value) for value in self.each]
-        count = self._same([len(column) for column in columns])
-        return iter([PerNode([column[k] for column in columns]) for k in range(count)])
+        columns = apply(list, self).each
+        count = self._all(len)
+        return iter([_joined([column[k] for column in columns], self) for k in range(count)])
 
     def __contains__(self, item: Any) -> bool:
-        return bool(apply(lambda value, item: item in value, self, item))
-
-    def __getitem__(self, key: Any) -> PerNode:
-        return apply(operator.getitem, self, key)
+        return bool(apply(operator.contains, self, item))
 
     def __getattr__(self, name: str) -> Any:
         first = self.each[0]
         reads = isinstance(first, Tensor) and not name.endswith("_")
         if not (reads or (isinstance(first, dict) and name in _OF_DICTS)):
             raise Divergence
-        found = [getattr(value, name) for value in self.each]
-        return partial(apply, _call, PerNode(found)) if callable(found[0]) else PerNode(found)
+        found = apply(getattr, self, name)
+        return partial(apply, _call, found) if callable(getattr(first, name)) else found
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> PerNode:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function.__name__.endswith("_") or "out" in kwargs:
+        if function.__name__.endswith("_") or "out" in kwargs or kwargs.get("inplace"):
             raise Divergence
         return apply(function, *args, **kwargs)
 
@@ -91,43 +98,50 @@ class PerNode:
         """Nothing is modified in place or printed, and NumPy does not know such values."""
         raise Divergence
 
-    __setitem__ = __iadd__ = __isub__ = __imul__ = __itruediv__ = __array__ = _refuse
-    __array_ufunc__ = __array_function__ = __str__ = __format__ = _refuse
+    __setitem__ = __array__ = __array_ufunc__ = __array_function__ = __str__ = __repr__ = __format__ = _refuse
 
 
-def _operate(operation: Callable[..., Any]) -> tuple[Any, Any]:
-    def forward(self: PerNode, other: Any) -> PerNode:
-        return apply(operation, self, other)
+def _method(operation: Callable[..., Any], *, reflected: bool = False) -> Any:
+    def method(self: PerNode, *others: Any) -> Any:
+        return apply(operation, *others, self) if reflected else apply(operation, self, *others)
 
-    def backward(self: PerNode, other: Any) -> PerNode:
-        return apply(operation, other, self)
-
-    return forward, backward
+    return method
 
 
-def _apply_to(self: PerNode, operation: Callable[..., Any]) -> PerNode:
-    return apply(operation, self)
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _operation = getattr(operator, f"__{_name}__")
+    setattr(PerNode, f"__{_name}__", _method(_operation))
+    setattr(PerNode, f"__r{_name}__", _method(_operation, reflected=True))
+    setattr(PerNode, f"__i{_name}__", PerNode._refuse)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "getitem"):
+    setattr(PerNode, f"__{_name}__", _method(getattr(operator, f"__{_name}__")))
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    _forward, _backward = _operate(getattr(operator, _name))
-    setattr(PerNode, f"__{_name}__", _forward)
-    setattr(PerNode, f"__r{_name}__", _backward)
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(PerNode, f"__{_name}__", _operate(getattr(operator, _name))[0])
-for _name in ("neg", "abs"):
-    setattr(PerNode, f"__{_name}__", partialmethod(_apply_to, getattr(operator, _name)))
+def apply(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """The results of a function for each node, with the node's own arguments. A result that is None, True or False
+    has to be the same for all nodes."""
+    like = _first([args, named])
+    if like is None or any(
+        isinstance(arg, torch.Generator | np.random.Generator) for arg in _flat([args, named])
+    ):
+        raise Divergence  # each node would have a generator of its own
+    tensors = [arg for arg in args if type(arg) is PerNode and isinstance(arg.each[0], Tensor)]
+    versions = [[value._version for value in arg.each] for arg in tensors]
+    try:
+        found = [function(*of(args, k), **of(named, k)) for k in range(len(like.each))]
+    except Exception as error:
+        raise Divergence from error
+    if versions != [[value._version for value in arg.each] for arg in tensors]:
+        raise Divergence
+    return _joined(found, like)
 
 
-def apply(function: Callable[..., Any], *args: Any, **named: Any) -> PerNode:
-    """The results of a function for each node, with the node's own arguments."""
-    if any(isinstance(arg, torch.Generator | np.random.Generator) for arg in (*args, *named.values())):
-        raise Divergence  # each node has its own
-    count = size_of([args, named])
-    if len(args) == 2 and not named and all(isinstance(arg, PerNode | int | float) for arg in args):
-        a, b = (arg.each if isinstance(arg, PerNode) else [arg] * count for arg in args)  # the usual case
-        return PerNode([function(x, y) for x, y in zip(a, b, strict=True)])
-    return PerNode([function(*of(args, k), **of(named, k)) for k in range(count)])
+def _joined(values: Sequence[Any], like: PerNode) -> Any:
+    if any(value is None or isinstance(value, bool) for value in values):
+        if any(value is not values[0] for value in values):
+            raise Divergence
+        return values[0]
+    return PerNode(values, keys=like.keys_of_dicts)
 
 
 def _call(method: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -136,21 +150,28 @@ def _call(method: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 def of(value: Any, rank: int) -> Any:
     """One node's value. Containers are copied."""
-    if isinstance(value, PerNode):
+    kind = type(value)
+    if issubclass(kind, PerNode):
         return value.each[rank]
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         return {of(key, rank): of(item, rank) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if issubclass(kind, list | tuple):
         items = [of(item, rank) for item in value]
-        named = hasattr(value, "_fields")  # such as a model
-        return type(value)(*items) if named else type(value)(items)
+        return kind(*items) if hasattr(value, "_fields") else kind(items)  # the first are such as a model
     return value
 
 
-def size_of(value: Any) -> int:
-    """The number of nodes that a value is for; 0 if it is the same for all."""
-    if isinstance(value, PerNode):
-        return len(value.each)
-    if isinstance(value, dict):
-        return max(map(size_of, [*value.keys(), *value.values()]), default=0)
-    return max(map(size_of, value), default=0) if isinstance(value, list | tuple) else 0
+def _flat(value: Any) -> Iterator[Any]:
+    """The values in containers."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        yield from _flat([*value.keys(), *value.values()])
+    elif issubclass(kind, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _first(value: Any) -> PerNode | None:
+    return next((each for each in _flat(value) if issubclass(type(each), PerNode)), None)

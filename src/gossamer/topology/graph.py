@@ -73,7 +73,8 @@ class Graph:
         """The neighbours of a node, sorted: those it may send to (``"out"``), or receive from (``"in"``). On
         an undirected graph, all directions are the same. ValueError for ``"both"`` on a directed graph."""
         if isinstance(rank, PerNode):  # in a cohort
-            return apply(self.neighbors, rank, direction)
+            each: PerNode = apply(self.neighbors, rank, direction)
+            return each
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":

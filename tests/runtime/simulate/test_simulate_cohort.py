@@ -192,6 +192,145 @@ class Odd(Algorithm):
                 node.parameters = node.parameters * float("inf")
 
 
+class Script(Algorithm):
+    """D-PSGD whose node does in each round what ``does`` says, between sending and receiving."""
+
+    does: str
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train()
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.model, tag=r)
+            inbox = await node.gather(peers, tag=r)
+            weights = node.mixing_weights(r)
+            exec(
+                SCRIPTS[self.does],
+                globals(),
+                scope := {"node": node, "inbox": inbox, "weights": weights, "r": r, "peers": peers},
+            )
+            await node.mix(inbox, scope["weights"])
+
+
+SCRIPTS = {
+    "looks its rank up": "if node.rank in {0, 1}: node.parameters = node.parameters * 0.5",
+    "looks its rank up in a dict": "node.lr = {0: 0.5}.get(node.rank, 0.1)",
+    "has its rank in a set": "node.record(x=len({node.rank % 2, 0}))",
+    "hashes its rank": "node.record(x=hash((node.rank, r)) % 97)",
+    "catches a missing key": """
+try:
+    inbox[0]
+    node.record(x=1)
+except KeyError:
+    node.record(x=0)
+""",
+    "catches a division by zero": """
+try:
+    node.record(x=1 / node.rank)
+except ZeroDivisionError:
+    node.record(x=0)
+""",
+    "catches everything": """
+try:
+    node.record(x=float(node.rank))
+except:
+    node.record(x=-1.0)
+""",
+    "finds nothing": "node.record(x=inbox.get(0) is None)",
+    "compares": "node.record(x=(node.rank > 3) is True)",
+    "powers in place": "v = 1.0 * node.parameters; w = v; v **= 2; node.parameters = w * 0.01 + node.parameters",
+    "is in place inside": "torch.nn.functional.relu(node.parameters, inplace=True)",
+    "is in place by position": "torch.nn.functional.relu(node.parameters, True)",
+    "assigns doubles": "node.parameters = node.parameters.double()",
+    "writes its rank": "node.record(x=str(list(peers)))",
+    "represents its rank": "node.record(x=f'{node.rank!r}')",
+    "records a vector": "node.record(x=node.parameters)",
+    "is cancelled": "raise asyncio.CancelledError",
+    "makes weights of its own": "weights = {j: w * 0.5 for j, w in weights.items()}",
+    "asks for a type": "node.record(x=isinstance(node.parameters, torch.Tensor))",
+    "detaches": "node.parameters = node.parameters.detach().clone() * 0.9",
+    "uses shapes": "node.parameters = node.parameters + torch.ones(node.parameters.shape[0]) * 0.001",
+}
+
+
+@pytest.mark.parametrize("does", SCRIPTS)
+def test_python_does_not_hide_differences(tmp_path: Path, does: str) -> None:
+    together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Script", "does": does})
+    assert together == alone
+
+
+class Loops(Algorithm):
+    """Loops and messages that are unlike those of most algorithms."""
+
+    way: str
+
+    async def run(self, node: Node) -> None:
+        kept = None
+        async for r in node.rounds():
+            await self._round(node, r)
+            if self.way == "loops twice" and r == 2:
+                break
+            if self.way == "ends a round itself":
+                await node.end_round(r)
+            if self.way == "changes its weights":
+                kept = kept or dict(node.mixing_weights(r).items())
+                for j in kept:
+                    kept[j] = kept[j] * 0.8
+                await node.mix(await self._talk(node, ("more", r)), kept)
+            if self.way == "has tags of several parts":
+                peers = await node.neighbors(r)
+                node.broadcast(peers, 1.0, tag=("a", r, "x"))
+                node.broadcast(peers, 2.0, tag=("a", r))
+                node.record(x=sum((await node.gather(peers, tag=("a", r))).values()))
+                await node.gather(peers, tag=("a", r))
+            if self.way == "sends doubles":
+                peers = await node.neighbors(r)
+                node.broadcast(peers, node.parameters.double(), tag=("d", r))
+                await node.gather(peers, tag=("d", r))
+            if self.way == "sends ranks":
+                peers = await node.neighbors(r)
+                node.broadcast(peers, 100 * node.rank, tag=("d", r))
+                await node.gather(peers, tag=("d", r))
+        if self.way == "loops twice":
+            async for r in node.rounds():
+                await self._round(node, r)
+
+    async def _round(self, node: Node, r: int) -> None:
+        await node.train()
+        await node.mix(await self._talk(node, r), node.mixing_weights(r))
+
+    async def _talk(self, node: Node, tag: Any) -> Any:
+        peers = await node.neighbors()
+        node.broadcast(peers, node.model, tag=tag)
+        return await node.gather(peers, tag=tag)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "loops twice",
+        "ends a round itself",
+        "changes its weights",
+        "has tags of several parts",
+        "sends doubles",
+        "sends ranks",
+    ],
+)
+def test_loops_and_messages_of_all_kinds(tmp_path: Path, way: str) -> None:
+    together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Loops", "way": way})
+    assert together == alone
+
+
+def test_every_call_of_a_node_is_the_cohorts_own_or_ends_it() -> None:
+    own = {name for name in vars(Node) if not name.startswith("_") and name in vars(Cohort)}
+    left = {name for name in vars(Node) if not name.startswith("_")} - own
+    # These use what a cohort lacks: the node's runtime, mailbox and host.
+    assert left == {
+        *("answer", "apply", "ask", "buffers", "compress", "drain", "drain_answers", "evaluate", "gradient"),
+        *("next_answer", "peers", "receive", "secret", "send", "traffic", "view"),
+    }
+
+
 async def _nap(node: Node) -> None:
     await node.sleep(0.1)
 
@@ -273,7 +412,7 @@ def test_operations_are_those_of_each_node() -> None:
     assert isinstance(vectors, PerNode)
     assert not isinstance(numbers, torch.Tensor)
     assert torch.zeros(vectors.shape[0]).tolist() == [0.0, 0.0]
-    inbox = PerNode([{1: 0.5}, {0: 0.25}])
+    inbox = PerNode([{1: 0.5}, {0: 0.25}], keys=True)
     assert of({rank: inbox[rank] for rank in inbox}, 1) == {0: 0.25}
     assert len(inbox) == 1
     assert bool(numbers > 0)

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from math import inf, isfinite
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gossamer.config import Experiment, Simulate
@@ -31,7 +32,7 @@ from gossamer.node.mailbox import Inbox
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.randomness import SHARED, generator
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import NS, to_ns
+from gossamer.runtime.simulate.clock import MAX_PASSES, NS, to_ns
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.links import Links
 
@@ -88,11 +89,11 @@ class _Inboxes(PerNode):
 
     __slots__ = ("_made", "_payload", "sources", "vectors")
 
-    def __init__(self, payload: Any, sources: Sequence[Sequence[int]]) -> None:
-        self._payload, self.sources = payload, sources
-        vectors: Any = payload.parameters if isinstance(payload, Model) else payload
-        known = isinstance(vectors, PerNode) and isinstance(vectors.each[0], Tensor)
-        self.vectors: Sequence[Tensor] = vectors.each if known else ()
+    def __init__(self, payload: Any, sources: Sequence[Sequence[int]], *, keys: bool) -> None:
+        self._payload, self.sources, self.keys_of_dicts = payload, sources, keys
+        vectors: Any = payload.parameters if type(payload) is Model else payload
+        tensors = type(vectors) is PerNode and isinstance(vectors, Tensor)
+        self.vectors: Sequence[Tensor] = vectors.each if tensors else ()
         self._made: list[Inbox] = []
 
     @property
@@ -112,18 +113,54 @@ class _Call:
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._cohort.open_calls -= 1
+        self._cohort.count_turn()
         result = self._function()
         if self._ends_round:
             yield _ROUND
         return result
 
 
-def _call(method: Callable[..., Any]) -> Any:
+def _same_for_all(method: Callable[..., Any]) -> Any:
+    """Make failures of a method a divergence, since an algorithm may catch other exceptions at one node only."""
+
+    @wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return method(*args, **named)
+        except Exception as error:
+            raise Divergence from error
+
+    return call
+
+
+def _awaited(method: Callable[..., Any], *, ends_round: bool = False) -> Any:
     """Make a method awaitable."""
-    ends_round = method.__name__ == "end_round"
-    return lambda self, *args, **named: _Call(
-        self, partial(method, self, *args, **named), ends_round=ends_round
-    )
+    function = _same_for_all(method)
+
+    @wraps(method)
+    def call(self: Cohort, *args: Any, **named: Any) -> _Call:
+        return _Call(self, partial(function, self, *args, **named), ends_round=ends_round)
+
+    return call
+
+
+class _Rounds:
+    """The iterator behind ``Cohort.rounds``."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+        self._current: int | None = None
+
+    def __aiter__(self) -> _Rounds:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._current is not None:
+            await self._cohort.end_round(self._current)
+        if self._cohort.finished:
+            raise StopAsyncIteration
+        self._current = self._cohort.round
+        return self._current
 
 
 class Cohort(Node):
@@ -138,17 +175,21 @@ class Cohort(Node):
         self._context, self._nodes = context, nodes
         self._topology, self._optimizer = setup.topology, setup.experiment.optimizer
         count = self.size = len(nodes)
-        self.layout, self.rank = setup.layout.parameters, PerNode(range(count))
-        self.samples = PerNode([len(part) for part in setup.parts])
-        self.steps_per_epoch = PerNode([node.own.steps_per_epoch for node in nodes])
-        self.label_counts = None if setup.labels is None else PerNode(list(setup.labels))
+        self.layout = setup.layout.parameters
         self.lr: Any = self._optimizer.lr_at(0)
         self.state, self._columns = {}, dict[str, Any]()
         self.round = self.step = self.open_calls = 0
-        self.now_ns = context.clock.now_ns
-        self._vectors = [node.own.parameters.vector for node in nodes]
+        self.now_ns = self._instant_ns = context.clock.now_ns
+        self._turns = 0
+        # Built-in algorithms make dicts of ranks, but look no numbers up in them.
+        self._keys = type(setup.experiment.algorithm).__module__.startswith("gossamer.algorithms.")
+        self.rank = self._per_node(range(count))
+        self.samples = self._per_node([len(part) for part in setup.parts])
+        self.steps_per_epoch = self._per_node([node.own.steps_per_epoch for node in nodes])
+        self.label_counts = None if setup.labels is None else self._per_node(list(setup.labels))
+        self._vectors = self._per_node([node.own.parameters.vector for node in nodes])
         self._states: list[Any] = [None] * count  # of the optimizer
-        self._reset = self._began = False
+        self._reset = False
         self._losses: list[list[float]] = []  # of each call of train since the last update, by rank
         self._busy_ns = 0
         # Since the last update, by rank: bytes sent and received, messages sent and received; messages taken; the
@@ -165,37 +206,47 @@ class Cohort(Node):
 
     def advance(self) -> bool:
         """Compute the next round. Returns whether there was one; otherwise the algorithm has returned."""
-        others = asyncio.all_tasks()
+        others, parted, returned = asyncio.all_tasks(), Divergence.count, False
         try:
-            if self._protocol.send(None) is not _ROUND or asyncio.all_tasks() != others:
+            if self._protocol.send(None) is not _ROUND:
                 raise Divergence  # it waits for something of asyncio's
         except StopIteration:
-            if self._sent or self.open_calls:
-                raise Divergence from None
-            return False
-        except Exception as error:  # the node that fails will be named when the nodes run by themselves
-            raise Divergence from error
+            returned = True
+        except (Exception, asyncio.CancelledError) as error:
+            raise Divergence from error  # the node that fails is named when the nodes run by themselves
         finally:
-            for task in asyncio.all_tasks() - others:
+            tasks = asyncio.all_tasks() - others
+            for task in tasks:
                 task.cancel()
-        return True
+        if tasks or Divergence.count > parted or (returned and (self._sent or self.open_calls)):
+            raise Divergence
+        return not returned
 
     def close(self) -> None:
         """End the algorithm where it is."""
         with suppress(Exception, Divergence):
             self._protocol.close()
 
+    def count_turn(self) -> None:
+        """Divergence if the algorithm keeps calling without letting time pass. The clock finds that too."""
+        if self.now_ns > self._instant_ns:
+            self._instant_ns, self._turns = self.now_ns, 0
+        self._turns += 1
+        if self._turns > MAX_PASSES:
+            raise Divergence
+
     def update(self) -> None:
         """Give the nodes what is recorded of them. Divergence if a model is not finite, which ends a run at another
         instant."""
-        if not all(map(is_finite, self._vectors)):
+        vectors = self._vectors.each
+        if not all(map(is_finite, vectors)):
             raise Divergence
         context = self._context
         traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
         for rank, runtime in enumerate(self._nodes):
             node, own, traffic = runtime.node, runtime.own, context.links.counters(rank)
-            if own.parameters.vector is not self._vectors[rank]:
-                own.parameters.write(self._vectors[rank])
+            if own.parameters.vector is not vectors[rank]:
+                own.parameters.write(vectors[rank])
             own.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
             node.round, node.step = self.round, self.step
             node.record(**of(self._columns, rank))
@@ -215,24 +266,13 @@ class Cohort(Node):
 
     # --- rounds
 
-    def rounds(self) -> Cohort:
-        return self
+    def rounds(self) -> _Rounds:
+        return _Rounds(self)
 
-    def __aiter__(self) -> Cohort:
-        return self
-
-    async def __anext__(self) -> int:
-        if self._began:
-            await self.end_round(self.round)
-        self._began = True
-        if self.finished:
-            raise StopAsyncIteration
-        return self.round
-
-    @_call
+    @partial(_awaited, ends_round=True)
     def end_round(self, r: int) -> None:
-        if self._sent or self.open_calls:
-            raise Divergence  # a message is under way, or nobody has awaited a call
+        if self._sent or self.open_calls or r != self.round:
+            raise Divergence  # a message is under way, nobody has awaited a call, or the round ends again
         self.round, optimizer = r + 1, self._optimizer
         if optimizer.schedule is not None:
             self.lr = optimizer.lr_at(self.round)
@@ -245,40 +285,47 @@ class Cohort(Node):
 
     # --- the model
 
+    def _per_node(self, each: Sequence[Any]) -> PerNode:
+        return PerNode(each, keys=self._keys)
+
     @property
     def parameters(self) -> PerNode:
-        return PerNode(self._vectors)
+        return self._vectors
 
     @parameters.setter
+    @_same_for_all
     def parameters(self, v: PerNode) -> None:
-        self._vectors = self._rows(v)
+        self._vectors = self._per_node(self._rows(v))
 
     @property
     def model(self) -> Model:
         return Model(self.parameters)  # type: ignore[arg-type]
 
     @model.setter
+    @_same_for_all
     def model(self, model: Model) -> None:
+        if len(model.buffers):
+            raise Divergence
         self.parameters = model.parameters
 
     def _rows(self, vectors: Any) -> list[Tensor]:
         """Rows of the store with the nodes' vectors [P]."""
         rows = self._context.rows
-        if not isinstance(vectors, PerNode):
+        shapes = {(vector.shape, vector.dtype) for vector in vectors.each}
+        if shapes != {((rows.length,), torch.float32)}:
             raise Divergence
-        return [
-            rows.store(vector) if vector.shape == (rows.length,) else _refuse() for vector in vectors.each
-        ]
+        return list(map(rows.store, vectors.each))
 
+    @_same_for_all
     def store(self, v: PerNode) -> PerNode:
-        return PerNode(self._rows(v))
+        return self._per_node(self._rows(v))
 
     # --- computing
 
-    @_call
+    @_awaited
     def train(self, steps: int = 1) -> PerNode:
         first, jobs = self.step, []
-        for rank, vector in enumerate(self._vectors):
+        for rank, vector in enumerate(self._vectors.each):
             own, state = self._nodes[rank].own, self._states[rank]
             if self._reset or state is None:
                 state = self._optimizer.init(vector)
@@ -289,15 +336,15 @@ class Cohort(Node):
         self.now_ns += duration_ns
         self._busy_ns += duration_ns
         self.step += steps
-        self._vectors = [result.model.parameters for result in results]
+        self._vectors = self._per_node([result.model.parameters for result in results])
         self._states, self._reset = [result.state for result in results], False
         self._losses.append([result.loss for result in results])
-        return PerNode(self._losses[-1])
+        return self._per_node(self._losses[-1])
 
     def reset_optimizer(self) -> None:
         self._reset = True
 
-    @_call
+    @_awaited
     def combine(
         self,
         own: Any,
@@ -309,20 +356,23 @@ class Cohort(Node):
         aggregate: bool = False,
     ) -> Any:
         whole = isinstance(own, Model)
+        if whole and len(own.buffers):
+            raise Divergence
         rows = self._rows(own.parameters if whole else own)
-        mixed = PerNode(self._mixed(rows, inbox, weights, self_weight, missing))
+        mixed = self._per_node(self._mixed(rows, inbox, weights, self_weight, missing))
         return Model(mixed) if whole else mixed  # type: ignore[arg-type]
 
-    @_call
+    @_awaited
     def mix(
         self, inbox: Any, weights: Any, *, self_weight: Any = None, missing: Missing | None = None
     ) -> None:
-        self._vectors = self._mixed(self._vectors, inbox, weights, self_weight, missing)
+        self._vectors = self._per_node(self._mixed(self._vectors.each, inbox, weights, self_weight, missing))
 
     def _mixed(
-        self, own: list[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
+        self, own: Sequence[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
     ) -> list[Tensor]:
-        if isinstance(inbox, _Inboxes) and inbox.vectors and self_weight is missing is None:
+        plain = self_weight is None and missing is None and type(weights) is PerNode
+        if plain and type(inbox) is _Inboxes and inbox.vectors:
             given = weights, inbox.sources
             factors = self._once("factors", given, lambda: self._factors(*given))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
@@ -355,9 +405,10 @@ class Cohort(Node):
 
     # --- messages
 
-    def broadcast(self, to: Any, payload: Payload, tag: Tag, *, exact: bool = False) -> None:
+    @_same_for_all
+    def broadcast(self, to: Any, payload: Payload, tag: Tag, *, exact: bool = False) -> PerNode:
         name = as_tag(tag)
-        if not isinstance(to, PerNode) or name in self._sent:
+        if type(to) is not PerNode or name in self._sent:
             raise Divergence
         frozen, versions = self._frozen(payload)
         size, _ = self._context.links.measure(0, of(frozen, 0), name)
@@ -365,14 +416,17 @@ class Cohort(Node):
         sent, received = (np.fromiter(map(len, each), np.int64) for each in (receivers, sources))
         self._traffic += [size * sent, size * received, sent, received]
         self._sent[name] = _Broadcast(sources, frozen, self.now_ns, versions)
+        return self._per_node(receivers)
 
     def _frozen(self, payload: Payload) -> tuple[Payload, list[tuple[Tensor, int]]]:
         """The payload with vectors in the store, and their versions. Only the values of vectors and numbers
         may differ between nodes."""
-        if isinstance(payload, Model):
+        if type(payload) is Model:
+            if len(payload.buffers):
+                raise Divergence
             parameters, versions = self._frozen(payload.parameters)
             return Model(parameters), versions
-        if isinstance(payload, dict):
+        if type(payload) is dict:
             if not all(type(name) is str for name in payload):
                 raise Divergence
             frozen, versions = {}, []
@@ -380,15 +434,20 @@ class Cohort(Node):
                 frozen[name], more = self._frozen(item)
                 versions += more
             return frozen, versions
-        if isinstance(payload, PerNode) and isinstance(payload.each[0], Tensor):
+        if type(payload) is PerNode and isinstance(payload, Tensor):
             vectors = self._rows(payload)
             if not all(map(is_finite, vectors)):
                 raise Divergence
-            return PerNode(vectors), [(vector, vector._version) for vector in vectors]
-        numbers = payload.each if isinstance(payload, PerNode) else [payload]
-        alike = all(type(number) is float for number in numbers) or numbers.count(numbers[0]) == len(numbers)
-        if not alike or not all(type(number) in (int, float) and isfinite(number) for number in numbers):
-            raise Divergence  # (different whole numbers may differ in size)
+            return self._per_node(vectors), [(vector, vector._version) for vector in vectors]
+        numbers = payload.each if type(payload) is PerNode else [payload]
+        [kind] = set(map(type, numbers))
+        # (Different whole numbers may differ in size.)
+        if (
+            kind not in (int, float)
+            or (kind is int and len(set(numbers)) > 1)
+            or not all(map(isfinite, numbers))
+        ):
+            raise Divergence
         return payload, []
 
     def _routes(self, to: PerNode) -> tuple[list[list[int]], list[list[int]]]:
@@ -402,13 +461,15 @@ class Cohort(Node):
                 sources[rank].append(source)
         return receivers, sources
 
-    @_call
+    @_awaited
     def gather(
         self, peers: Any, tag: Tag, *, at_least: int | None = None, timeout: float | None = None
     ) -> PerNode:
-        sent = self._sent.pop(as_tag(tag), None)
-        if sent is None or not isinstance(peers, PerNode) or at_least is not None or timeout is not None:
+        name = as_tag(tag)
+        matching = [each for each in self._sent if each[: len(name)] == name]
+        if matching != [name] or type(peers) is not PerNode or at_least is not None or timeout is not None:
             raise Divergence
+        sent = self._sent.pop(name)
         arrival_ns = sent.sent_ns + (self._context.links.only_latency_ns or 0)
         counts = np.fromiter(map(len, sent.sources), np.int64)
         if arrival_ns > self.now_ns and not counts.all():
@@ -417,7 +478,7 @@ class Cohort(Node):
             raise Divergence
         if any(vector._version != version for vector, version in sent.versions):
             raise Divergence
-        if self._declares and not self._expected(as_tag(tag), sent):
+        if self._declares and not self._expected(name, sent):
             raise Divergence
         self.now_ns = max(self.now_ns, arrival_ns)
         age = self.now_ns / NS - sent.sent_ns / NS
@@ -426,7 +487,7 @@ class Cohort(Node):
         self._taken += counts
         self._ages[0] += sums[which]
         self._ages[1] = np.where(counts > 0, np.maximum(self._ages[1], age), self._ages[1])
-        return _Inboxes(sent.payload, sent.sources)
+        return _Inboxes(sent.payload, sent.sources, keys=self._keys)
 
     def _expected(self, name: tuple[str | int, ...], sent: _Broadcast) -> bool:
         """Whether the messages are as the algorithm has declared."""
@@ -441,28 +502,30 @@ class Cohort(Node):
             coroutine.close()
         raise Divergence
 
+    @_same_for_all
     def expect(self, tag: Tag, *like: Payload, check: Any = None, exact: bool = False) -> None:
         self._declares = True
         self._expectations.declare(tag, of(like, 0), check, exact=exact)
 
     # --- the graph
 
-    @_call
+    @_awaited
     def neighbors(self, r: int | None = None, direction: Any = "both", layer: str | None = None) -> PerNode:
         round = self.round if r is None else r
 
         def find() -> PerNode:
             ranks = range(self.size)
-            return PerNode([self._topology.neighbors(rank, round, direction, layer) for rank in ranks])
+            return self._per_node([self._topology.neighbors(rank, round, direction, layer) for rank in ranks])
 
         graph = self._topology.graph(round)
         return find() if layer is not None else self._once(f"neighbors, {direction}", (graph,), find)
 
+    @_same_for_all
     def mixing_weights(self, r: int | None = None) -> PerNode:
         round = self.round if r is None else r
 
         def find() -> PerNode:
-            return PerNode([self._topology.mixing_weights(rank, round) for rank in range(self.size)])
+            return self._per_node([self._topology.mixing_weights(rank, round) for rank in range(self.size)])
 
         if not self._topology.static_weights:
             return find()
@@ -476,6 +539,7 @@ class Cohort(Node):
         found: T = known[1]
         return found
 
+    @_same_for_all
     def topology(self, r: int | None = None) -> Any:
         return self._topology.graph(self.round if r is None else r)
 
@@ -484,16 +548,19 @@ class Cohort(Node):
     def now(self) -> float:
         return self.now_ns / NS
 
+    @_same_for_all
     def record(self, **values: Any) -> None:
         for value in values.values():
-            if not all(isinstance(each, _RECORDED) for each in getattr(value, "each", [value])):
-                raise Divergence
+            for each in value.each if type(value) is PerNode else [value]:
+                if not isinstance(each, _RECORDED) or (isinstance(each, Tensor) and each.numel() != 1):
+                    raise Divergence
         self._columns |= values
 
-    @_call
+    @_awaited
     def sleep(self, seconds: float) -> None:
         self.now_ns += to_ns(float(seconds))
 
+    @_same_for_all
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
         if not shared:
             raise Divergence

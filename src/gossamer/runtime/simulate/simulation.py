@@ -404,6 +404,9 @@ class Simulation:
                 going = cohort.advance()
             self._clock.now_ns = cohort.now_ns
             cohort.update()
+        except Divergence:
+            if not self._tasks.end.done():  # otherwise the user ends the run anyway
+                raise
         finally:
             cohort.close()
 
