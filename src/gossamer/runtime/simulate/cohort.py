@@ -212,7 +212,9 @@ class Cohort(Node):
                 raise Divergence  # it waits for something of asyncio's
         except StopIteration:
             returned = True
-        except (Exception, asyncio.CancelledError) as error:
+        except (Divergence, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             raise Divergence from error  # the node that fails is named when the nodes run by themselves
         finally:
             tasks = asyncio.all_tasks() - others
@@ -411,7 +413,7 @@ class Cohort(Node):
         if type(to) is not PerNode or name in self._sent:
             raise Divergence
         frozen, versions = self._frozen(payload)
-        size, _ = self._context.links.measure(0, of(frozen, 0), name)
+        size, _ = self._context.links.measure(0, of(frozen, 0), name)  # all nodes' messages have this size
         receivers, sources = self._once("routes", (to,), lambda: self._routes(to))
         sent, received = (np.fromiter(map(len, each), np.int64) for each in (receivers, sources))
         self._traffic += [size * sent, size * received, sent, received]
@@ -532,7 +534,8 @@ class Cohort(Node):
         return self._once("weights", (self._topology.graph(round),), find)
 
     def _once(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """The value that was last made under a name, if it was made from the same objects; else a new one."""
+        """The value that was last made under a name, if it was made from the same objects, which never change; else a
+        new one."""
         known = self._cached.get(name)
         if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
             known = self._cached[name] = key, make()
