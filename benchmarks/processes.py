@@ -39,6 +39,7 @@ from apart import answer
 from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.cores import cores
+from gossamer.results.observer import Observer
 from gossamer.runtime.memory import private_bytes
 from machine import plain_steps
 
@@ -110,7 +111,7 @@ def experiment(
     )
 
 
-class Watcher:
+class Watcher(Observer):
     """Watches what a run records, and samples the memory and CPU time of its nodes.
 
     Args:

@@ -84,18 +84,18 @@ def mutant(target: Any, method: str, found_as: str, first: int = 0) -> Callable[
 
 @mutant(RunRecord, "row", "rows_once_and_in_order")
 def a_row_twice(original: Any) -> Any:
-    def row(self: Any, moment: Any, row: dict[str, Any], model: Any) -> None:
+    def row(self: Any, moment: Any, row: dict[str, Any], *others: Any) -> None:
         for _ in range(1 + (row["node"] == 1 and moment == 2)):
-            original(self, moment, dict(row), model)
+            original(self, moment, dict(row), *others)
 
     return row
 
 
 @mutant(RunRecord, "row", "rows_once_and_in_order")
 def no_row(original: Any) -> Any:
-    def row(self: Any, moment: Any, row: dict[str, Any], model: Any) -> None:
+    def row(self: Any, moment: Any, row: dict[str, Any], *others: Any) -> None:
         if (row["node"], moment) != (1, 2):
-            original(self, moment, row, model)
+            original(self, moment, row, *others)
 
     return row
 

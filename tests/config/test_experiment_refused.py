@@ -26,7 +26,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"engine": {"trainr": "auto"}},
-        "engine.trainr: unknown field (did you mean 'trainer'?); accepted: device, ",
+        "engine.trainr: unknown field (did you mean 'trainer'?); accepted: cohort, ",
     ),
     ({"algorithm": "d-pgsd"}, "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?); accepted: "),
     (

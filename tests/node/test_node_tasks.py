@@ -12,21 +12,16 @@ from typing import Any
 import pytest
 
 from gossamer import Deadlock, Node, RunFailed
+from gossamer.results.observer import Observer
 from gossamer.runtime.simulate import clock, host
 from scenario import play
 
 
-class Limit:
+class Limit(Observer):
     """An observer that ends a run which records more rows than it should: it would go on for ever."""
 
     def __init__(self, rows: int) -> None:
         self.left = rows
-
-    def start(self, description: Mapping[str, Any]) -> None: ...
-
-    def progress(self, rounds: int, time_s: float) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.left -= 1
@@ -299,19 +294,13 @@ def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Pa
 
 
 def test_of_a_coroutine_that_is_no_nodes_python_goes_on_to_warn(tmp_path: Path) -> None:
-    class Host:
+    class Host(Observer):
         """An observer with a coroutine that it drops."""
 
         async def forgotten(self) -> None: ...
 
         def start(self, description: Mapping[str, Any]) -> None:
             self.forgotten()
-
-        def progress(self, rounds: int, time_s: float) -> None: ...
-
-        def row(self, row: Mapping[str, Any]) -> None: ...
-
-        def say(self, text: str) -> None: ...
 
     async def script(node: Node) -> None:
         await node.sleep(1)
