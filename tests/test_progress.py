@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gossamer
 from gossamer import Experiment
 from gossamer.progress import Display, Lines
+from gossamer.results.observer import Observer
 from gossamer.runtime.recording import NETWORK
 
 
@@ -63,5 +66,48 @@ def test_a_line_summarizes_all_nodes_at_one_evaluation_point(
     sent = "5 MB" if moment == "round" else "6 MB"
     assert capsys.readouterr().err == (
         "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
-        f"  consensus distance 0.25  {sent} sent\n"
+        f"  consensus distance 0.25  {sent} sent  40 s left\n"
     )
+
+
+def test_what_lost_nodes_have_sent_still_counts_and_no_time_is_left_in_the_last_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Lines(described({"rounds": 10}))
+    for round, nodes in ((5, 4), (10, 1)):
+        for node in range(nodes):
+            lines.row(row(node, round, "round", test_accuracy=0.5))
+        lines.progress(rounds=20 + round - 5, time_s=2.0)
+        lines.row(row(NETWORK, round, "round", consensus_distance=0.25))
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("10 MB sent  40 s left")
+    assert last.endswith("12.5 MB sent  0 s left")
+
+
+def test_nodes_that_are_gone_count_like_the_mean_of_the_others(tmp_path: Path) -> None:
+    class Rounds(Observer):
+        def __init__(self) -> None:
+            self.shares: list[int] = []
+
+        def progress(self, rounds: int, time_s: float) -> None:
+            self.shares.append(rounds)
+
+    for engine in ("simulate", "processes"):
+        experiment = Experiment.of(
+            {
+                "nodes": 4,
+                "task": {"name": "least-squares", "features": 5, "samples": 80, "test_samples": 20},
+                "algorithm": "d-psgd",
+                "topology": "complete",
+                "optimizer": {"name": "sgd", "lr": 0.01},
+                "compute": {"name": "constant", "seconds_per_step": 0.1},
+                "gather": {"lost_peer": "skip"},
+                "faults": [{"name": "crash", "nodes": [2, 3], "at_round": 2}],
+                "failures": {"detection_s": 0.1},
+                "stop": {"rounds": 20},
+                "engine": {"name": engine, **({"pace": True} if engine == "processes" else {})},
+            }
+        )
+        seen = Rounds()
+        assert gossamer.run(experiment, tmp_path / engine, observer=seen).status == "done"
+        assert max(seen.shares) > 4 * 17

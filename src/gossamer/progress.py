@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.results.formatting import bytes_text, numerals
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import Evaluations
+from gossamer.results.recorder import NETWORK, Evaluations
 from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Display(Observer):
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
+        self._sent_by: dict[int, float] = {}  # bytes in the newest row of each node, lost ones included
         self._sent, self._latest = 0.0, ""
         self._evaluations = Evaluations()
 
@@ -71,9 +72,12 @@ class Display(Observer):
         self.show(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def row(self, row: Mapping[str, Any]) -> None:
+        rank, sent = row["node"], row.get("bytes_sent")
+        if rank != NETWORK and sent is not None:  # a restarted node may count from less
+            self._sent_by[rank] = max(sent, self._sent_by.get(rank, 0.0))
         if (values := self._evaluations.add(row)) is None:
             return
-        self.wall_s, self._sent = row["wall_s"], sum(values.get("bytes_sent", [self._sent]))
+        self.wall_s, self._sent = row["wall_s"], sum(self._sent_by.values())
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:
@@ -109,10 +113,12 @@ class Lines(Display):
         self._share = self.share(rounds, time_s)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
+        # The last progress may have been reported before the end of this round.
+        share = max(self._share, self.share(row["round"] * self._nodes, row["time_s"]))
         self.show(
             f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
-            f"  {self.left(self._share)}".rstrip()
+            f"  {self.left(share)}".rstrip()
         )
 
     def say(self, text: str) -> None:

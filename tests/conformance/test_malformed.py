@@ -12,6 +12,7 @@ import torch
 import gossamer
 from gossamer import Experiment, Model, Node, NodeWrapper, Part, Run, RunFailed
 from gossamer.messages.tags import Coded, Payload
+from gossamer.node.mailbox import MOST_UNREAD
 from gossamer.runtime.processes.fork_server import Listen
 from worker_fleet import TOKEN, Fleet, free_port
 
@@ -277,5 +278,10 @@ def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path
         run = flooded(50_000, "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
     finally:
         fleet.close()
-    refused = run.metrics.group_by("node").agg(pl.col("messages_refused").max())
-    assert refused.filter(pl.col("node").is_between(0, 2))["messages_refused"].sum() > 45_000
+    # Most of the frames were never taken: beyond a bound they are dropped as they come.
+    counts = run.metrics.group_by("node").agg(pl.col("messages_received", "messages_refused").max())
+    honest_nodes = counts.filter(pl.col("node").is_between(0, 2))
+    assert honest_nodes["messages_received"].sum() > 50_000
+    waiting = honest_nodes["messages_received"] - honest_nodes["messages_refused"]
+    assert waiting.max() < 2 * MOST_UNREAD + 100  # type: ignore[operator]
+    assert set(run.events.filter(pl.col("event") == "unread")["node"]) == {0, 1, 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.expectations import Expectations
-from gossamer.node.mailbox import Inbox, Mailbox
+from gossamer.node.mailbox import MOST_UNREAD, Inbox, Mailbox
 from gossamer.node.setup import Host, Setup
 
 Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
@@ -67,6 +68,26 @@ def test_draining_splits_the_messages_and_keeps_their_order(
     assert asyncio.run(received()) == fits
     assert one_by_one.messages == box.messages
     assert one_by_one.host.counters.messages_taken == len(fits)
+
+
+def test_messages_that_nobody_takes_do_not_pile_up() -> None:
+    box = mailbox(*(message(3, "early", k) for k in range(5)))
+    for k in range(50_000):
+        box.deliver(message(0, "nobody", k))
+        assert len(box.messages) <= 2 * MOST_UNREAD + 10
+    box.deliver(message(0, "last"))
+    of = Counter(each.source for each in box.messages)
+    assert of[3] == 5
+    assert of[0] + box.host.counters.messages_refused == 50_001
+    assert [each.tag for each in box.drain((), 0, newest=False)[-2:]] == [("nobody", 49_999), ("last",)]
+    said = "node 9 drops messages of node 0: over 4096 are unread"
+    assert box.host.event.mock_calls == [mock.call("unread", said)]  # type: ignore[attr-defined]
+
+
+def test_many_senders_may_have_few_unread_messages_each() -> None:
+    box = mailbox(*(message(k % 10_000, "model") for k in range(30_000)))
+    assert len(box.messages) == 30_000
+    assert box.host.counters.messages_refused == 0
 
 
 @given(Messages, Tags)

@@ -24,6 +24,9 @@ MOST_REPORTED = 8
 """Number of malformed messages of one sender that are recorded as events. The counter includes all of
 them."""
 
+MOST_UNREAD = 4_096
+"""Number of messages of one sender that may wait. Beyond it, the oldest are dropped from time to time."""
+
 
 class PeerLost(PeerFailure):
     """A node waits for a dead peer, and the experiment ends the run in this case."""
@@ -156,8 +159,10 @@ class Mailbox:
         self.presence = host.presence
         self.coder: Coder | None = None
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
+        self._unread_of: set[int] = set()  # senders of which unread messages were dropped
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
         self.retired = False
+        self._check_at = 2 * MOST_UNREAD  # number of messages at which unread ones are dropped
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
 
     # --- delivery
@@ -168,6 +173,8 @@ class Mailbox:
             self.late(1)
             return
         self.messages.append(message)
+        if len(self.messages) > self._check_at:
+            self._drop_unread()
         source, tag = message.source, message.tag
         for waiter in self.waiters:  # inlined from fits(), to save a call per message
             sources = waiter.sources
@@ -195,6 +202,25 @@ class Mailbox:
         self.retired = True
         self.late(len(self.messages))
         self.messages = []
+
+    def _drop_unread(self) -> None:
+        """Drop the oldest messages of each sender that has more than ``MOST_UNREAD``: a peer may send
+        messages that no task ever takes."""
+        waiting = Counter(message.source for message in self.messages)
+        left = []
+        for message in self.messages:
+            source = message.source
+            if waiting[source] > MOST_UNREAD:
+                waiting[source] -= 1
+                self.host.counters.messages_refused += 1
+                if source not in self._unread_of:
+                    self._unread_of.add(source)
+                    text = f"node {self.rank} drops messages of node {source}: over {MOST_UNREAD} are unread"
+                    self.host.event("unread", text)
+            else:
+                left.append(message)
+        self.messages = left
+        self._check_at = 2 * max(len(left), MOST_UNREAD)  # so that a message costs little on average
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""

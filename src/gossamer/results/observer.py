@@ -17,8 +17,8 @@ class Observer:
         """The run starts; see ``Setup.description``."""
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed ``rounds`` rounds by ``time_s`` on the engine's clock. Called
-        from time to time, even while no round ends."""
+        """All nodes together have completed ``rounds`` rounds by ``time_s`` on the engine's clock. Nodes that
+        are gone count like the mean of the others. Called from time to time, even while no round ends."""
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was recorded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -65,6 +65,12 @@ def is_due(setup: Setup, rounds: int) -> bool:
     ``evaluation.every_rounds``, and after the last round."""
     every, last = setup.experiment.evaluation.every_rounds, setup.experiment.stop.rounds
     return every is not None and (rounds % every == 0 or rounds == last)
+
+
+def extrapolated(rounds: Collection[int], nodes: int) -> int:
+    """The rounds completed by all nodes, if those that are gone count like the mean of the others, which have
+    completed ``rounds``."""
+    return sum(rounds) * nodes // len(rounds)
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import polars as pl
 import pytest
@@ -19,11 +23,18 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.results.observer import Observer
+from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.executors import executor_of, worker_main
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.protocol import Fork
-from gossamer.runtime.processes.worker.worker import JoinedWorker
+from gossamer.runtime.processes.worker import worker as worker_module
+from gossamer.runtime.processes.worker.worker import (
+    JoinedWorker,
+    own_folder,
+    remove_abandoned_folders,
+    run_worker,
+)
 from worker_fleet import TOKEN, Fleet, free_port
 
 SETTINGS: dict[str, Any] = {
@@ -114,6 +125,7 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
     assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
     assert any("has joined with 3 slots" in text for text in observer.said)
+    assert any(text.startswith("1 worker with 3 slots has joined; awaited: 2") for text in observer.said)
     assert TOKEN not in fleet.said()
 
 
@@ -338,6 +350,64 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
     described = experiment()
     run = gossamer.run(described, tmp_path, listen=Listen("127.0.0.1:0", TOKEN, 2, "ray"))
     assert same(run, undisturbed(described, tmp_path))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have other options")
+def test_a_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
+    worker = JoinedWorker("localhost:1", "token", 1, tmp_path)
+    job = protocol.Job("", None, {}, None, 0, "", b"", [], reconnect_s=4.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()) for _ in range(2)]
+        welcome = protocol.Welcome(b"", 0, time.monotonic())
+        silent = []
+        with mock.patch.object(worker_module, "join", side_effect=[(end, welcome) for end in ends]):
+            for end in ends:
+                worker._join()
+                silent.append(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+                worker._folder(job)
+                silent.append(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        assert silent == [30_000, 4_000, 4_000, 4_000]
+        assert ends[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+        worker.close()
+
+
+def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (temporary / "gossamer-worker-of-another-version").mkdir()
+
+    def locked() -> set[Path]:
+        return {path.parent for path in temporary.glob("*/.lock")}
+
+    def hold() -> int:
+        """Start a process that has a folder, as a worker does."""
+        before, pid = locked(), os.fork()
+        if pid == 0:
+            with own_folder():
+                time.sleep(60.0)
+            os._exit(1)
+        while locked() == before:
+            time.sleep(0.01)
+        return pid
+
+    def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    killed = hold()
+    [abandoned] = locked()
+    running = hold()
+    [used] = locked() - {abandoned}
+    kill(killed)
+    with pytest.raises(RunFailed, match="no coordinator at"):
+        run_worker(f"127.0.0.1:{free_port()}", TOKEN, 1, wait_s=0.0)
+    assert locked() == {used}
+    kill(running)
+    remove_abandoned_folders()
+    assert list(temporary.iterdir()) == [temporary / "gossamer-worker-of-another-version"]
 
 
 @pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])

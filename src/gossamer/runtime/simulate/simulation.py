@@ -34,7 +34,7 @@ from gossamer.results.recorder import read_metrics, read_setup, rewind
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import EARLY, Profile, ended_early, is_due
+from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
@@ -414,7 +414,7 @@ class Simulation:
         node = self.nodes[rank]
         self._rounds += 1
         if self._rounds % max(len(self.nodes) // 16, 1) == 0:
-            self._observer.progress(self._rounds, self._clock.now())
+            self._observer.progress(self._done(), self._clock.now())
         self._recorder.round_ended(node)
         self._save(node)
         if self._faults is not None:
@@ -425,6 +425,12 @@ class Simulation:
             self._sent[rank] = sent
             if self._sent_by_all >= self._most_bytes:
                 self._tasks.finish("bytes")
+
+    def _done(self) -> int:
+        """The rounds completed by all nodes, for the observer."""
+        if self._faults is None or len(present := self._present()) in (0, len(self.nodes)):
+            return self._rounds
+        return extrapolated([node.round for node in present], len(self.nodes))
 
     def _save(self, node: NodeRuntime) -> None:
         if self._faults is not None:
@@ -445,7 +451,7 @@ class Simulation:
         now = time.perf_counter()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            self._observer.progress(self._rounds, self._clock.now())
+            self._observer.progress(self._done(), self._clock.now())
 
 
 async def _nothing() -> None:

@@ -36,7 +36,7 @@ from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
-from gossamer.runtime.recording import RunRecord
+from gossamer.runtime.recording import RunRecord, extrapolated
 from gossamer.runtime.setup import Setup
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -174,9 +174,9 @@ class Coordinator:
         if now - self._said > PROGRESS_S:
             self._said = now
             self._workers.look()
-            if nodes := self._lifecycle.nodes.values():
+            if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
-                self._observer.progress(sum(node.round for node in nodes), self._time_s)
+                self._observer.progress(extrapolated(rounds, self._setup.experiment.nodes), self._time_s)
 
     def _show_row(self, row: Mapping[str, Any]) -> None:
         self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])

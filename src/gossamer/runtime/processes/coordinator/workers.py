@@ -236,7 +236,7 @@ class JoinedWorkers(Workers):
         if worker is None:
             self._joined += 1
             worker = self._new(said.session, f"worker {self._joined} ({host})", said.slots)
-            self._say(f"{worker.name} has joined with {worker.slots} slots")
+            self._say(f"{worker.name} has joined with {_number(worker.slots, 'slot')}")
         else:
             self._say(f"{worker.name} is back")
         worker.away = None
@@ -281,9 +281,10 @@ class JoinedWorkers(Workers):
         """Each worker gets contiguous ranks, in proportion to its slots."""
         told, workers = "", self._workers
         while self._slots() < self._nodes or len(workers) < self._least or not self._all_ready():
+            have = "has" if len(workers) == 1 else "have"
             said = (
-                f"{len(workers)} workers with {self._slots()} slots have joined; awaited:"
-                f" {self._least} or more, for {self._nodes} nodes. Join with:"
+                f"{_number(len(workers), 'worker')} with {_number(self._slots(), 'slot')} {have} joined; awaited:"
+                f" {self._least} or more, for {_number(self._nodes, 'node')}. Join with:"
                 f" gossamer worker {self._door.address} --join TOKEN --slots {-(-self._nodes // self._least)}"
             )
             if said != told:
@@ -311,6 +312,10 @@ class JoinedWorkers(Workers):
         elif fork.incarnation and (path := self._folder.restart(rank)).exists():
             found = self._file(path)
         return structs.replace(fork, key=self._identities[rank].pem, files=found)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def packed(experiment: Experiment) -> tuple[str, dict[str, bytes]]:

@@ -7,16 +7,20 @@ worker ends its nodes and itself."""
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import logging
+import os
 import secrets
 import selectors
+import shutil
 import signal
 import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +56,11 @@ CONNECT_S, HANDSHAKE_S = 1.0, 10.0
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
-"""Seconds without an answer after which a connection is dropped."""
+"""Seconds without an answer after which a connection is dropped, until the job sets them
+(``failures.detection_s``)."""
+
+_PREFIX, _LOCK = "gossamer-worker-", ".lock"
+"""How the names of workers' temporary folders begin, and the locked file in each."""
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
@@ -190,13 +198,35 @@ def run_worker(
         RunFailed: if the coordinator refuses this worker, can't be reached, or is lost.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
-    with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
-        worker = JoinedWorker(coordinator, token, slots, Path(folder), address, data_root, wait_s)
+    remove_abandoned_folders()
+    with own_folder() as folder:
+        worker = JoinedWorker(coordinator, token, slots, folder, address, data_root, wait_s)
         try:
             worker.run()
         finally:
             worker.close()
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A temporary folder for a worker, removed at the end. It has a lock, which the system releases when the
+    worker and its nodes have ended, however they end."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, "unlocked").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(lock.name).rename(Path(folder, _LOCK))  # so nobody ever finds it unlocked before the end
+        yield Path(folder)
+
+
+def remove_abandoned_folders() -> None:
+    """Remove the folders of this user's workers that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        # OSError: its worker runs, or another one removes it, or may not read it.
+        with suppress(OSError):
+            if path.lstat().st_uid == os.getuid():
+                with path.open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent)
 
 
 class JoinedWorker(Worker):
@@ -219,6 +249,7 @@ class JoinedWorker(Worker):
         self._name = secrets.token_hex(16)
         self._offset = 0.0  # our monotonic clock minus the coordinator's
         self._reconnect_s = SILENT_S
+        self._end: socket.socket | None = None  # the newest connection to the coordinator
         # While there is no connection: when to try again, and until when.
         self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
 
@@ -245,7 +276,8 @@ class JoinedWorker(Worker):
             self._retry_at = time.monotonic() + RETRY_S
             return
         log.info("joined %s", self._coordinator)
-        keep_alive(end, SILENT_S)
+        self._end = end
+        keep_alive(end, self._reconnect_s)
         self._host = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
         self.attach(end, welcome.received)
@@ -274,6 +306,8 @@ class JoinedWorker(Worker):
 
     def _folder(self, job: Job) -> Path:
         self._reconnect_s = job.reconnect_s
+        assert self._end is not None, "the job came over it"
+        keep_alive(self._end, self._reconnect_s)
         self._keep(job.files)
         return self._path
 
