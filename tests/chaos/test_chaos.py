@@ -24,7 +24,13 @@ ENOUGH = 300
 
 
 @pytest.mark.parametrize(
-    "first", [0, pytest.param(50, marks=pytest.mark.slow), 100, pytest.param(150, marks=pytest.mark.slow)]
+    "first",
+    [
+        0,
+        pytest.param(50, marks=pytest.mark.slow),
+        pytest.param(100, marks=pytest.mark.slow),
+        pytest.param(150, marks=pytest.mark.slow),
+    ],
 )
 def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None:
     found = {seed: simulated.check(draw(seed), tmp_path / str(seed)) for seed in range(first, first + 50)}

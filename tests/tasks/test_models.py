@@ -73,7 +73,10 @@ def test_larger_models_take_small_images(name, shape):
     assert factory(name, shape, 7)()(torch.zeros(2, *shape)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["vgg16-bn", "resnet18", "mobilenet", "vit"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16-bn", "mobilenet", "vit"))],
+)
 def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
     torch.manual_seed(0)
     model = factory(name, (3, 32, 32), 7)()
