@@ -184,7 +184,9 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     return None
 
 
-def _go_on(folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, observer: Observer) -> None:
+def _resume_run(
+    folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, observer: Observer
+) -> None:
     """Rewind a record to a checkpoint. Record and report from where, and in which environment, the run
     continues."""
     rewind(folder, cut, engine.description["outcome_ranks"])
@@ -222,7 +224,7 @@ def _carry_out(
     trackers.tell("begin", experiment, folder.path)
     try:
         if cut is not None:
-            _go_on(folder, experiment, cut, engine, trackers)
+            _resume_run(folder, experiment, cut, engine, trackers)
         if _simulated(experiment) and (said := numerics.warning()) is not None:
             trackers.say(said)
         # The engine ends before its record is compacted, so nothing writes to it any more.

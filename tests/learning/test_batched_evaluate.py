@@ -15,7 +15,7 @@ from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
 from gossamer.learning.evaluate import BATCH, Evaluator, Found
-from gossamer.learning.many import ForMany
+from gossamer.learning.many import ManyModels
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import LIMITS, Workers
 from gossamer.messages.tags import Model
@@ -169,7 +169,7 @@ def test_a_metric_may_give_a_plain_number() -> None:
 def test_the_forms_for_many_models_give_what_torch_gives(rows: list[list[int]], keepdim: bool) -> None:
     """The first of equal scores wins."""
     scores = torch.tensor(rows, dtype=torch.float32)
-    with ForMany(), torch.no_grad():
+    with ManyModels(), torch.no_grad():
         got = (
             scores.argmax(-1, keepdim),
             torch.argmax(input=scores, dim=0),

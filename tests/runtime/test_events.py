@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.runtime.events import HeardClock
+from gossamer.runtime.events import EstimatedClock
 
 
 class Real:
@@ -20,7 +20,7 @@ class Real:
 
 def test_between_two_reports_the_clock_goes_on() -> None:
     real = Real()
-    clock = HeardClock(real)
+    clock = EstimatedClock(real)
     real.now_s += 5
     assert clock.now() == 0.0  # it does not run before somebody says so
     clock.hear(0.0)
@@ -36,7 +36,7 @@ def test_between_two_reports_the_clock_goes_on() -> None:
 
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     real = Real()
-    clock = HeardClock(real)
+    clock = EstimatedClock(real)
     clock.hear(7.0, runs=False)
     real.now_s += 100
     assert clock.now() == 7.0
@@ -48,7 +48,7 @@ def test_a_resumed_run_goes_on_where_it_was() -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 3.0]), st.floats(0, 10))))
 def test_it_never_goes_back(steps: list[tuple[float, float]]) -> None:
     real = Real()
-    clock = HeardClock(real)
+    clock = EstimatedClock(real)
     before = clock.now()
     for passed, heard in steps:
         real.now_s += passed

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.many import ForMany, called, is_dense, named_buffers
+from gossamer.learning.many import ManyModels, called, is_dense, named_buffers
 from gossamer.learning.parameters import (
     FlatModule,
     bare_module,
@@ -134,7 +134,7 @@ class Evaluator:
         named |= named_buffers(buffers, flat.layout, flat.module)
 
         def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
-            with ForMany():
+            with ManyModels():
                 return self._means(partial(called, flat.module, tensors), x, y)
 
         of_each = vmap(means, in_dims=(0, None, None))

@@ -48,7 +48,7 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
         leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, y: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **buffers}
-        with ForMany():
+        with ManyModels():
             loss = loss_of(task, scores(partial(called, module, tensors), x), y)
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
@@ -100,7 +100,7 @@ def flatten_buffers(
     )
 
 
-class ForMany(TorchFunctionMode):
+class ManyModels(TorchFunctionMode):
     """Replaces some functions by implementations that are fast under ``vmap``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

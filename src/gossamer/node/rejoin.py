@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TAG = "gossamer/newcomer"
 
 
-class Hospitality:
+class NewcomerModels:
     """Gives a node's model to newcomers that request it, and sends the node's own requests when it is a
     newcomer."""
 
@@ -91,10 +91,10 @@ async def newcomer(
     """The protocol of a node that joins late. It takes the model of the first neighbour that sends a valid
     one before a timeout; otherwise it keeps its own."""
     if timeout_s is not None:
-        assert node.hospitality is not None, "the setup is not hospitable"
+        assert node.newcomer_models is not None, "the setup has no newcomers"
         peers = await node.node.neighbors(direction="in" if node.node.view is None else "out")
         for number, peer in enumerate(peers, 1):
-            given = await node.hospitality.ask(peer, number, timeout_s)
+            given = await node.newcomer_models.ask(peer, number, timeout_s)
             if _fits(given, node.model):
                 node.node.model = given
                 break

@@ -22,7 +22,7 @@ from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
-from gossamer.node.rejoin import Hospitality
+from gossamer.node.rejoin import NewcomerModels
 from gossamer.node.setup import Host, NodeWrapper, Setup
 from gossamer.secure.protocol import SecureAggregation
 from gossamer.topology.cyclon import TAG as SAMPLER
@@ -40,7 +40,7 @@ class NodeRuntime:
         mailbox: the messages that no task has taken yet.
         expectations: the payloads that the node expects from its peers.
         columns: values for the node's next recorded row.
-        hospitality: gives the node's model to newcomers, if there may be any.
+        newcomer_models: gives the node's model to newcomers, if there may be any.
         secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
@@ -64,9 +64,9 @@ class NodeRuntime:
         kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
         self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder
-        self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
+        self.newcomer_models = NewcomerModels(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
-        special = self._incoming or self._sampler or self.hospitality or self.secure
+        special = self._incoming or self._sampler or self.newcomer_models or self.secure
         self.deliver = self._deliver if special else self.mailbox.deliver
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()  # tasks that the protocol does not know
@@ -92,14 +92,14 @@ class NodeRuntime:
     # --- messages
 
     def _deliver(self, message: Message) -> None:
-        """Pass a message to its recipient: the peer sampler, the hospitality for newcomers, or the wrappers
+        """Pass a message to its recipient: the peer sampler, the models for newcomers, or the wrappers
         and then secure aggregation or the mailbox."""
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
             return
         changed: Message | None = message
         try:
-            if self.hospitality is not None and self.hospitality.takes(message):
+            if self.newcomer_models is not None and self.newcomer_models.takes(message):
                 return
             for wrapper in self._incoming:
                 changed = None if changed is None else wrapper.incoming(self.node, changed)

@@ -138,7 +138,7 @@ def segments(folder: Path, kind: str) -> list[Path]:
 
 def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
     """The rows of a kind. A value in a segment that does not fit its column's type becomes null."""
-    prove(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
+    check_files(folder, f"{kind}.parquet", f"segments/{kind}-*.jsonl")
     parts, run = [pl.DataFrame(schema=schema)], run_id(folder)
     if (table := folder / f"{kind}.parquet").exists():
         parts.append(_fitting(files.read_table(table, folder), schema, required, table))
@@ -151,7 +151,7 @@ def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence
     return pl.concat(parts, how="diagonal_relaxed")
 
 
-def prove(folder: Path, *patterns: str) -> list[str]:
+def check_files(folder: Path, *patterns: str) -> list[str]:
     """Refuse files that differ from their entry in ``status.json``. Returns the names of the listed files
     among those that match a pattern."""
     known = read_status(folder).get("files", {})

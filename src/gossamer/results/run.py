@@ -104,7 +104,7 @@ class Run:
     @cached_property
     def _models(self) -> dict[str, Tensor]:
         path = self.path / "models.safetensors"
-        known = recorder.prove(self.path, path.name)
+        known = recorder.check_files(self.path, path.name)
         return files.read_tensors(path, self.path) if known or path.exists() else {}
 
     def module(self, rank: int | None = None) -> nn.Module:

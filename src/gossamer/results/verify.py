@@ -40,7 +40,7 @@ def problems_of(path: Path) -> list[str]:
     if (path / "experiment.yaml").exists():
         for part in _PARTS:
             attempt(getattr, Run(path), part)
-        attempt(recorder.prove, path, "*")
+        attempt(recorder.check_files, path, "*")
         for number in complete_numbers(path / "checkpoints"):
             cut = attempt(read_cut, path / "checkpoints", number)
             for rank in () if cut is None else cut.rounds:

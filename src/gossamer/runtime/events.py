@@ -20,7 +20,7 @@ def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
     return "a neighbour's model" if start_from == "neighbor" else "its initial model"
 
 
-class HeardClock:
+class EstimatedClock:
     """Estimates the nodes' clock: the newest timestamp in their reports, plus the real time since that
     report. (The nodes' clock may stand still while real time passes.)"""
 

@@ -36,7 +36,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     return njit(**options)(inspect.unwrap(function))  # the tests wrap functions to check their arguments
 
 
-def entrance(function: Callable[..., Any]) -> Any:
+def entry_point(function: Callable[..., Any]) -> Any:
     """Compiles a function that Python calls, and keeps it on disk: next to this file, or in the user's cache folder where
     that can't be written (``NUMBA_CACHE_DIR`` names another one). It releases Python's lock."""
     loop = inspect.unwrap(function)
@@ -762,7 +762,7 @@ def fill(data: Array, batch: Array, length: int, size: int, a: Array, rows: int)
             store(a, rows + s * size + k, load_first(data, sample + k, min(LANES, length - k)))
 
 
-@entrance
+@entry_point
 def train(
     memory: Array, work: Any, data: Any, loss: Any, options: Array, model: Any, a: Array, losses: Array
 ) -> None:

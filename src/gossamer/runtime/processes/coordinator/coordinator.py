@@ -27,7 +27,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
-from gossamer.runtime.events import EventLog, HeardClock
+from gossamer.runtime.events import EstimatedClock, EventLog
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
@@ -72,7 +72,7 @@ class Coordinator:
         evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
-        self._clock = HeardClock(time.monotonic)
+        self._clock = EstimatedClock(time.monotonic)
         self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
             experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")

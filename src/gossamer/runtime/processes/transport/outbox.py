@@ -59,7 +59,7 @@ class Outbox:
     def saved_traffic(self) -> Traffic:
         """The counters, as if all pending messages had left."""
         traffic = self._node.traffic
-        new = [each for each in self._pending() if each.state is not State.AGAIN]
+        new = [each for each in self._pending() if each.state is not State.RESEND]
         return replace(
             traffic,
             messages_sent=traffic.messages_sent + len(new),
@@ -85,7 +85,7 @@ class Outbox:
             self._node.wake()
 
     async def _transmit(self, sending: OwnSending, peer: Peer, link: Outgoing) -> None:
-        node, shaper, again = self._node, self._node.shaper, sending.state is State.AGAIN
+        node, shaper, again = self._node, self._node.shaper, sending.state is State.RESEND
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         lost = lost and not again  # the peer waits for the number of a message that had left before
         # With a shaper, a message is accepted one round trip after all but a window of it was taken.
@@ -179,7 +179,7 @@ class Outbox:
 
     def cancel(self, sending: OwnSending) -> bool:
         """Cancel a message. Returns whether it will not be received."""
-        if sending.over or sending.state is State.AGAIN:
+        if sending.over or sending.state is State.RESEND:
             return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
         self._node.traffic.messages_cancelled += 1
@@ -189,7 +189,7 @@ class Outbox:
         return True
 
     def _give_up(self, sending: OwnSending) -> None:
-        if sending.state is State.AGAIN:
+        if sending.state is State.RESEND:
             sending.state = State.SENT
         elif not sending.over:
             sending.state = State.LOST

@@ -14,8 +14,8 @@ from gossamer.messages.tags import Sending
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Incoming, Outgoing
 
-State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
-"""The state of a message. AGAIN: it had left, but its connection broke before the acknowledgement."""
+State = enum.Enum("State", "QUEUED RESEND SENT CANCELLED LOST")
+"""The state of a message. RESEND: it had left, but its connection broke before the acknowledgement."""
 
 
 class OwnSending(Sending):
@@ -37,7 +37,7 @@ class OwnSending(Sending):
 
     @property
     def over(self) -> bool:
-        return self.state not in (State.QUEUED, State.AGAIN)
+        return self.state not in (State.QUEUED, State.RESEND)
 
     def __await__(self) -> Generator[Any, None, None]:
         # Shielded: the waiting task may be cancelled while others wait for the same message.
@@ -76,7 +76,7 @@ class Peer:
         self.silent = 0  # ticks since its last sign of life, while it is connected
         self.dial: asyncio.Task[None] | None = None
         self.lost_at = 0.0  # when it counts as lost, unless it answers before
-        self.hurry = asyncio.Event()  # set to redial it at once
+        self.redial_now = asyncio.Event()  # set to redial it at once
         # Messages to it.
         self.used = False  # whether there have been messages for it
         self.dialled = 0  # the number of the newest connection to it
@@ -119,7 +119,7 @@ class Peer:
         for sending in sent[:got]:
             sending.release()
         for sending in sent[got:]:
-            sending.state = State.AGAIN
+            sending.state = State.RESEND
         self.unacknowledged.clear()
         self.number = expected
         return sent[got:]

@@ -235,7 +235,7 @@ class Transport:
         peer = self.peers[rank]
         peer.lost, peer.ended = None, -1
         peer.lost_at = self.loop.time() + self.detection_s
-        peer.hurry.set()
+        peer.redial_now.set()
 
     async def close(self) -> None:
         """Close everything at once, and wait for it. Without an earlier :meth:`flush`, messages may be
@@ -283,7 +283,7 @@ class Transport:
 
     def dial(self, peer: Peer) -> None:
         """Dial a peer until it answers. A dial that is already waiting is made at once."""
-        peer.hurry.set()
+        peer.redial_now.set()
         if peer.dial is None and peer.outgoing is None and not self.closing:
             peer.lost_at = self.loop.time() + self.detection_s
             peer.dial = self._spawn(self._dial(peer))
@@ -291,7 +291,7 @@ class Transport:
     async def _dial(self, peer: Peer) -> None:
         delay_s = REDIAL_FIRST_S
         while peer.outgoing is None:
-            peer.hurry.clear()
+            peer.redial_now.clear()
             if (why := await self._try(peer)) is None:
                 continue
             left_s = peer.lost_at - self.loop.time()
@@ -299,7 +299,7 @@ class Transport:
                 self.lose(peer, f"could not be reached for {self.detection_s:g} s: {why}")
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(delay_s, left_s) if left_s > 0 else delay_s):
-                    await peer.hurry.wait()
+                    await peer.redial_now.wait()
             delay_s = min(2 * delay_s, REDIAL_LAST_S)
         peer.dial = None
 
@@ -325,7 +325,7 @@ class Transport:
         if incarnation != peer.incarnation:
             peer.disconnect()
             self.outbox.park(peer)
-            self.outbox.forget(peer, State.AGAIN)
+            self.outbox.forget(peer, State.RESEND)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None
         peer.lost_at = self.loop.time() + self.detection_s

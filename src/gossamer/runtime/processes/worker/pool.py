@@ -97,7 +97,7 @@ class ProcessPool:
             self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
-            how = self._bury(rank)
+            how = self._remove_dead(rank)
             hear(protocol.Exited(how if why is None else f"it sent {why}"))
 
         self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
@@ -131,7 +131,7 @@ class ProcessPool:
 
     # --- ending
 
-    def _bury(self, rank: int) -> str:
+    def _remove_dead(self, rank: int) -> str:
         """Clean up after a node's process. Returns how it ended."""
         child = self._children.pop(rank)
         self._count_slots(rank, stopped=False)
