@@ -125,8 +125,22 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
     assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
     assert any("has joined with 3 slots" in text for text in observer.said)
-    assert any(text.startswith("1 worker with 3 slots has joined; awaited: 2") for text in observer.said)
     assert TOKEN not in fleet.said()
+
+
+def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+    class Second(At):
+        """Starts the second worker when the first one has joined."""
+
+        def say(self, text: str) -> None:
+            super().say(text)
+            if "1 worker with 3 slots has joined; awaited: 2 or more, for 4 nodes." in text:
+                fleet.start(listen.address, slots=1)
+
+    fleet.start(listen.address, slots=3)
+    run = gossamer.run(experiment(), tmp_path, listen=listen, observer=(observer := Second()))
+    assert run.status == "done"
+    assert any(text.endswith("has joined with 1 slot") for text in observer.said)
 
 
 @pytest.mark.timeout(300)  # three starts of two workers
