@@ -137,6 +137,8 @@ def apply(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def _joined(values: Sequence[Any], like: PerNode) -> Any:
+    """The values of all nodes as one. None, True and False stand for themselves, since algorithms ask for their
+    identity."""
     if any(value is None or isinstance(value, bool) for value in values):
         if any(value is not values[0] for value in values):
             raise Divergence

@@ -402,17 +402,16 @@ class Mailbox:
             return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
-        self.host.counters.messages_taken += len(messages)
         if messages:
-            now, (count, total, largest) = self.host.now(), self._ages
+            now = self.host.now()
             ages = [now - message.sent_at for message in messages]
-            self._ages = count + len(ages), total + sum(ages), max(largest, *ages)
+            self.count_taken(len(ages), sum(ages), max(ages))
 
-    def add_ages(self, count: int, total: float, largest: float) -> None:
-        """Count messages that the node has taken otherwise, with their ages in seconds."""
+    def count_taken(self, count: int, age: float, largest: float) -> None:
+        """Count messages that the node has taken, with the sum of their ages and the largest, in seconds."""
         self.host.counters.messages_taken += count
         before = self._ages
-        self._ages = before[0] + count, before[1] + total, max(before[2], largest)
+        self._ages = before[0] + count, before[1] + age, max(before[2], largest)
 
     def take_ages(self) -> tuple[float | None, float | None]:
         """The mean and the largest age of the messages taken since the last call, in seconds since their

@@ -3,8 +3,8 @@
 
 The algorithm runs once, for all nodes, on a :class:`Cohort`: a node whose values are those of all nodes
 (:mod:`gossamer.per_node`). Its calls return at once and move the virtual clock. :class:`Divergence` is raised where an
-``if`` separates the nodes, where a call needs a node of its own, and where something fails. Then nothing of the cohort
-counts, and the nodes run by themselves from the start."""
+``if`` separates the nodes, where a call needs a node of its own, and where something fails. Then the cohort's work is
+discarded, and the nodes run by themselves from the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.config import Experiment, Simulate
+from gossamer.config import Simulate
 from gossamer.learning.computation import ComputationKind
 from gossamer.learning.mixing import Missing, Mix, Sum, own_weight
 from gossamer.learning.parameters import is_finite
@@ -38,7 +38,7 @@ from gossamer.runtime.simulate.links import Links
 
 T = TypeVar("T")
 
-_RECORDED = (int, float, str, np.generic, Tensor, type(None))
+_SCALARS = (int, float, str, np.generic, Tensor, type(None))
 _ROUND = object()
 """What the algorithm's coroutine yields at the end of a round."""
 
@@ -46,7 +46,7 @@ _ROUND = object()
 def fits(setup: Setup, links: Links) -> bool:
     """Whether all nodes of a run may do the same at the same instants. Only latency, the same between all
     nodes, may delay messages."""
-    experiment: Experiment = setup.experiment
+    experiment = setup.experiment
     stop, evaluation = experiment.stop, experiment.evaluation
     return (
         isinstance(experiment.engine, Simulate)
@@ -181,7 +181,7 @@ class Cohort(Node):
         self.round = self.step = self.open_calls = 0
         self.now_ns = self._instant_ns = context.clock.now_ns
         self._turns = 0
-        # Built-in algorithms make dicts of ranks, but look no numbers up in them.
+        # Built-in algorithms make dicts of ranks, but never look up a number in one.
         self._keys = type(setup.experiment.algorithm).__module__.startswith("gossamer.algorithms.")
         self.rank = self._per_node(range(count))
         self.samples = self._per_node([len(part) for part in setup.parts])
@@ -230,7 +230,8 @@ class Cohort(Node):
             self._protocol.close()
 
     def count_turn(self) -> None:
-        """Divergence if the algorithm keeps calling without letting time pass. The clock finds that too."""
+        """Divergence if the algorithm keeps calling without letting time pass. (For nodes that run by themselves,
+        the clock detects it.)"""
         if self.now_ns > self._instant_ns:
             self._instant_ns, self._turns = self.now_ns, 0
         self._turns += 1
@@ -238,8 +239,8 @@ class Cohort(Node):
             raise Divergence
 
     def update(self) -> None:
-        """Give the nodes what is recorded of them. Divergence if a model is not finite, which ends a run at another
-        instant."""
+        """Pass on to the nodes what their rows record. Divergence if a model is not finite, since nodes that run by
+        themselves would end the run at another instant."""
         vectors = self._vectors.each
         if not all(map(is_finite, vectors)):
             raise Divergence
@@ -257,7 +258,7 @@ class Cohort(Node):
             traffic.bytes_received += received_bytes
             traffic.messages_sent += sent
             traffic.messages_received += received
-            runtime.mailbox.add_ages(counts[rank], *ages[rank])
+            runtime.mailbox.count_taken(counts[rank], *ages[rank])
             context.compute.add_busy(rank, self._busy_ns)
         self._losses, self._columns, self._busy_ns = [], {}, 0
         self._traffic[:], self._taken[:], self._ages[0], self._ages[1] = 0, 0, 0.0, -inf
@@ -499,7 +500,7 @@ class Cohort(Node):
         return all(self._expectations.fault(message) is None for message in messages)
 
     def spawn(self, coroutine: Any) -> NoReturn:
-        """A node with several tasks goes on by itself."""
+        """A node with several tasks has to run by itself."""
         if hasattr(coroutine, "close"):
             coroutine.close()
         raise Divergence
@@ -555,7 +556,7 @@ class Cohort(Node):
     def record(self, **values: Any) -> None:
         for value in values.values():
             for each in value.each if type(value) is PerNode else [value]:
-                if not isinstance(each, _RECORDED) or (isinstance(each, Tensor) and each.numel() != 1):
+                if not isinstance(each, _SCALARS) or (isinstance(each, Tensor) and each.numel() != 1):
                     raise Divergence
         self._columns |= values
 
@@ -568,7 +569,3 @@ class Cohort(Node):
         if not shared:
             raise Divergence
         return generator(self._setup.experiment.seed, f"algorithm/{purpose}", SHARED, *counters)
-
-
-def _refuse() -> NoReturn:
-    raise Divergence

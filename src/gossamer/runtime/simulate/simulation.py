@@ -72,15 +72,18 @@ class SimulateEngine:
                 return self._run(folder, observer, self._replay(folder, cut))
             except ReplayDiffers as error:
                 observer.say(f"the run is computed again from its start: {error}")
-            rewind(folder, replace(cut, time_s=-1.0), ())
+            _forget(folder)
         try:
             return self._run(folder, observer, None)
         except Divergence:
             observer.say(
                 "the run is computed again from its start, node by node: its nodes part ways in a later round"
             )
-        rewind(folder, Cut(folder.checkpoints, 0, {}, {}, 0.0, {}, time_s=-1.0), ())
-        return self._run(folder, observer, None, alone=True)
+        _forget(folder)
+        experiment = self._setup.experiment
+        engine = experiment.engine.model_copy(update={"cohort": False})
+        self._setup = replace(self._setup, experiment=experiment.model_copy(update={"engine": engine}))
+        return self._run(folder, observer, None)
 
     def _replay(self, folder: RunFolder, cut: Cut) -> Replay:
         experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
@@ -92,9 +95,7 @@ class SimulateEngine:
             raise ReplayDiffers(f"the run has gone beyond {last} rounds")
         return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
 
-    def _run(
-        self, folder: RunFolder, observer: Observer, replay: Replay | None, *, alone: bool = False
-    ) -> Outcome:
+    def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
         experiment = self._setup.experiment
         timeline = timeline_log(experiment, folder)
         with (
@@ -104,14 +105,19 @@ class SimulateEngine:
             folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            given = metrics, graphs, events, observer, timeline, folder, replay
-            return Simulation(self._setup, *given, alone=alone).run()
+            return Simulation(self._setup, metrics, graphs, events, observer, timeline, folder, replay).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing is left to end."""
+
+
+def _forget(folder: RunFolder) -> None:
+    """Remove what is on record of a run that is computed again from its start."""
+    nothing = Cut(folder.checkpoints, 0, rounds={}, times_s={}, wall_s=0.0, experiment={}, time_s=-1.0)
+    rewind(folder, nothing, ())
 
 
 @contextmanager
@@ -153,8 +159,8 @@ def _repeatable() -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
-    folder receives checkpoints, and holds the record up to the one that is resumed. If ``alone``, the nodes form no
-    cohort, which otherwise raises Divergence if the nodes part ways after their first round."""
+    folder receives checkpoints, and holds the record up to the one that is resumed. Divergence
+    if the nodes of a cohort part ways after their first round."""
 
     def __init__(
         self,
@@ -166,13 +172,10 @@ class Simulation:
         timeline: TimelineLog | None = None,
         folder: RunFolder | None = None,
         replay: Replay | None = None,
-        *,
-        alone: bool = False,
     ) -> None:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
-        self._alone = alone
         self._most_bytes, self._sent = experiment.stop.most_bytes(experiment.nodes), dict[int, int]()
         self._sent_by_all = 0
         known_s = -1.0 if replay is None else replay.until_s
@@ -377,7 +380,7 @@ class Simulation:
     def _cohort(self) -> Cohort | None:
         """All nodes together after their first round, of which nothing is recorded yet. None if the nodes run by
         themselves."""
-        if self._alone or self._replay is not None or not fits(self._setup, self._context.links):
+        if self._replay is not None or not fits(self._setup, self._context.links):
             return None
         cohort = Cohort(self._context, self.nodes)
         with suppress(Divergence):
