@@ -20,11 +20,12 @@ from figures import Row, report
 from gossamer import Task
 from gossamer.config.registry import build
 from gossamer.cores import cores
+from gossamer.learning.computation import trainer_of
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import TrainJob, trainer_of
+from gossamer.learning.trainer import TrainJob
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks import model_factory

@@ -66,7 +66,7 @@ def serve(descriptor: int) -> None:
         for key, _ in selector.select():
             if key.fileobj is ended:
                 ended.recv(4096)
-                _bury(reports)
+                _reap(reports)
                 continue
             text, descriptors, *_ = socket.recv_fds(orders, LARGEST_ORDER, 8)
             if not text:
@@ -85,7 +85,7 @@ def serve(descriptor: int) -> None:
             reports[pid].sendall(b"%d\n" % pid)
 
 
-def _bury(reports: dict[int, socket.socket]) -> None:
+def _reap(reports: dict[int, socket.socket]) -> None:
     """Report the processes that have ended."""
     while reports:
         pid, status = os.waitpid(-1, os.WNOHANG)

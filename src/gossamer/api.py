@@ -14,14 +14,14 @@ from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
 from gossamer.progress import in_notebook, watching
-from gossamer.results.checkpoints import Cut, newest
+from gossamer.results.checkpoints import RunCheckpoint, newest, rewind
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
+from gossamer.results.recorder import NETWORK, close_after, close_record
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
-from gossamer.runtime.setup import settled
+from gossamer.runtime.setup import resolved
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
@@ -59,7 +59,7 @@ def run(
             with the record up to the failure.
     """
     check_not_importing("run")
-    experiment = settled(experiment)
+    experiment = resolved(experiment)
     with _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
@@ -106,10 +106,10 @@ def resume(
     with locked(folder.path):
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
-            cut = _resumable(folder, experiment, watcher)
+            checkpoint = _resumable(folder, experiment, watcher)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:
-                return _carry_out(engine, experiment, folder, trackers, cut)
+                return _carry_out(engine, experiment, folder, trackers, checkpoint)
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
@@ -135,7 +135,7 @@ def _own_event_loop() -> Iterator[None]:
             asyncio.tasks._enter_task(outer, task)
 
 
-def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> Cut:
+def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> RunCheckpoint:
     """The checkpoint from which a run continues: the newest undamaged one. The record has to be undamaged
     too."""
     path, stop, run = folder.path, experiment.stop, load_run(folder.path)
@@ -147,33 +147,35 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         raise BadInput(f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds=200")
     for part in ("environment", "setup", "metrics", "events", "timeline"):
         getattr(run, part)  # reads the part before anything changes
-    if (cut := newest(folder.checkpoints, observer.say, verified=True)) is None:
+    if (checkpoint := newest(folder.checkpoints, observer.say, verified=True)) is None:
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
         )
-    cut.check(experiment)
-    ended = cut.experiment["stop"]["rounds"]
-    if stop.rounds != ended and ended in cut.rounds.values() and not experiment.algorithm.gathers:
+    checkpoint.check(experiment)
+    ended = checkpoint.experiment["stop"]["rounds"]
+    if stop.rounds != ended and ended in checkpoint.rounds.values() and not experiment.algorithm.gathers:
         # An asynchronous node behaves differently after its last round.
-        earlier = newest(folder.checkpoints, verified=True, fits=lambda cut: ended not in cut.rounds.values())
-        cut = earlier or cut
-    saved = {"rounds": max(cut.rounds.values()), "time_s": cut.time_s}
+        earlier = newest(
+            folder.checkpoints, verified=True, fits=lambda checkpoint: ended not in checkpoint.rounds.values()
+        )
+        checkpoint = earlier or checkpoint
+    saved = {"rounds": max(checkpoint.rounds.values()), "time_s": checkpoint.time_s}
     for field, least in saved.items():
         end = getattr(stop, field)
         if end is not None and least is not None and end < least:
             raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {least:g}, where the run is saved")
-    if _simulated(experiment) and len(cut.rounds) < experiment.nodes:
-        lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
+    if _simulated(experiment) and len(checkpoint.rounds) < experiment.nodes:
+        lost = sorted(set(range(experiment.nodes)) - checkpoint.rounds.keys())
         raise BadInput(
             f"{path}: nodes {lost} were lost; accepted under simulate: a run that has all of its nodes"
         )
-    return cut
+    return checkpoint
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
     if no such run exists. The recorded experiment must be equal to this one."""
-    wanted = settled(experiment).model_dump(mode="json")
+    wanted = resolved(experiment).model_dump(mode="json")
     for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
         found = load_run(file.parent)
         same = found.experiment
@@ -185,20 +187,26 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 
 
 def _resume_run(
-    folder: RunFolder, experiment: Experiment, cut: Cut, engine: Engine, observer: Observer
+    folder: RunFolder, experiment: Experiment, checkpoint: RunCheckpoint, engine: Engine, observer: Observer
 ) -> None:
     """Rewind a record to a checkpoint. Record and report from where, and in which environment, the run
     continues."""
-    rewind(folder, cut, engine.description["outcome_ranks"])
+    rewind(folder, checkpoint, engine.description["outcome_ranks"])
     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-    least, most = min(cut.rounds.values()), max(cut.rounds.values())
+    least, most = min(checkpoint.rounds.values()), max(checkpoint.rounds.values())
     rounds = f"round {least}" if least == most else f"rounds {least} to {most}"
-    origin = f"from checkpoint {cut.number}, {rounds}"
-    time_s = min(cut.times_s.values()) if cut.time_s is None else cut.time_s
+    origin = f"from checkpoint {checkpoint.number}, {rounds}"
+    time_s = min(checkpoint.times_s.values()) if checkpoint.time_s is None else checkpoint.time_s
     with folder.segment("events") as events:
-        row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
+        row = {
+            "time_s": time_s,
+            "wall_s": checkpoint.wall_s,
+            "node": NETWORK,
+            "event": "resumed",
+            "detail": origin,
+        }
         events.append(row)
-    observer.say(f"continues {origin}, time {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
+    observer.say(f"continues {origin}, time {time_s:.4g} s, after {checkpoint.wall_s:.1f} s of wall time")
     first = load_run(folder.path).environment
     here = environment(sys.argv, computes_here=_simulated(experiment))
     earlier = first.get("resumed", [])
@@ -219,17 +227,17 @@ def _carry_out(
     experiment: Experiment,
     folder: RunFolder,
     trackers: Trackers,
-    cut: Cut | None = None,
+    checkpoint: RunCheckpoint | None = None,
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
-        if cut is not None:
-            _resume_run(folder, experiment, cut, engine, trackers)
-        if _simulated(experiment) and (said := numerics.warning()) is not None:
-            trackers.say(said)
+        if checkpoint is not None:
+            _resume_run(folder, experiment, checkpoint, engine, trackers)
+        if _simulated(experiment) and (warning := numerics.warning()) is not None:
+            trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any more.
         with engine, _own_event_loop():
-            outcome = engine.run(folder, trackers, cut)
+            outcome = engine.run(folder, trackers, checkpoint)
     except BaseException as error:
         close_after(error, folder)
         if isinstance(error, RunFailed):

@@ -186,8 +186,8 @@ def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
             raise BadInput(f"{path}: {count:,} values; accepted: a table of at most {MOST_VALUES:,}")
         return lazy.collect()
     except (PolarsError, PanicException, OSError) as error:
-        said = " ".join(str(error).split())
-        raise BadInput(f"{path}: {said:.200}; accepted: a Parquet file") from None
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{path}: {reason:.200}; accepted: a Parquet file") from None
 
 
 def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
@@ -236,9 +236,9 @@ class _Loader(Composer, yaml.CSafeLoader):
             seen.add((key.tag, str(key.value)))
         return node
 
-    def _refuse(self, wrong: bool, said: str, at: Any) -> None:
+    def _refuse(self, wrong: bool, problem: str, at: Any) -> None:
         if wrong:
-            raise yaml.constructor.ConstructorError(None, None, said, at.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -248,5 +248,5 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: e.g. for the date 2026-13-01
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise BadInput(f"{source}{where}: not YAML: {said}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise BadInput(f"{source}{where}: not YAML: {problem}") from None

@@ -25,15 +25,15 @@ _SETTINGS = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
 )
 
-_torch_came_first = False
+_torch_imported_first = False
 
 
 def set_default_mode() -> None:
     """Set the modes of MKL and cuBLAS for this process and its child processes, unless the user has chosen
     them."""
-    global _torch_came_first
+    global _torch_imported_first
     if VARIABLE not in os.environ:
-        _torch_came_first = "torch" in sys.modules
+        _torch_imported_first = "torch" in sys.modules
         os.environ[VARIABLE] = DEFAULT
     # With its default workspaces, cuBLAS may not reproduce its bits on a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -52,7 +52,7 @@ def mode() -> str | None:
     try:
         ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
     except (OSError, AttributeError):  # not found: MKL has read the variable, unless it was used before
-        return "off" if _torch_came_first else os.environ.get(VARIABLE) or "off"
+        return "off" if _torch_imported_first else os.environ.get(VARIABLE) or "off"
     return "off" if ask(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
 
 

@@ -282,9 +282,9 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(
     )
     monkeypatch.setattr(questions, "MOST_OPEN", 3)
     run = gossamer.run(described, tmp_path)
-    cut = newest(run.path / "checkpoints")
-    assert cut is not None
-    owed = [[q[1][1] for q in cut.read(rank).state.get("~questions", [])] for rank in range(4)]
+    checkpoint = newest(run.path / "checkpoints")
+    assert checkpoint is not None
+    owed = [[q[1][1] for q in checkpoint.read(rank).state.get("~questions", [])] for rank in range(4)]
     assert owed == [[3, 4, 5], [], [3, 4, 5], []]
 
 

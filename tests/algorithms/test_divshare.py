@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import gossamer
 from gossamer import Algorithm, BadInput, Experiment, Node
-from gossamer.algorithms.divshare import Fragments, deal
+from gossamer.algorithms.divshare import Fragments, assign_fragments
 from gossamer.learning.parameters import Field
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Model
@@ -32,8 +32,8 @@ from gossamer.messages.tags import Model
 
 def partition(seed: int, sizes: Sequence[int], parts: int) -> list[NDArray[np.int64]]:
     """Each fragment's coordinates."""
-    dealt = deal(seed, tuple(sizes), parts, torch.device("cpu"))
-    return [part.numpy() for part in dealt.order.split(dealt.sizes)]
+    assignment = assign_fragments(seed, tuple(sizes), parts, torch.device("cpu"))
+    return [part.numpy() for part in assignment.order.split(assignment.sizes)]
 
 
 @given(
@@ -135,7 +135,7 @@ def test_the_mean_is_over_what_was_heard_of_each_coordinate(
         heard.append((c, torch.from_numpy(whole[fragments[c]])))
         values.append(whole)
         present.append(np.isin(np.arange(n), fragments[c]).astype(float))
-    mean = deal(seed, tuple(sizes), parts, torch.device("cpu")).mean(torch.from_numpy(own), heard)
+    mean = assign_fragments(seed, tuple(sizes), parts, torch.device("cpu")).mean(torch.from_numpy(own), heard)
     np.testing.assert_allclose(
         mean.numpy(), np.average(values, axis=0, weights=present), rtol=1e-5, atol=1e-6
     )

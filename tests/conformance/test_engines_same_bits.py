@@ -125,7 +125,7 @@ def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: 
 
 
 def test_fused_is_refused_for_a_model_that_it_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not know buffers"):
+    with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not support buffers"):
         play(BATCH_NORM, tmp_path, engine={"name": "processes", "trainer": "fused"})
 
 

@@ -367,12 +367,12 @@ def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(
 ) -> None:
     number = count()
 
-    def begins(*said: Any) -> str:
+    def starting_state(*arguments: Any) -> str:
         if next(number) == 200:
             signal.raise_signal(signal.SIGTERM)
-        return events.begins(*said)
+        return events.starting_state(*arguments)
 
-    monkeypatch.setattr(fault_runner, "begins", begins)
+    monkeypatch.setattr(fault_runner, "starting_state", starting_state)
     run = play(tmp_path, CHURN, SILENCE, gather={"lost_peer": "skip", "timeout_s": 1.0})
     assert run.status == "stopped"
     assert next(number) < 210

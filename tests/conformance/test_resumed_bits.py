@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.results.checkpoints import newest, read_cut
+from gossamer.results.checkpoints import newest, read_run_checkpoint
 from gossamer.results.observer import Observer
 from recorded import check_network_rows, rounds_of
 
@@ -482,7 +482,7 @@ def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_pa
 def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["gossip-learning"], "network": SLOW}
     whole = play(tmp_path, described)
-    cut = read_cut(whole.path / "checkpoints", 6)
+    cut = read_run_checkpoint(whole.path / "checkpoints", 6)
     rounds = max(cut.rounds.values())
     shorter = gossamer.resume(as_left_by_a_kill(whole, 6, tmp_path / "killed"), [f"stop.rounds={rounds}"])
     assert_same(shorter, play(tmp_path / "short", {**described, "stop": {"rounds": rounds}}))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
-from gossamer.learning.evaluate import BATCH, Evaluator, Found
+from gossamer.learning.evaluate import BATCH, Evaluator, MetricValues
 from gossamer.learning.many import ManyModels
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import LIMITS, Workers
@@ -39,7 +39,7 @@ class Scene:
         self.said: list[str] = []
         self.many = Evaluator(task, 1, workers=self.workers, say=self.said.append, rows=self.rows)
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[MetricValues]:
         """What is said of the models at once."""
         found = self.many.test_each(self.models)
         self.workers.close()
@@ -47,7 +47,7 @@ class Scene:
         return found  # type: ignore[return-value]
 
 
-def by_numpy(model: Model, inputs: Tensor, targets: Tensor) -> Found:
+def by_numpy(model: Model, inputs: Tensor, targets: Tensor) -> MetricValues:
     """Logistic regression in double precision."""
     x, y = inputs.flatten(1).double().numpy(), targets.numpy()
     weight, bias = np.split(model.parameters.double().numpy(), [4 * x.shape[1]])
@@ -59,7 +59,7 @@ def by_numpy(model: Model, inputs: Tensor, targets: Tensor) -> Found:
     }
 
 
-def close(some: Sequence[Found], others: Sequence[Found]) -> bool:
+def close(some: Sequence[MetricValues], others: Sequence[MetricValues]) -> bool:
     return all(one == pytest.approx(other, rel=1e-5) for one, other in zip(some, others, strict=True))
 
 

@@ -124,7 +124,7 @@ def test_a_measure_that_is_no_mean_is_named(field: str, given: object, found: st
     task = images("mlp")
     wrong: Any = lambda outputs, targets: given  # noqa: E731
     task = replace(task, loss=wrong) if field == "loss" else replace(task, metrics={"accuracy": wrong})
-    message = rf"^task.{field}: gives {found}; accepted: the mean over the samples, one value$"
+    message = rf"^task.{field}: returns {found}; accepted: the mean over the samples, one value$"
     with pytest.raises(TypeError, match=message):
         Evaluator(task, seed=1).test(start(task, 4))
 

@@ -20,7 +20,7 @@ from gossamer.learning.fused.trainer import FusedTrainer
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer, RMSprop
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult, settle
+from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult, choose_trainer
 from gossamer.learning.workers import Workers
 from gossamer.tasks import model_factory
 from gossamer.tasks.task import Task
@@ -380,7 +380,7 @@ def test_other_models_and_losses_are_not_recognised() -> None:
     for make, shape, reason in (
         (Twice, (6,), "used twice"),
         (Shortcut, (6,), "not a chain"),
-        (Idle, (6,), "no layer has"),
+        (Idle, (6,), "no layer uses"),
         (ByValue, (6,), "the operation sum"),
         (hooked, (6,), "mul before the loss"),
         (frozen, (6,), "frozen"),
@@ -425,22 +425,22 @@ def test_other_models_and_losses_are_not_recognised() -> None:
 
 
 def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one() -> None:
-    said = r"^engine\.trainer: 'fused' does not know buffers.*; accepted: auto, sequential$"
+    said = r"^engine\.trainer: 'fused' does not support buffers.*; accepted: auto, sequential$"
     with pytest.raises(BadInput, match=said):
-        settle("fused", images("batch norm"), "cpu", 16, 32, True)
-    with pytest.raises(BadInput, match="does not know the device cuda;"):
-        settle("fused", images("mlp"), "cuda", 16, 32, True)
-    name, reason = settle("auto", images("batch norm"), "cpu", 16, 32, True)
+        choose_trainer("fused", images("batch norm"), "cpu", 16, 32, True)
+    with pytest.raises(BadInput, match="does not support the device cuda;"):
+        choose_trainer("fused", images("mlp"), "cuda", 16, 32, True)
+    name, reason = choose_trainer("auto", images("batch norm"), "cpu", 16, 32, True)
     assert name == "sequential"
-    assert reason.startswith("it does not know buffers")
+    assert reason.startswith("it does not support buffers")
     for model in ("logistic", "mlp"):
         assert (
-            settle("auto", images(model), "cpu", 16, 32, True)
-            == settle("fused", images(model), "cpu", 16, 32, True)
+            choose_trainer("auto", images(model), "cpu", 16, 32, True)
+            == choose_trainer("fused", images(model), "cpu", 16, 32, True)
             == ("fused", "")
         )
-    assert settle("sequential", images("mlp"), "cpu", 16, 32, True) == ("sequential", "")
-    few, why = settle("auto", images("mlp"), "cpu", 16, 31, True)
+    assert choose_trainer("sequential", images("mlp"), "cpu", 16, 32, True) == ("sequential", "")
+    few, why = choose_trainer("auto", images("mlp"), "cpu", 16, 31, True)
     assert (few, why) == ("sequential", "fewer than 32 nodes")
 
 
@@ -450,15 +450,15 @@ def curved() -> nn.Module:
 
 def test_auto_batches_small_linear_models_of_many_nodes_where_it_can() -> None:
     task = replace(images("mlp"), model=curved)
-    assert settle("auto", task, "cpu", 16, 32, True)[0] == "batched"
-    assert settle("auto", task, "cpu", 16, 31, True)[0] == "sequential"
-    assert settle("auto", task, "cpu", 16, 32, False)[0] == "sequential"
+    assert choose_trainer("auto", task, "cpu", 16, 32, True)[0] == "batched"
+    assert choose_trainer("auto", task, "cpu", 16, 31, True)[0] == "sequential"
+    assert choose_trainer("auto", task, "cpu", 16, 32, False)[0] == "sequential"
     normalized = replace(
         task, model=lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, CLASSES))
     )
-    assert settle("auto", normalized, "cpu", 16, 32, True)[0] == "batched"
+    assert choose_trainer("auto", normalized, "cpu", 16, 32, True)[0] == "batched"
     by_value = replace(task, loss=lambda outputs, targets: outputs.mean() * float(outputs.sum().item()))
-    assert settle("auto", by_value, "cpu", 16, 32, True)[0] == "sequential"
+    assert choose_trainer("auto", by_value, "cpu", 16, 32, True)[0] == "sequential"
 
 
 def test_usual_ways_to_write_a_model_are_recognised() -> None:

@@ -287,7 +287,7 @@ def test_every_optimizer_clips_before_it_decays(name: str) -> None:
         ),
         (
             {"name": "rprop", "schedule": {"name": "step", "every": 2}},
-            "optimizer.schedule: rprop finds its step sizes itself; accepted: null",
+            "optimizer.schedule: rprop sets its step sizes itself; accepted: null",
         ),
     ],
 )

@@ -392,6 +392,6 @@ def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
 )
 def test_a_loss_that_is_no_mean_is_named(kind: type[Trainer], wrong: Any, found: str) -> None:
     task = replace(images("mlp"), loss=wrong)
-    message = rf"^task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value$"
+    message = rf"^task.loss: returns {found}; accepted: the mean over the samples, a tensor of one value$"
     with pytest.raises(TypeError, match=message):
         trainer(kind, task).train(jobs(task, MOMENTUM, [(1, 4, 0.1)]))

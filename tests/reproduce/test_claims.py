@@ -9,7 +9,7 @@ from scipy import stats
 
 from gossamer.errors import BadInput
 from gossamer.reproduce import Check, Claim, find
-from gossamer.reproduce.claims import together
+from gossamer.reproduce.claims import combined_verdict
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
 from synthetic_run import synthetic
@@ -104,10 +104,10 @@ def test_what_has_no_number_or_no_interval_is_not_decidable(groups: list[Group])
 
 
 def test_a_claim_holds_in_part_where_some_conditions_hold_and_some_do_not() -> None:
-    assert together(["holds", "holds"]) == "holds"
-    assert together(["does not hold"]) == "does not hold"
-    assert together(["holds", "does not hold", "not decidable here"]) == "holds in part"
-    assert together(["holds", "not decidable here"]) == "not decidable here"
+    assert combined_verdict(["holds", "holds"]) == "holds"
+    assert combined_verdict(["does not hold"]) == "does not hold"
+    assert combined_verdict(["holds", "does not hold", "not decidable here"]) == "holds in part"
+    assert combined_verdict(["holds", "not decidable here"]) == "not decidable here"
 
 
 def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import Group, group_curve, groups, labels, several
+from gossamer.results.groups import Group, group_curve, groups, labels, shows_groups
 from gossamer.results.run import Run
 from synthetic_run import timed
 
@@ -37,10 +37,10 @@ def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_tog
     assert [each.experiment["seed"] for each in first.runs] == [1, 2, 3, 4]
     assert second.runs == (runs[-1],)
     assert (first.label, second.label) == ("simulate", "processes")
-    assert several([first, second])
-    assert not several([first])
-    assert not several([Group("twice", (runs[0], run(tmp_path, 2, engine=engine))), second])
-    assert not several([second, second])
+    assert shows_groups([first, second])
+    assert not shows_groups([first])
+    assert not shows_groups([Group("twice", (runs[0], run(tmp_path, 2, engine=engine))), second])
+    assert not shows_groups([second, second])
 
 
 def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import NETWORK, read_metrics, rewind
+from gossamer.results.recorder import NETWORK, read_metrics
 
 
 def row(round: int, moment: str = "round") -> dict[str, Any]:
@@ -24,15 +24,15 @@ def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> No
     whole, _, torn = path.read_bytes().partition("ü".encode())
     assert torn
     path.write_bytes(whole + "ü".encode()[:1])
-    rewind(folder, Cut(tmp_path, 1, {1: 5}, {1: 5.0}, 5.0, {}), evaluated=[1])
+    rewind(folder, RunCheckpoint(tmp_path, 1, {1: 5}, {1: 5.0}, 5.0, {}), evaluated=[1])
     assert read_metrics(folder.path)["round"].to_list() == [1, 2]
-    rewind(folder, Cut(tmp_path, 1, {1: 1}, {1: 1.0}, 5.0, {}), evaluated=[1])
+    rewind(folder, RunCheckpoint(tmp_path, 1, {1: 1}, {1: 1.0}, 5.0, {}), evaluated=[1])
     assert read_metrics(folder.path)["place"].to_list() == ["Genève"]
 
 
 def test_where_all_judged_nodes_were_lost_the_networks_rows_stay(tmp_path: Path) -> None:
     """They are from before."""
-    cut = Cut(tmp_path, 1, {0: 4, 1: 3}, {0: 4.0, 1: 3.0}, 5.0, {})
+    checkpoint = RunCheckpoint(tmp_path, 1, {0: 4, 1: 3}, {0: 4.0, 1: 3.0}, 5.0, {})
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     with folder.segment("metrics", 9) as segment:
         for round in range(3):
@@ -40,7 +40,7 @@ def test_where_all_judged_nodes_were_lost_the_networks_rows_stay(tmp_path: Path)
     with folder.segment("metrics", 1) as segment:
         for round in range(5):
             segment.append(row(round))
-    rewind(folder, cut, evaluated=[2])
+    rewind(folder, checkpoint, evaluated=[2])
     kept = read_metrics(folder.path)
     assert kept.filter(node=NETWORK)["round"].to_list() == [0, 1, 2]
     assert kept.filter(node=1)["round"].to_list() == [0, 1, 2, 3]

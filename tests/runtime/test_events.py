@@ -23,13 +23,13 @@ def test_between_two_reports_the_clock_goes_on() -> None:
     clock = EstimatedClock(real)
     real.now_s += 5
     assert clock.now() == 0.0  # it does not run before somebody says so
-    clock.hear(0.0)
+    clock.update(0.0)
     real.now_s += 0.5
     assert clock.now() == 0.5
-    clock.hear(0.25)  # nodes stood still while they were evaluated
+    clock.update(0.25)  # nodes stood still while they were evaluated
     real.now_s += 0.125
     assert clock.now() == 0.5
-    clock.hear(0.125)  # another one's, which is behind
+    clock.update(0.125)  # another one's, which is behind
     real.now_s += 0.5
     assert clock.now() == 0.875
 
@@ -37,10 +37,10 @@ def test_between_two_reports_the_clock_goes_on() -> None:
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     real = Real()
     clock = EstimatedClock(real)
-    clock.hear(7.0, runs=False)
+    clock.update(7.0, runs=False)
     real.now_s += 100
     assert clock.now() == 7.0
-    clock.hear(clock.now())
+    clock.update(clock.now())
     real.now_s += 1
     assert clock.now() == 8.0
 
@@ -52,6 +52,6 @@ def test_it_never_goes_back(steps: list[tuple[float, float]]) -> None:
     before = clock.now()
     for passed, heard in steps:
         real.now_s += passed
-        clock.hear(heard)
+        clock.update(heard)
         assert clock.now() >= max(before, heard)
         before = clock.now()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
-from gossamer.node.rejoin import newcomer
+from gossamer.node.rejoin import run_newcomer
 from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
@@ -33,7 +33,7 @@ class Acts(Algorithm):
 
 
 def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Outcome:
-    """A simulation of hospitable nodes, whose messages take 0.1 s."""
+    """A simulation of nodes that answer requests for their model, whose messages take 0.1 s."""
     experiment = Experiment.of(
         {
             "nodes": len(acts),
@@ -82,7 +82,7 @@ def test_wrappers_neither_see_nor_change_it(wrapper: NodeWrapper, tmp_path: Path
         taken.append(node.parameters)
 
     async def comes(node: Node) -> None:
-        await newcomer(nothing, node._runtime, 1.0)
+        await run_newcomer(nothing, node._runtime, 1.0)
 
     async def gives(node: Node) -> None:
         taken.append(node.parameters)
@@ -112,7 +112,7 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
         async def goes_on(node: Node) -> None:
             own.append(torch.equal(node.parameters, before))
 
-        await newcomer(goes_on, node._runtime, 0.5)
+        await run_newcomer(goes_on, node._runtime, 0.5)
         assert node._runtime.mailbox.first.get(1, 0) == 0
         assert node.drain() == []
 

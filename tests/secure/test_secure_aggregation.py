@@ -640,11 +640,11 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
     assert first is not None
     for number in cuts[1:]:
         shutil.rmtree(folder / str(number))
-    cut = newest(folder)
-    assert cut is not None
-    assert set(cut.rounds.values()) == {3}
+    checkpoint = newest(folder)
+    assert checkpoint is not None
+    assert set(checkpoint.rounds.values()) == {3}
     for rank in range(NODES):
-        saved = cut.read(rank)
+        saved = checkpoint.read(rank)
         messages = [*saved.unread, *saved.arriving]
         assert not [message for message in messages if message.tag[0] == TAG]
     again = tmp_path / "again"
@@ -664,9 +664,9 @@ def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_
     manifest = json.loads(last.read_text())
     del manifest["crc32"]
     last.write_text(json.dumps({**manifest, "rounds": {**manifest["rounds"], "0": 3}}))
-    cut = newest(folder)
-    assert cut is not None
-    assert cut.number < manifest["number"]
+    checkpoint = newest(folder)
+    assert checkpoint is not None
+    assert checkpoint.number < manifest["number"]
 
 
 def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:

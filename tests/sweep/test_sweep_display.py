@@ -110,7 +110,7 @@ def test_a_running_sweep_shows_its_runs(
         def looks(row: _Row) -> None:
             look(row)
             if len(
-                [each for each in table._progress.tasks if "round 0/2  test loss" in each.fields["said"]]
+                [each for each in table._progress.tasks if "round 0/2  test loss" in each.fields["text"]]
             ) == (jobs or 1):
                 seen.touch()
 

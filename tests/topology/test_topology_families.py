@@ -193,7 +193,7 @@ def test_a_graph_that_is_seldom_connected_is_drawn_again() -> None:
     [
         (Star(centre=4), 4, "topology: edge (4, 0) in a graph of 4 nodes; accepted: two different ranks"),
         (Hypercube(), 12, "nodes: 12 for the topology hypercube; accepted: a power of two"),
-        (Torus(rows=5), 12, "topology: torus gives a graph of 10 nodes; accepted: 12, as in nodes"),
+        (Torus(rows=5), 12, "topology: torus returns a graph of 10 nodes; accepted: 12, as in nodes"),
         (BarabasiAlbert(m=4), 4, "m < n"),
     ],
 )

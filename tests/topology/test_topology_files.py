@@ -41,7 +41,7 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
         ("1 x", "could not convert string to float: 'x'; accepted: rows of numbers of one length"),
         ("1 3", "edge (1, 3) in a graph of 3 nodes; accepted: two different ranks from 0 to 2"),
         ("2 2", "edge (2, 2) in a graph of 3 nodes; accepted: two different ranks from 0 to 2"),
-        ("1 0.5", "2 numbers a line; accepted: two ranks a line"),
+        ("1 0.5", "2 numbers per line; accepted: two ranks per line"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:

@@ -45,7 +45,7 @@ def test_stochastic_blocks_have_about_p_of_all_edges() -> None:
 
 
 def test_blocks_that_do_not_fit_or_are_disconnected_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"topology: stochastic-block gives a graph of 5 nodes; accepted: 6"):
+    with pytest.raises(BadInput, match=r"topology: stochastic-block returns a graph of 5 nodes; accepted: 6"):
         TopologySchedule(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0.5), 6, 1).check()
     with pytest.raises(BadInput, match="100 disconnected draws of stochastic-block with 5 nodes"):
         draw(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0), 5)
@@ -95,7 +95,7 @@ def test_generators_of_networkx(name: str, parameters: dict[str, Any], nodes: in
         (
             {"generator": "karate_club_graph"},
             10,
-            "topology: networkx gives a graph of 34 nodes; accepted: 10, as in nodes",
+            "topology: networkx returns a graph of 34 nodes; accepted: 10, as in nodes",
         ),
         ({"generator": "hypercube_graph"}, 8, "topology.parameters: {}: TypeError: "),
         (
@@ -106,12 +106,12 @@ def test_generators_of_networkx(name: str, parameters: dict[str, Any], nodes: in
         (
             {"generator": "scale_free_graph"},
             8,
-            "scale_free_graph: gives MultiDiGraph; accepted: a graph without",
+            "scale_free_graph: got MultiDiGraph; accepted: a graph without",
         ),
         (
             {"generator": "graph_atlas_g"},
             8,
-            "graph_atlas_g: gives list; accepted: a graph without parallel edges",
+            "graph_atlas_g: got list; accepted: a graph without parallel edges",
         ),
         (
             {"generator": "ego_graph", "parameters": {"G": "x", "n": 1}},
@@ -161,7 +161,7 @@ def test_graphml_in_the_order_of_the_file(tmp_path: Path, directed: bool) -> Non
     nx.write_graphml(graph, tmp_path / "graph.xml")
     topology = build("topology", {"name": "graphml", "path": "graph.xml"}, {"folder": tmp_path})
     assert draw(topology, 3) == Graph(3, [(2, 0), (0, 1)], directed=directed)
-    with pytest.raises(BadInput, match="graphml gives a graph of 3 nodes; accepted: 4"):
+    with pytest.raises(BadInput, match="graphml returns a graph of 3 nodes; accepted: 4"):
         TopologySchedule(topology, 4, 1).check()
 
 
@@ -180,7 +180,7 @@ EDGES = '<edge source="a" target="b"/><edge source="b" target="a"/>'
         ),
         (
             f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">{EDGES}</graph></graphml>',
-            "gives MultiGraph; accepted: a graph without",
+            "got MultiGraph; accepted: a graph without",
         ),
     ],
 )

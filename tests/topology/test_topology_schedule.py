@@ -261,7 +261,7 @@ def test_user_defined_topologies() -> None:
     drifting = TopologySchedule(Drifting(), 5, 0)
     assert [drifting.graph(round).degree(round % 5) for round in range(10)] == [4] * 10
     assert drifting.neighbors(0, 3) == (3,)
-    with pytest.raises(BadInput, match="gives a graph of 2 nodes; accepted: 3"):
+    with pytest.raises(BadInput, match="returns a graph of 2 nodes; accepted: 3"):
         TopologySchedule(Small(), 3, 0).check()
 
 
@@ -273,7 +273,7 @@ def test_a_topology_that_takes_turns_is_connected_over_its_cycle() -> None:
 
 def test_a_function_gives_a_topology() -> None:
     assert schedule({"name": f"{__name__}:make_ring", "extra": 2}, 4).neighbors(0, 0) == (2,)
-    with pytest.raises(BadInput, match=r"topology: .*:not_a_topology gives int; accepted: Topology"):
+    with pytest.raises(BadInput, match=r"topology: .*:not_a_topology returns int; accepted: Topology"):
         schedule(f"{__name__}:not_a_topology", 4)
 
 

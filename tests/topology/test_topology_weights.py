@@ -142,7 +142,7 @@ def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("W", "problem"),
     [
-        (np.eye(3), "3 rows for 4 nodes; accepted: one a node"),
+        (np.eye(3), "3 rows for 4 nodes; accepted: one per node"),
         (
             np.full((4, 4), 0.25),
             "0.25 in row 0, column 2, but the graph has no edge from 2; accepted: 0",

@@ -103,9 +103,9 @@ MOST = 2**53
 """The largest number that a node accepts from a peer. Sums of such numbers can still be sent."""
 
 
-def whole_number(value: object, least: int, said: str) -> int:
+def whole_number(value: object, least: int, what: str) -> int:
     """A number from a peer's message. ValueError unless it is a whole number from ``least`` to :data:`MOST`;
     an infinite or negative one would distort every later mean."""
     if type(value) is not int or not least <= value <= MOST:
-        raise ValueError(f"{said} of a peer: got {value!r}; accepted: a whole number from {least} to {MOST}")
+        raise ValueError(f"{what} of a peer: got {value!r}; accepted: a whole number from {least} to {MOST}")
     return value

@@ -138,8 +138,8 @@ class Fragments:
         self._node, self._whole = node, count == 1
         seed = int(node.rng("fragments", shared=True).integers(2**63))
         sizes, device = tuple(math.prod(field.shape) for field in node.layout), node.parameters.device
-        self.parameters = deal(seed, sizes, count, device)
-        self.buffers = deal(seed, (len(node.buffers),), count, device)
+        self.parameters = assign_fragments(seed, sizes, count, device)
+        self.buffers = assign_fragments(seed, (len(node.buffers),), count, device)
 
     def cut(self, model: Model) -> dict[int, Model]:
         """The fragments of a model by number: values only, since the receiver knows the coordinates. Empty
@@ -147,8 +147,8 @@ class Fragments:
         if self._whole:
             return {0: model}
         # Fragments are views of one stored vector, so that none is copied for each recipient.
-        pieces = self.parameters.split(self._node.store(self.parameters.dealt(model.parameters)))
-        buffer_pieces = self.buffers.split(self.buffers.dealt(model.buffers))
+        pieces = self.parameters.split(self._node.store(self.parameters.in_fragment_order(model.parameters)))
+        buffer_pieces = self.buffers.split(self.buffers.in_fragment_order(model.buffers))
         pairs = enumerate(zip(pieces, buffer_pieces, strict=True))
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
 
@@ -179,25 +179,25 @@ class Fragments:
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
+class FragmentAssignment:
     """The assignment of a vector's coordinates [n] to fragments."""
 
     order: Int[Tensor, " n"]  # the coordinates, fragment by fragment
     places: Int[Tensor, " n"]  # the position of each coordinate in that order
     sizes: tuple[int, ...]  # lengths of the fragments
 
-    def dealt(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def in_fragment_order(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A new vector with the values in fragment order."""
         return v.index_select(0, self.order)  # takes a third of the time of indexing by brackets
 
-    def split(self, dealt: Float[Tensor, " n"]) -> tuple[Tensor, ...]:
+    def split(self, ordered: Float[Tensor, " n"]) -> tuple[Tensor, ...]:
         """The fragments of such a vector, as views."""
-        return torch.split(dealt, list(self.sizes))
+        return torch.split(ordered, list(self.sizes))
 
     def mean(self, own: Float[Tensor, " n"], heard: Iterable[tuple[int, Tensor]]) -> Float[Tensor, " n"]:
         """The mean of each coordinate over the node's own value and those in ``heard``, pairs of (fragment,
         values)."""
-        total = self.dealt(own)
+        total = self.in_fragment_order(own)
         pieces, counts = self.split(total), [1] * len(self.sizes)
         for c, values in heard:
             pieces[c].add_(values)
@@ -208,7 +208,9 @@ class Deal:
 
 
 @lru_cache(maxsize=8)
-def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) -> Deal:
+def assign_fragments(
+    seed: int, sizes: tuple[int, ...], count: int, device: torch.device
+) -> FragmentAssignment:
     """Assign the coordinates of a vector that consists of tensors of these sizes to ``count`` fragments. The
     result is cached for the nodes of a simulation."""
     rng = np.random.default_rng(seed)
@@ -222,7 +224,7 @@ def deal(seed: int, sizes: tuple[int, ...], count: int, device: torch.device) ->
     # Ascending within a fragment, for sequential memory access.
     order = torch.from_numpy(np.concatenate([np.sort(np.concatenate(parts)) for parts in fragments]))
     lengths = tuple(sum(map(len, parts)) for parts in fragments)
-    return Deal(order.to(device), torch.argsort(order).to(device), lengths)
+    return FragmentAssignment(order.to(device), torch.argsort(order).to(device), lengths)
 
 
 @register("algorithm", "swift-artifact")

@@ -132,7 +132,7 @@ def report(
     from gossamer.results.plots import parse_width, write_figures
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
-    from gossamer.results.tidy import default_axis, finite, judging, main_metric
+    from gossamer.results.tidy import comparison_metrics, default_axis, finite, main_metric
 
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded)
@@ -147,7 +147,7 @@ def report(
     # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
-        drawn: Any = {"metrics": named or judging(loaded), "axes": axis or [default_axis(loaded)]}
+        drawn: Any = {"metrics": named or comparison_metrics(loaded), "axes": axis or [default_axis(loaded)]}
         write_figures(loaded, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn)
     if animate is not None:
         from gossamer.results.animation import write_animation
@@ -156,11 +156,11 @@ def report(
     page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
     written = {"report": page, "figures": figures, "animation": animate, "comparison": table}
-    said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
+    output: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         tables = {"table": None if compared is None else compared.rows, "by_hops": distances}
         found = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
-        print_json(said | found)
+        print_json(output | found)
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -170,7 +170,7 @@ def report(
             print()
         if compared is not None:
             print(compared.note)
-        typer.echo("\n".join(map(str, said.values())))
+        typer.echo("\n".join(map(str, output.values())))
 
 
 def verify(

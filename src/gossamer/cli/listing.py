@@ -130,8 +130,8 @@ def type_text(node: dict[str, Any]) -> str:
     if kind not in ("integer", "number"):
         return {"string": "text", "boolean": "true or false", "object": "mapping"}.get(kind, str(kind))
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    said = [f"{sign} {_yaml(node[key])}" for key, sign in bounds.items() if key in node]
-    return " ".join([kind, ", ".join(said)]).strip()
+    limits = [f"{sign} {_yaml(node[key])}" for key, sign in bounds.items() if key in node]
+    return " ".join([kind, ", ".join(limits)]).strip()
 
 
 def _yaml(value: Any) -> str:

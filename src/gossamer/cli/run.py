@@ -256,8 +256,8 @@ def _watch(
         except BadInput as error:  # e.g. a missing plotting library; the run itself is done
             typer.echo(f"no report: {error}", err=True)
     if as_json:
-        said = {"run": done.path, "report": page, **asdict(final_summary(done))}
-        print_json({**said, "profile": done.figures.get("profile")} if profile else said)
+        output = {"run": done.path, "report": page, **asdict(final_summary(done))}
+        print_json({**output, "profile": done.figures.get("profile")} if profile else output)
     elif not quiet:
         lines = done.summary | ({} if page is None else {"report": str(page)})
         _print(list(lines.items()))

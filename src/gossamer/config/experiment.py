@@ -425,19 +425,19 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
     values: dict[str, tuple[Any, str]] = {}
     for override in overrides:
         path, separator, text = override.partition("=")
-        said = f"--set {override}"
+        source = f"--set {override}"
         if not separator or not _PATH.fullmatch(path):
-            raise BadInput(f"{said}: accepted: a.b=value, e.g. optimizer.lr=0.05")
+            raise BadInput(f"{source}: accepted: a.b=value, e.g. optimizer.lr=0.05")
         if path in values:
-            raise BadInput(f"{said}: {path} is set already; accepted: every field once")
+            raise BadInput(f"{source}: {path} is set already; accepted: every field once")
         try:
-            values[path] = placed(files.parse_yaml(text, said), Path()), said
+            values[path] = placed(files.parse_yaml(text, source), Path()), source
         except BadInput:
             raise BadInput(
-                f"{said}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
+                f"{source}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
             ) from None
-    for path, (value, said) in ordered(values):
-        assign(raw, path, value, said, model)
+    for path, (value, source) in ordered(values):
+        assign(raw, path, value, source, model)
 
 
 def ordered(assignments: Mapping[str, T]) -> list[tuple[str, T]]:
@@ -445,20 +445,20 @@ def ordered(assignments: Mapping[str, T]) -> list[tuple[str, T]]:
     return sorted(assignments.items(), key=lambda each: (each[0].count("."), not each[0].endswith(".name")))
 
 
-def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
+def assign(raw: dict[str, Any], path: str, value: Any, source: str, model: type[BaseModel]) -> None:
     """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter,
-    ``"a.name"`` chooses another component, and a number selects an entry of a list, ``"a.0.b"``. ``said`` is
+    ``"a.name"`` chooses another component, and a number selects an entry of a list, ``"a.0.b"``. ``source`` is
     the origin of the assignment, for messages. The defaults of ``model`` are used for components that the
     file leaves out. BadInput for a path through a value without fields."""
     if not _PATH.fullmatch(path):
-        raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
+        raise BadInput(f"{source}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
     *parents, last = path.split(".")
     fields: Any = raw
     for depth, name in enumerate(parents):
         where = ".".join(parents[: depth + 1])
         if isinstance(fields, list):
             if not name.isdecimal() or int(name) >= len(fields):
-                raise BadInput(f"{said}: {where}; accepted: an entry from 0 to {len(fields) - 1}")
+                raise BadInput(f"{source}: {where}; accepted: an entry from 0 to {len(fields) - 1}")
             key: Any = int(name)
         else:
             default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
@@ -469,7 +469,7 @@ def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[Ba
         fields[key] = copy(fields[key])  # a YAML alias is the same object
         fields = fields[key]
         if not isinstance(fields, dict) and not (isinstance(fields, list) and depth + 1 < len(parents)):
-            raise BadInput(f"{said}: {where} is {shown(fields)}, which has no fields")
+            raise BadInput(f"{source}: {where} is {shown(fields)}, which has no fields")
     if parents and last == "name" and fields.get("name", value) != value:
         fields.clear()  # the parameters of the old component do not apply to the new one
     fields[last] = value

@@ -163,8 +163,8 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
     kind). BadInput for an unknown name, and for a module or attribute that can't be imported."""
     field = field or kind
     if ":" in name:
-        said = f"{field} {name!r}"
-        return _as_component(kind, imported(name, said), name, said)
+        source = f"{field} {name!r}"
+        return _as_component(kind, imported(name, source), name, source)
     importlib.import_module(KINDS[kind][0])
     known = _builtin[kind] if name in _builtin[kind] else names(kind)  # names() loads entry points
     if name not in known:
@@ -191,10 +191,10 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
             f"{field}: got {shown(value)}; accepted: a name, or a mapping with 'name' and its parameters"
         )
     cls = find(kind, name, field)
-    said = f"{field} {name!r}"
+    source = f"{field} {name!r}"
     if inspect.isabstract(cls):
         missing = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
-        raise BadInput(f"{said}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
+        raise BadInput(f"{source}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
     try:
         return cls.model_validate(entry, context=context)
     except ValidationError as error:
@@ -202,7 +202,7 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
     except GossamerError:
         raise
     except Exception as error:  # the user's own __init__ may raise anything
-        raise BadInput(f"{said}: {cause(error)}") from error
+        raise BadInput(f"{source}: {cause(error)}") from error
 
 
 def _path_of(found: type | Callable[..., Any]) -> str:
@@ -234,8 +234,8 @@ def check_not_importing(call: str) -> None:
         )
 
 
-def imported(path: str, said: str) -> Any:
-    """The object named by ``"package.module:attribute"``. A BadInput that begins with ``said`` if it does not
+def imported(path: str, source: str) -> Any:
+    """The object named by ``"package.module:attribute"``. A BadInput that begins with ``source`` if it does not
     exist."""
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
@@ -247,36 +247,36 @@ def imported(path: str, said: str) -> Any:
         module = importlib.import_module("__main__" if module_name == _script() else module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{said}: no module named {error.name!r} (the working directory is searched too)"
+            f"{source}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
     except Exception as error:
-        raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
+        raise BadInput(f"{source}: importing {module_name!r} raised {cause(error)}") from error
     finally:
         _imported.pop()
     if (found := getattr(module, attribute, None)) is None:
         if module_name == "__main__":  # a notebook or a prompt, which other processes can't import
             raise BadInput(
-                f"{said}: other processes can't import it; accepted: a class of a module (begin the cell with"
+                f"{source}: other processes can't import it; accepted: a class of a module (begin the cell with"
                 f" %%writefile mine.py, and then: from mine import {attribute})"
             )
-        raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
+        raise BadInput(f"{source}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
     return found
 
 
-def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
+def _as_component(kind: str, found: Any, name: str, source: str) -> type[Component]:
     """The component class for a user's object."""
     if inspect.isclass(found) and issubclass(found, Component):
         found.registered_name = found.__dict__.get("registered_name") or name
         return found
     if base := KINDS[kind][1]:
-        raise BadInput(f"{said}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")
+        raise BadInput(f"{source}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")
     if not callable(found):
-        raise BadInput(f"{said} is {type(found).__name__}; accepted: a Component class or a function")
-    return _from_function(kind, found, name, said)
+        raise BadInput(f"{source} is {type(found).__name__}; accepted: a Component class or a function")
+    return _from_function(kind, found, name, source)
 
 
 @cache
-def _from_function(kind: str, function: Callable[..., Any], name: str, said: str) -> type[Component]:
+def _from_function(kind: str, function: Callable[..., Any], name: str, source: str) -> type[Component]:
     function, doc = _configured(function), function.__doc__
     fields: dict[str, Any] = {}
     offered, hints = OFFERED.get(kind, frozenset()), _hints(function)
@@ -284,7 +284,7 @@ def _from_function(kind: str, function: Callable[..., Any], name: str, said: str
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             if kind != "model":
-                raise BadInput(f"{said}: parameter {parameter}; accepted: parameters by name")
+                raise BadInput(f"{source}: parameter {parameter}; accepted: parameters by name")
             base = OpenFunctionComponent if parameter.kind is parameter.VAR_KEYWORD else base
         elif parameter.name in offered:
             fields[parameter.name] = (Optional[hints.get(parameter.name, Any)], None)  # noqa: UP045

@@ -80,8 +80,8 @@ def parameters(cls: type[BaseModel]) -> dict[str, str]:
     for each in reversed(cls.__mro__):
         text = inspect.cleandoc(each.__dict__.get("__doc__") or "")
         for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \n].*\n?)+)", text, re.MULTILINE):
-            for name, said in re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE):
-                found[name] = re.sub(r":\w+:(?=`)|`", "", " ".join(said.split()))
+            for name, explained in re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE):
+                found[name] = re.sub(r":\w+:(?=`)|`", "", " ".join(explained.split()))
     return found
 
 

@@ -71,7 +71,7 @@ class Aggregator(Component):
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
         if not isinstance(vector, Tensor):
-            raise ValueError(f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part")
+            raise ValueError(f"aggregator: {self.name_of()} needs whole models; rank {rank} sent a part")
         return checked(vector, own, rank)
 
 
@@ -101,7 +101,7 @@ class DeviationMean(Aggregator):
 
         x_i <- m + sum_j w_j |d_j|^q d_j / sum_j w_j |d_j|^q
 
-    A power of 0 gives the mean. With higher powers, the farthest value dominates, as when models are merged
+    A power of 0 is the mean. With higher powers, the farthest value dominates, as when models are merged
     by largest magnitude (MagMax; Marczak et al., ECCV 2024). The result is between the smallest and the
     largest value. Of two values, the one with the smaller weight is farther from the mean and counts more, so
     unequal weights bring no benefit. The rule is the opposite of robust: a single attacker has more influence

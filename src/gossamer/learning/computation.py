@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.trainer import Trainer
+from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer
 from gossamer.messages.tags import Model
 
 
@@ -73,3 +73,12 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         if isinstance(result, Exception):
             raise result
     return [found[number] for number in range(len(jobs))]
+
+
+def trainer_of(name: str) -> type[Trainer]:
+    """The class of a trainer."""
+    if name == "fused":
+        from gossamer.learning.fused.trainer import FusedTrainer
+
+        return FusedTrainer
+    return {kind.name: kind for kind in (SequentialTrainer, BatchedTrainer)}[name]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.many import ManyModels, called, is_dense, named_buffers
+from gossamer.learning.many import ManyModels, call_with, is_dense, named_buffers
 from gossamer.learning.parameters import (
     FlatModule,
     bare_module,
@@ -40,7 +40,7 @@ BATCH = 100  # samples in a forward pass, few enough for activations to stay in 
 LEAST = 4
 """Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
 
-Found = dict[str, float]  # name -> value of the loss and of each metric
+MetricValues = dict[str, float]  # name -> value of the loss and of each metric
 
 
 class Evaluator:
@@ -69,11 +69,11 @@ class Evaluator:
         self._rows, self._chunk = rows, 1 if rows is None else self._size(rows)
         self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}
 
-    def test(self, model: Model, on: str = "test") -> Found:
+    def test(self, model: Model, on: str = "test") -> MetricValues:
         """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
         return self._evaluate(model, self.sets[on])
 
-    def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
+    def test_each(self, models: Sequence[Model], on: str = "test") -> list[MetricValues | Exception]:
         """The result of :meth:`test` for each model, or the exception that the user's code raised. The
         workers share the models."""
         problem = None
@@ -89,7 +89,7 @@ class Evaluator:
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
         return alone
 
-    def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> Found:
+    def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> MetricValues:
         """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the
         node's own test samples, if it has any (indices [n] in the training data)."""
         [found] = self.columns_each([model], [np.asarray(personal, dtype=np.int64)])
@@ -99,7 +99,7 @@ class Evaluator:
 
     def columns_each(
         self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
-    ) -> list[Found | Exception]:
+    ) -> list[MetricValues | Exception]:
         """The result of :meth:`columns` for each model, or the exception that the user's code raised."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
@@ -109,7 +109,7 @@ class Evaluator:
             )
         return [_joined(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)]
 
-    def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
+    def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> MetricValues:
         """Loss and metrics over training samples with indices [n]."""
         return self._evaluate(model, self._placed(_chosen(self.task.train, torch.from_numpy(samples))))
 
@@ -120,13 +120,13 @@ class Evaluator:
     def _make_flat(self) -> FlatModule:
         return FlatModule(bare_module(self.task.model, self.device).eval())
 
-    def _evaluate(self, model: Model, pair: Pair) -> Found:
+    def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
         flat = self.workers.own(self._make_flat)
         flat.load(model)
         [found] = self._results(partial(self._means, flat.module), pair)
         return found
 
-    def _together(self, models: Sequence[Model], on: str) -> list[Found]:
+    def _together(self, models: Sequence[Model], on: str) -> list[MetricValues]:
         assert self._rows is not None
         flat = self.workers.own(self._make_flat)
         parameters, buffers = self._rows.stack_models(models)
@@ -135,12 +135,14 @@ class Evaluator:
 
         def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
             with ManyModels():
-                return self._means(partial(called, flat.module, tensors), x, y)
+                return self._means(partial(call_with, flat.module, tensors), x, y)
 
         of_each = vmap(means, in_dims=(0, None, None))
         return self._results(partial(of_each, named), self.sets[on], len(models))
 
-    def _results(self, means: Callable[[Any, Tensor], Tensor], pair: Pair, models: int = 1) -> list[Found]:
+    def _results(
+        self, means: Callable[[Any, Tensor], Tensor], pair: Pair, models: int = 1
+    ) -> list[MetricValues]:
         """The results of some models on some samples. ``means`` returns the means of all measures over a
         batch, [..., measures]."""
         totals = torch.zeros(models, len(self._measures), dtype=torch.float64, device=self.device)
@@ -171,9 +173,9 @@ class Evaluator:
         return chunk_size(4 * (rows.length + BATCH * max(widths, default=1)), rows.device.type)
 
 
-def _joined(parts: dict[str, Found | Exception]) -> Found | Exception:
+def _joined(parts: dict[str, MetricValues | Exception]) -> MetricValues | Exception:
     """The columns ``<part>_<name>``, or the first error."""
-    columns: Found = {}
+    columns: MetricValues = {}
     for part, found in parts.items():
         if isinstance(found, Exception):
             return found
@@ -181,7 +183,7 @@ def _joined(parts: dict[str, Found | Exception]) -> Found | Exception:
     return columns
 
 
-def _attempt(run: Callable[..., Found], *given: Any) -> Found | Exception:
+def _attempt(run: Callable[..., MetricValues], *given: Any) -> MetricValues | Exception:
     try:
         return run(*given)
     except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
@@ -212,8 +214,8 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                     part = _part(name)
                     _measured(name, measure, outputs, y)
     except Exception as error:
-        said = f"{part}: {cause(error)}" if is_own(error) else str(error)
-        raise BadInput(f"{said}; accepted: what fits the task's other parts") from error
+        problem = f"{part}: {cause(error)}" if is_own(error) else str(error)
+        raise BadInput(f"{problem}; accepted: what fits the task's other parts") from error
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
@@ -254,9 +256,9 @@ def _naming(field: str, inputs: Any = None, **given: Any) -> Iterator[None]:
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        said = " and ".join(f"{name} {_kind(value)}" for name, value in given.items() if value is not None)
+        kinds = " and ".join(f"{name} {_kind(value)}" for name, value in given.items() if value is not None)
         message = " ".join(str(error).split())
-        raise RuntimeError(f"{field}, given {said}: {type(error).__name__}: {message}") from error
+        raise RuntimeError(f"{field}, given {kinds}: {type(error).__name__}: {message}") from error
 
 
 def _kind(value: object) -> str:

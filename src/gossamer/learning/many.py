@@ -26,7 +26,7 @@ def is_dense(module: nn.Module) -> bool:
     return all(isinstance(layer, _DENSE) for layer in layers)
 
 
-def hindrance(module: nn.Module) -> str | None:
+def batching_obstacle(module: nn.Module) -> str | None:
     """The reason why a module can't train for many nodes at once, or None."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
@@ -49,7 +49,7 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **buffers}
         with ManyModels():
-            loss = loss_of(task, scores(partial(called, module, tensors), x), y)
+            loss = loss_of(task, scores(partial(call_with, module, tensors), x), y)
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
@@ -71,7 +71,7 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
     return gradients
 
 
-def called(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+def call_with(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
     """A module's outputs with other tensors in place of its own."""
     return functional_call(module, tensors, args, kwargs)
 

@@ -190,7 +190,7 @@ class Rprop(TorchOptimizer):
         if self.min_step > self.max_step:
             raise BadInput(f"optimizer.min_step: got {self.min_step:g}; accepted: at most {self.max_step:g}")
         if self.schedule is not None:
-            raise BadInput("optimizer.schedule: rprop finds its step sizes itself; accepted: null")
+            raise BadInput("optimizer.schedule: rprop sets its step sizes itself; accepted: null")
         return self
 
     @cached_property

@@ -231,7 +231,7 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
     if isinstance(value, Tensor) and value.numel() == 1:
         return value if value.dim() == 0 else value.reshape(())
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TypeError(f"{field}: gives {found}; accepted: the mean over the samples, {accepted}")
+    raise TypeError(f"{field}: returns {found}; accepted: the mean over the samples, {accepted}")
 
 
 def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:

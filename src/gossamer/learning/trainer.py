@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
-from gossamer.learning.many import gradients_of_many, hindrance, is_dense
+from gossamer.learning.many import batching_obstacle, gradients_of_many, is_dense
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import (
     FlatModule,
@@ -81,7 +81,7 @@ class ApplyJob(NamedTuple):
 
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
-Stepped = tuple[Model, State, Float[Tensor, ""]]
+StepsResult = tuple[Model, State, Float[Tensor, ""]]
 """The model and optimizer state after a job's last step, and the sum of the steps' losses, on the trainer's device."""
 
 
@@ -126,7 +126,7 @@ class Trainer(ABC):
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
 
 
-def _with_losses(jobs: Sequence[TrainJob], stepped: Sequence[Stepped]) -> list[TrainResult]:
+def _with_losses(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[TrainResult]:
     """The results of jobs. Losses are fetched together from a GPU, since fetching one waits for all earlier
     work."""
     losses = torch.stack([loss for _, _, loss in stepped]).tolist() if stepped else []
@@ -193,7 +193,7 @@ class SequentialTrainer(Trainer):
         flat.load(job.at)
         return self.rows.fresh().copy_(self._step(flat, job.batch, job.seed, 0)[1])
 
-    def _train(self, job: TrainJob) -> Stepped:
+    def _train(self, job: TrainJob) -> StepsResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
@@ -219,7 +219,7 @@ class BatchedTrainer(Trainer):
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         super().__init__(task, optimizer, rows, workers)
-        if problem := hindrance(self.module):
+        if problem := batching_obstacle(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
         self._chunk = chunk_size(4 * self.layout.size, self.device_type)
 
@@ -256,7 +256,7 @@ class BatchedTrainer(Trainer):
         _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *given)
         return [self.rows.store(gradient) for gradient in gradients]
 
-    def _train(self, jobs: Sequence[TrainJob]) -> list[Stepped]:
+    def _train(self, jobs: Sequence[TrainJob]) -> list[StepsResult]:
         parameters, buffers = self.rows.stack_models([job.start for job in jobs])
         state = {name: self.rows.stack([job.state[name] for job in jobs]) for name in jobs[0].state}
         gradients_of, seeds = self._workers.own(self._make_gradients), [job.seed for job in jobs]
@@ -279,7 +279,9 @@ class BatchedTrainer(Trainer):
         return self.rows.store(value) if len(value) == self.rows.length else value.clone()
 
 
-def settle(name: str, task: Task, device: str, batch: int, nodes: int, batches: bool) -> tuple[str, str]:
+def choose_trainer(
+    name: str, task: Task, device: str, batch: int, nodes: int, batches: bool
+) -> tuple[str, str]:
     """The trainer chosen for "auto", based on the sizes and kinds of layers, and the reason why it is not
     "fused", if any. ``batches`` tells whether the engine can batch nodes. BadInput if "fused" is requested
     for a task that the kernels do not support."""
@@ -297,9 +299,9 @@ def settle(name: str, task: Task, device: str, batch: int, nodes: int, batches: 
                 return "fused", ""
             reason = "torch is faster for layers of this size"
         except Unknown as unknown:
-            reason = f"it does not know {unknown}"
+            reason = f"it does not support {unknown}"
             if name == "fused":
-                problem = f"'fused' does not know {unknown}; accepted: auto, sequential"
+                problem = f"'fused' does not support {unknown}; accepted: auto, sequential"
                 raise BadInput(f"engine.trainer: {problem}") from None
     pays = batches and nodes >= MANY_NODES and _batching_pays(task, device)
     return ("batched" if pays else "sequential"), reason
@@ -310,7 +312,7 @@ def _batching_pays(task: Task, device: str) -> bool:
     the model."""
     module = bare_module(task.model).train()
     small = is_dense(module) and Layout.of(module).size <= MOST_BATCHED
-    if hindrance(module) or (device == "cpu" and not small):
+    if batching_obstacle(module) or (device == "cpu" and not small):
         return False
     model, batch = flatten(module), torch.zeros(1, 2, dtype=torch.int64)  # batch norm needs two samples
     try:
@@ -318,12 +320,3 @@ def _batching_pays(task: Task, device: str) -> bool:
     except Exception:  # noqa: BLE001 - the user's own, of any kind; a step will raise it again
         return False
     return True
-
-
-def trainer_of(name: str) -> type[Trainer]:
-    """The class of a trainer."""
-    if name == "fused":
-        from gossamer.learning.fused.trainer import FusedTrainer
-
-        return FusedTrainer
-    return {kind.name: kind for kind in (SequentialTrainer, BatchedTrainer)}[name]

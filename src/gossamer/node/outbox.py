@@ -46,14 +46,14 @@ class Outbox:
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
-        self._paid = 0  # number of encodings whose time has passed
+        self._charged = 0  # number of encodings whose time has passed
 
     def send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
         """Queue a frozen payload for some ranks."""
         runtime, steps = self._runtime, 0.0
         host, own = runtime.host, runtime.own
         if runtime.coder is not None and host.paced:
-            encoded, self._paid = runtime.coder.encoded - self._paid, runtime.coder.encoded
+            encoded, self._charged = runtime.coder.encoded - self._charged, runtime.coder.encoded
             steps = encoded * runtime.setup.experiment.compute.steps_per_encoding
         if not steps and (own.encoding is None or own.encoding.done()):
             return host.send(ranks, payload, name)

@@ -1,6 +1,6 @@
 """How a node that joins late starts: with a neighbour's model, in a round in which the others can meet it.
 
-The engine determines the round in which nodes meet (:func:`meeting`). The newcomer requests a neighbour's
+The engine determines the round in which nodes meet (:func:`rejoin_round`). The newcomer requests a neighbour's
 model with an ordinary message, under every engine. The message bypasses the wrappers, and the algorithm does
 not see it."""
 
@@ -33,7 +33,7 @@ class NewcomerModels:
         self._asked: tuple[int, int] | None = None  # the peer that was asked, and the request's number
         self._given: dict[int, Sending] = {}  # the last model sent to each rank
 
-    def takes(self, message: Message) -> bool:
+    def handle(self, message: Message) -> bool:
         """Handle a message unless it is the algorithm's. Returns whether it was handled."""
         if message.tag[:1] != (_TAG,):
             return False
@@ -77,7 +77,7 @@ def first_round(in_round: Mapping[int, int], least: int) -> int:
     return least
 
 
-def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+def rejoin_round(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns continues, among nodes that wait for each other: the
     higher median of their rounds, but at least ``least``. Also, for each other node, the round from which the
     two wait for each other; neither has begun it."""
@@ -85,7 +85,7 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
 
-async def newcomer(
+async def run_newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]], node: NodeRuntime, timeout_s: float | None
 ) -> None:
     """The protocol of a node that joins late. It takes the model of the first neighbour that sends a valid

@@ -99,11 +99,11 @@ class NodeRuntime:
             return
         changed: Message | None = message
         try:
-            if self.newcomer_models is not None and self.newcomer_models.takes(message):
+            if self.newcomer_models is not None and self.newcomer_models.handle(message):
                 return
             for wrapper in self._incoming:
                 changed = None if changed is None else wrapper.incoming(self.node, changed)
-            if changed is None or (self.secure is not None and self.secure.takes(changed)):
+            if changed is None or (self.secure is not None and self.secure.handle(changed)):
                 return
         except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
             if self.mailbox.drops_malformed:

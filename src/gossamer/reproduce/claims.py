@@ -102,10 +102,10 @@ def find(claim: Claim, groups: Sequence[Group]) -> tuple[Verdict, list[Finding]]
     """The verdict on a claim and on each of its conditions, from the runs of the cells. BadInput for a cell
     that does not exist."""
     found = [_find(check, groups) for check in claim.checks]
-    return together(each.verdict for each in found), found
+    return combined_verdict(each.verdict for each in found), found
 
 
-def together(verdicts: Iterable[Verdict]) -> Verdict:
+def combined_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a claim from those on its conditions."""
     found = set(verdicts)
     if len(found) == 1:

@@ -9,27 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from gossamer import files
 from gossamer.config import Checkpoints, Experiment, engine_name
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.node.checkpoint import Checkpoint, Place
-from gossamer.results.folder import atomic, run_id, sync, write_json
-from gossamer.results.run import flat
+from gossamer.results.folder import RunFolder, atomic, run_id, sync, write_json, write_table
+from gossamer.results.formatting import flat
+from gossamer.results.recorder import MOMENTS, NETWORK, compact, read_setup
 from gossamer.results.schema import ManifestFile, RecordedExperiment
 
-_FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
+_MAY_CHANGE = ("name", "stop", "checkpoint", "data_root", "trackers")
 """Fields of an experiment that may change when a run is resumed."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class RunCheckpoint:
     """A complete checkpoint of a run, with the completed rounds and the clock of each node that was not lost.
     ``time_s`` is the clock of a simulation when the checkpoint was complete; ``number`` increases over time;
     ``run`` identifies the run (:func:`gossamer.results.folder.run_id`)."""
@@ -72,7 +75,10 @@ class Cut:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to resume another experiment, naming the first field that differs."""
-        before, now = flat(_essence(self.experiment)), flat(_essence(experiment.model_dump(mode="json")))
+        before, now = (
+            flat(_fixed_fields(self.experiment)),
+            flat(_fixed_fields(experiment.model_dump(mode="json"))),
+        )
         for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
             raise BadInput(
                 f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made; accepted:"
@@ -108,7 +114,7 @@ class CheckpointFolder:
         time_s: float | None = None,
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints.
-        Arguments are as in :class:`Cut`."""
+        Arguments are as in :class:`RunCheckpoint`."""
         own = {"run": self._run, "number": number, "experiment": self._experiment}
         found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
         with self._whole(number):
@@ -140,41 +146,86 @@ def newest(
     say: Callable[[str], object] = lambda _: None,
     *,
     verified: bool = False,
-    fits: Callable[[Cut], bool] = lambda cut: True,
-) -> Cut | None:
+    fits: Callable[[RunCheckpoint], bool] = lambda _: True,
+) -> RunCheckpoint | None:
     """The newest complete checkpoint in a run's folder of checkpoints that is resumable and ``fits``, or
     None. Checkpoints with a damaged manifest or (``verified``) any damaged part are skipped and reported to
     ``say``. BadInput if only damaged ones are left."""
     damaged = []
     for number in reversed(complete_numbers(path)):
         try:
-            cut = read_cut(path, number)
+            found = read_run_checkpoint(path, number)
             if verified:
-                cut.verify()
+                found.verify()
         except BadInput as error:
             damaged.append(f"checkpoint {number} can't be used: {error}")
             continue
-        if cut.resumable and fits(cut):
+        if found.resumable and fits(found):
             for each in damaged:
                 say(each)
-            return cut
+            return found
     if damaged:
         raise BadInput(*damaged)
     return None
 
 
-def read_cut(path: Path, number: int) -> Cut:
+def read_run_checkpoint(path: Path, number: int) -> RunCheckpoint:
     """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged
     manifest."""
     manifest, run = _manifest(path, number), run_id(path.parent)
-    said = files.read_json(manifest, ManifestFile, path.parent)
-    files.conforming(said["experiment"], RecordedExperiment, str(manifest))
-    rounds = {int(rank): rounds for rank, rounds in said["rounds"].items()}
-    times_s = {int(rank): float(time_s) for rank, time_s in said["times_s"].items()}
-    if (said["number"], said["run"], [*times_s]) != (number, run, [*rounds]):
+    manifest_data = files.read_json(manifest, ManifestFile, path.parent)
+    files.conforming(manifest_data["experiment"], RecordedExperiment, str(manifest))
+    rounds = {int(rank): rounds for rank, rounds in manifest_data["rounds"].items()}
+    times_s = {int(rank): float(time_s) for rank, time_s in manifest_data["times_s"].items()}
+    if (manifest_data["number"], manifest_data["run"], [*times_s]) != (number, run, [*rounds]):
         raise BadInput(f"{manifest}: of another run or checkpoint; accepted: a manifest of this checkpoint")
-    own = {name: said[name] for name in ("wall_s", "experiment", "run", "time_s")}
-    return Cut(manifest.parent, number, rounds, times_s, **own)
+    own = {name: manifest_data[name] for name in ("wall_s", "experiment", "run", "time_s")}
+    return RunCheckpoint(manifest.parent, number, rounds, times_s, **own)
+
+
+def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int]) -> None:
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status. It can be
+    repeated after a kill. For a simulation, all rows up to the instant of the checkpoint are kept. For real
+    processes, rows up to their node's round (on the time grid: its time) are kept, and those rows of the
+    network to which all ``evaluated`` nodes had contributed."""
+    folder.reserve()
+    for name in ("status.json", "models.safetensors", "report.html"):
+        (folder.path / name).unlink(missing_ok=True)
+    compact(folder)
+    node, time_s = pl.col("node"), pl.col("time_s")
+    there = [rank for rank in evaluated if rank in checkpoint.rounds]
+
+    def limit(by_rank: Mapping[int, Any]) -> pl.Expr:
+        last = max(by_rank.values())
+        # If all evaluated nodes are lost, the network's rows are complete.
+        common = min((by_rank[rank] for rank in there), default=last)
+        return node.replace_strict({**by_rank, NETWORK: common}, default=last)
+
+    moments = pl.col("moment").fill_null("round")
+    if checkpoint.time_s is None:  # of real processes
+        times_s = limit(checkpoint.times_s)
+        of_round = moments.str.split(MOMENTS).list.contains("round")
+        on_time = (moments != "end") & (time_s < times_s)
+        metrics = pl.when(of_round).then(pl.col("round") <= limit(checkpoint.rounds)).otherwise(on_time)
+    else:
+        times_s = pl.lit(checkpoint.time_s)
+        # A row of both a tick and the end has the values of the end; the tick is recorded again.
+        metrics = (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
+    # A node that was lost later was alive at the checkpoint, and will be again.
+    lost = (pl.col("event") == "lost") & node.is_in([*checkpoint.rounds, NETWORK]).fill_null(value=False)
+    kept = {
+        "metrics": metrics,
+        "events": ~lost & (time_s.fill_null(0.0) <= times_s) | (pl.col("event") == "resumed"),
+        "timeline": pl.col("end_s") < times_s,  # intervals in progress are cut off at the end of a run
+    }
+    for kind, keep in kept.items():
+        path = folder.path / f"{kind}.parquet"
+        if path.exists():
+            write_table(path, files.read_table(path, folder.path).filter(keep))
+    if checkpoint.time_s is None and (folder.path / "setup.json").exists():
+        setup, last = read_setup(folder.path), max(checkpoint.rounds.values())
+        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}
+        write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
 
 
 def highest(path: Path) -> int:
@@ -204,11 +255,11 @@ def _identity(digest: str, run: str, number: int) -> dict[str, str]:
     return {"experiment": digest, "run": run, "checkpoint": str(number)}
 
 
-def _essence(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in experiment.items() if name not in _FREE}
+def _fixed_fields(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in experiment.items() if name not in _MAY_CHANGE}
     return {**kept, "engine": engine_name(kept.get("engine"))}
 
 
 def _digest(experiment: Mapping[str, Any]) -> str:
-    text = json.dumps(_essence(experiment), sort_keys=True)
+    text = json.dumps(_fixed_fields(experiment), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

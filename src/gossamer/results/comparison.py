@@ -28,11 +28,19 @@ from gossamer.results.formatting import (
     interval_text,
     is_share,
     metric_title,
+    part,
     seconds_text,
 )
 from gossamer.results.groups import Baseline, Group
-from gossamer.results.run import Run, part
-from gossamer.results.tidy import check_recorded, complete_curve, confidence, final, judging, lower_is_better
+from gossamer.results.run import Run
+from gossamer.results.tidy import (
+    check_recorded,
+    comparison_metrics,
+    complete_curve,
+    confidence,
+    final,
+    lower_is_better,
+)
 
 Number = Literal["mean", "difference", "ratio"]
 _COMPARED: tuple[Number, ...] = ("difference", "ratio")
@@ -186,7 +194,7 @@ def measures(
     for option, metric in (*asked, ("--area", area_of), ("--relative-to", relative_to)):
         if metric is not None:
             check_recorded(option, metric, runs)
-    chosen = metrics or judging(runs)
+    chosen = metrics or comparison_metrics(runs)
     names = [*chosen] if metrics else [*chosen, *_AXES]
     names += [f"{axis} to {metric}={level}" for metric, level in to for axis in _AXES]
     names += [f"{metric} at {axis}={most}" for axis, most in within for metric in chosen]
@@ -288,8 +296,8 @@ def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group
     known = list(dict.fromkeys(key for group in groups for key in group.labels))
     for axis in per:
         if axis not in known:
-            said = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
-            raise BadInput(f"--per {axis}: {said}")
+            problem = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
+            raise BadInput(f"--per {axis}: {problem}")
     axes = [key for key in dict.fromkeys((*per, "cell")) if key in known]
     found: dict[str, list[Group]] = {}
     for group in groups:

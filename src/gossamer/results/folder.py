@@ -173,10 +173,10 @@ def read_environment(folder: Path) -> dict[str, Any]:
 def read_status(folder: Path) -> dict[str, Any]:
     """The contents of ``status.json``; empty for a run that has not ended."""
     path = folder / "status.json"
-    said: dict[str, Any] = files.read_json(path, StatusFile, folder) if path.exists() else {}
-    if said.get("run", run := run_id(folder)) != run:
-        raise BadInput(f"{path}: its run is {said['run']}, not {run}; accepted: the status of this run")
-    return said
+    status: dict[str, Any] = files.read_json(path, StatusFile, folder) if path.exists() else {}
+    if status.get("run", run := run_id(folder)) != run:
+        raise BadInput(f"{path}: its run is {status['run']}, not {run}; accepted: the status of this run")
+    return status
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
@@ -200,15 +200,15 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
 
 
 @contextmanager
-def locked(folder: Path, said: str = "the run is going on; accepted: one that has ended") -> Iterator[None]:
+def locked(folder: Path, why: str = "the run is going on; accepted: one that has ended") -> Iterator[None]:
     """Lock a folder, at most until this process ends. If another process holds the lock, BadInput with the
-    text ``said``."""
+    text ``why``."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"{folder}: {said}") from None
+            raise BadInput(f"{folder}: {why}") from None
         yield
     finally:
         os.close(descriptor)
@@ -221,8 +221,8 @@ def writing(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         known = error if isinstance(error, RecordError) else RecordError(error.filename, error)
-        said = f"{known.reason.lower()} ({known.path})"
-        raise BadInput(f"{what}: {said}; accepted: a place that can be written to") from error
+        reason = f"{known.reason.lower()} ({known.path})"
+        raise BadInput(f"{what}: {reason}; accepted: a place that can be written to") from error
 
 
 @contextmanager

@@ -1,14 +1,16 @@
-"""The formatting of metric names and of numbers with their units."""
+"""The formatting of metric names, of numbers with their units, and of short names for runs."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _ANY_WIDTH = 100_000
 _SMALL = 0.001
 _ANY_DIGITS = 12
+_LONGEST_VALUE = 24
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head, rows."""
@@ -115,3 +117,48 @@ def print_table(
         shown.add_row(*row)
     width = None if sys.stdout.isatty() else _ANY_WIDTH
     Console(markup=False, highlight=False, width=width).print(shown)
+
+
+# --- names
+
+
+def part(key: str, value: Any) -> str:
+    """A part of a cell's name: an entry of ``cells``, or a value of the grid."""
+    return str(value) if key == "cell" else f"{key}={value}"
+
+
+def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Names of cells, given as a whole and in parts, without the points of the grid that all share."""
+    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
+    common = set.intersection(*at) if at else set()
+    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
+
+
+def distinguishing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Texts that distinguish settings: the names of the components that differ and, if these are equal, the
+    fields that differ."""
+    named = [key for key in differing(settings) if key.endswith(".name")]
+    heads = [", ".join(str(each[key]) for key in named if key in each) or NOTHING for each in settings]
+    texts = heads if named else [""] * len(settings)
+    for head in {head for head in texts if texts.count(head) > 1}:
+        same = [index for index, text in enumerate(texts) if text == head]
+        keys = differing([settings[index] for index in same])
+        for index in same:
+            values = [str(settings[index].get(key, NOTHING))[:_LONGEST_VALUE] for key in keys]
+            more = [f"{key.rpartition('.')[2]} {value}" for key, value in zip(keys, values, strict=True)]
+            texts[index] = ", ".join(filter(None, (head, *more)))
+    return texts
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all mappings."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one mapping: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    inner = ((f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items())
+    return {key: item for path, branch in inner for key, item in flat(branch, path).items()}

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from gossamer.errors import BadInput, suggest
-from gossamer.results.run import Run, differing, flat, part, short_names, tell_apart
+from gossamer.results.formatting import differing, distinguishing_names, flat, part, short_names
+from gossamer.results.run import Run
 from gossamer.results.tidy import AXES, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
@@ -52,7 +53,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     first = [same[0] for same in alike.values()]
     names = short_names([(run.cell, run.labels) for run in first if run.cell is not None])
     if len(set(names)) < len(first):
-        names = tell_apart([_settings(run) for run in first])
+        names = distinguishing_names([_settings(run) for run in first])
         names = [
             text if names.count(text) == 1 else f"{text} #{number}" for number, text in enumerate(names, 1)
         ]
@@ -76,7 +77,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
-def several(among: Sequence[Group]) -> bool:
+def shows_groups(among: Sequence[Group]) -> bool:
     """Whether to show a curve per group instead of one per run: there are several groups, and some have
     several samples."""
     return len(among) > 1 and any(len(group.samples) > 1 for group in among)

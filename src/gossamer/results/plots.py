@@ -17,7 +17,7 @@ from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve, labels, several
+from gossamer.results.groups import Group, group_curve, labels, shows_groups
 from gossamer.results.run import Run
 from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
 
@@ -196,7 +196,7 @@ def write_figures(
         for each in asked:
             if each not in accepted:
                 raise BadInput(f"{option} {each}: accepted: {', '.join(accepted)}")
-    together = groups if several(groups) else None
+    together = groups if shows_groups(groups) else None
     written, captions = [], []
     with writing(f"--figures {folder}"), matplotlib("style").context(_STYLE):
         folder.mkdir(parents=True, exist_ok=True)

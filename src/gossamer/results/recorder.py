@@ -23,7 +23,7 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import torch
@@ -36,9 +36,6 @@ from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
 from gossamer.results.folder import RunFolder, read_status, run_id, write_json, write_table
 from gossamer.results.schema import GraphRow, SetupFile, Status
 from gossamer.results.segment import read_segment
-
-if TYPE_CHECKING:
-    from gossamer.results.checkpoints import Cut
 
 log = logging.getLogger("gossamer")
 
@@ -125,8 +122,8 @@ def read_setup(folder: Path) -> dict[str, Any]:
     graphs = dict(setup.get("graphs", {}))
     for segment in segments(folder, "graphs"):
         for row in read_segment(segment, run_id(folder), folder):
-            said = files.conforming(row, GraphRow, str(segment))
-            graphs[str(said["round"])] = said["edges"]
+            graph = files.conforming(row, GraphRow, str(segment))
+            graphs[str(graph["round"])] = graph["edges"]
     return {**setup, "graphs": graphs}
 
 
@@ -174,8 +171,8 @@ def _fitting(
     try:
         table = table.cast({name: kind for name, kind in kinds.items() if kind is not None})
     except PolarsError as error:
-        said = " ".join(str(error).split())
-        raise BadInput(f"{path}: {said:.200}; accepted: {listed(required)} as recorded") from None
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{path}: {reason:.200}; accepted: {listed(required)} as recorded") from None
     for name in required:
         if name not in table.columns or table[name].null_count():
             raise BadInput(f"{path}: rows without {name!r}; accepted: rows with {', '.join(required)}")
@@ -208,51 +205,6 @@ def compact(folder: RunFolder) -> None:
         _remove(graphs)
     with suppress(OSError):  # not empty, or missing
         folder.segments.rmdir()
-
-
-def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
-    """Keep the part of a record that is older than a checkpoint, and remove the run's status. It can be
-    repeated after a kill. For a simulation, all rows up to the instant of the checkpoint are kept. For real
-    processes, rows up to their node's round (on the time grid: its time) are kept, and those rows of the
-    network to which all ``evaluated`` nodes had contributed."""
-    folder.reserve()
-    for name in ("status.json", "models.safetensors", "report.html"):
-        (folder.path / name).unlink(missing_ok=True)
-    compact(folder)
-    node, time_s = pl.col("node"), pl.col("time_s")
-    there = [rank for rank in evaluated if rank in cut.rounds]
-
-    def limit(by_rank: Mapping[int, Any]) -> pl.Expr:
-        last = max(by_rank.values())
-        # If all evaluated nodes are lost, the network's rows are complete.
-        common = min((by_rank[rank] for rank in there), default=last)
-        return node.replace_strict({**by_rank, NETWORK: common}, default=last)
-
-    moments = pl.col("moment").fill_null("round")
-    if cut.time_s is None:  # of real processes
-        times_s = limit(cut.times_s)
-        of_round = moments.str.split(MOMENTS).list.contains("round")
-        on_time = (moments != "end") & (time_s < times_s)
-        metrics = pl.when(of_round).then(pl.col("round") <= limit(cut.rounds)).otherwise(on_time)
-    else:
-        times_s = pl.lit(cut.time_s)
-        # A row of both a tick and the end has the values of the end; the tick is recorded again.
-        metrics = (moments != "end") & ~moments.str.contains("tick.*end") & (time_s <= times_s)
-    # A node that was lost later was alive at the checkpoint, and will be again.
-    lost = (pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(value=False)
-    kept = {
-        "metrics": metrics,
-        "events": ~lost & (time_s.fill_null(0.0) <= times_s) | (pl.col("event") == "resumed"),
-        "timeline": pl.col("end_s") < times_s,  # intervals in progress are cut off at the end of a run
-    }
-    for kind, keep in kept.items():
-        path = folder.path / f"{kind}.parquet"
-        if path.exists():
-            write_table(path, files.read_table(path, folder.path).filter(keep))
-    if cut.time_s is None and (folder.path / "setup.json").exists():
-        setup, last = read_setup(folder.path), max(cut.rounds.values())
-        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}
-        write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -298,8 +250,8 @@ def close_after(error: BaseException, folder: RunFolder) -> None:
     """Close the record of a run ended by an error. A failure to write it is only logged, since the error
     itself is raised."""
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    said = str(error) if isinstance(error, RunFailed) else cause(error)
-    unwritten = close_record(folder, reason, said)
+    text = str(error) if isinstance(error, RunFailed) else cause(error)
+    unwritten = close_record(folder, reason, text)
     if unwritten is not None and not isinstance(error, RecordError):
         log.warning(unwritten)
 

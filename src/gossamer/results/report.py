@@ -21,16 +21,18 @@ from gossamer.results.formatting import (
     NOTHING,
     bytes_text,
     count_text,
+    differing,
     faults_text,
+    flat,
     is_share,
     metric_title,
     seconds_text,
     value_text,
 )
-from gossamer.results.groups import Group, group_curve, labels, several
+from gossamer.results.groups import Group, group_curve, labels, shows_groups
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
-from gossamer.results.run import Run, differing, flat
+from gossamer.results.run import Run
 
 _PAGE = files("gossamer.results") / "page"
 _MOST_NAMED = 12
@@ -180,7 +182,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     groups = group_runs(runs) if groups is None else groups
     # Each seed of a single experiment has its own colour; with several experiments, seeds have the colour of
     # their group.
-    together = several(groups)
+    together = shows_groups(groups)
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)

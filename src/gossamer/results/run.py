@@ -1,10 +1,10 @@
-"""Reading recorded runs, even while they run or after they were killed, and short names for several runs."""
+"""Reading recorded runs, even while they run or after they were killed."""
 
 from __future__ import annotations
 
 import logging
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -23,7 +23,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
-from gossamer.results.formatting import NOTHING, bytes_text, numerals
+from gossamer.results.formatting import bytes_text, numerals
 from gossamer.results.schema import RecordedExperiment, SweepFile
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COMINGS = ("lost", "left", "leave", "joined", "returned", "found")
-_LONGEST_VALUE = 24
+_PRESENCE_EVENTS = ("lost", "left", "leave", "joined", "returned", "found")
 _MOST_LISTED = 20
 
 
@@ -216,7 +215,12 @@ class Run:
         return self._last_seen("lost", "left", "leave")
 
     def _last_seen(self, *events: str) -> list[int]:
-        last = self.events.filter(pl.col("event").is_in(_COMINGS)).drop_nulls("node").group_by("node").last()
+        last = (
+            self.events.filter(pl.col("event").is_in(_PRESENCE_EVENTS))
+            .drop_nulls("node")
+            .group_by("node")
+            .last()
+        )
         return last.filter(pl.col("event").is_in(events))["node"].sort().to_list()
 
     @property
@@ -332,48 +336,3 @@ def _swept(folder: Path) -> list[Run]:
     if len(runs) < len(entries):
         log.info("%s: %d of %d runs are done; the others are left out", folder, len(runs), len(entries))
     return runs
-
-
-# --- names
-
-
-def part(key: str, value: Any) -> str:
-    """A part of a cell's name: an entry of ``cells``, or a value of the grid."""
-    return str(value) if key == "cell" else f"{key}={value}"
-
-
-def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Names of cells, given as a whole and in parts, without the points of the grid that all share."""
-    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
-    common = set.intersection(*at) if at else set()
-    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
-
-
-def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts that distinguish settings: the names of the components that differ and, if these are equal, the
-    fields that differ."""
-    named = [key for key in differing(settings) if key.endswith(".name")]
-    heads = [", ".join(str(each[key]) for key in named if key in each) or NOTHING for each in settings]
-    texts = heads if named else [""] * len(settings)
-    for head in {head for head in texts if texts.count(head) > 1}:
-        same = [index for index, text in enumerate(texts) if text == head]
-        keys = differing([settings[index] for index in same])
-        for index in same:
-            values = [str(settings[index].get(key, NOTHING))[:_LONGEST_VALUE] for key in keys]
-            more = [f"{key.rpartition('.')[2]} {value}" for key, value in zip(keys, values, strict=True)]
-            texts[index] = ", ".join(filter(None, (head, *more)))
-    return texts
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values are not the same in all mappings."""
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    inner = ((f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items())
-    return {key: item for path, branch in inner for key, item in flat(branch, path).items()}

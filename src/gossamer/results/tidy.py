@@ -73,7 +73,7 @@ def main_metric(run: Run) -> str | None:
     return next(iter(metric_names(run)), None)
 
 
-def judging(runs: Iterable[Run]) -> list[str]:
+def comparison_metrics(runs: Iterable[Run]) -> list[str]:
     """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are
     none."""
     known = all_metrics(runs)
@@ -175,7 +175,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     value, is_end = pl.col("value").filter(has), pl.col("instant").is_infinite()
     # A node counts for a metric if it has recorded it and is not missing at the end.
     has_metric = has.any().over("metric", "node")
-    counts = has_metric & ~pl.col("node").is_in([*run.away, *_silent_since_their_return(run)])
+    counts = has_metric & ~pl.col("node").is_in([*run.away, *_unrecorded_since_return(run)])
     shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
     table = (
         rows.filter(shown)
@@ -210,7 +210,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     return table.update(points(run), on="point").select(table.columns)
 
 
-def _silent_since_their_return(run: Run) -> list[int]:
+def _unrecorded_since_return(run: Run) -> list[int]:
     """Ranks of the nodes that came back and have recorded nothing since."""
     back = run.events.filter(event="returned").group_by("node").agg(back_s=pl.col("time_s").max())
     last = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())

@@ -17,9 +17,10 @@ from gossamer.config import Experiment
 from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.files import read_json
+from gossamer.results.formatting import flat
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
-from gossamer.results.run import Run, flat
+from gossamer.results.run import Run
 from gossamer.results.schema import SweepFile
 
 _MOST_PARAMETERS = 100  # in one request to MLflow

@@ -8,9 +8,8 @@ from typing import Any
 
 from gossamer import files
 from gossamer.errors import BadInput
-from gossamer.node import checkpoint
 from gossamer.results import recorder
-from gossamer.results.checkpoints import complete_numbers, read_cut
+from gossamer.results.checkpoints import complete_numbers, read_run_checkpoint
 from gossamer.results.folder import run_id
 from gossamer.results.run import Run, load_run
 from gossamer.results.schema import SweepFile
@@ -42,9 +41,9 @@ def problems_of(path: Path) -> list[str]:
             attempt(getattr, Run(path), part)
         attempt(recorder.check_files, path, "*")
         for number in complete_numbers(path / "checkpoints"):
-            cut = attempt(read_cut, path / "checkpoints", number)
-            for rank in () if cut is None else cut.rounds:
-                attempt(cut.read, rank)
+            checkpoint = attempt(read_run_checkpoint, path / "checkpoints", number)
+            for rank in () if checkpoint is None else checkpoint.rounds:
+                attempt(checkpoint.read, rank)
         for file in sorted((path / "restart").glob("*.safetensors")):
             attempt(checkpoint.read, file, {"run": run_id(path)})
     return list(dict.fromkeys(found))

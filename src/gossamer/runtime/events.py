@@ -13,7 +13,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
 
-def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
+def starting_state(start_from: StartFrom, saved: Checkpoint | None) -> str:
     """Describes the state in which a node begins."""
     if saved is not None:
         return f"its checkpoint of round {saved.round}"
@@ -26,18 +26,18 @@ class EstimatedClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._heard: tuple[float, float | None] = 0.0, None  # newest timestamp, real time of its report
-        self._said = 0.0
+        self._newest: tuple[float, float | None] = 0.0, None  # newest timestamp, real time of its report
+        self._last = 0.0
 
-    def hear(self, time_s: float, *, runs: bool = True) -> None:
+    def update(self, time_s: float, *, runs: bool = True) -> None:
         """Take a timestamp from a node's clock; ``runs`` tells whether that clock runs yet."""
-        if self._heard[1] is None or time_s >= self._heard[0]:
-            self._heard = time_s, self._clock() if runs else None
+        if self._newest[1] is None or time_s >= self._newest[0]:
+            self._newest = time_s, self._clock() if runs else None
 
     def now(self) -> float:
-        time_s, since = self._heard
-        self._said = max(self._said, time_s + (0.0 if since is None else self._clock() - since))
-        return self._said
+        time_s, since = self._newest
+        self._last = max(self._last, time_s + (0.0 if since is None else self._clock() - since))
+        return self._last
 
 
 class EventLog:

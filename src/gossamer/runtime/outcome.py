@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 
@@ -46,9 +46,9 @@ class Engine(Protocol):
     description: dict[str, Any]
     """See ``Setup.description``."""
 
-    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
-        """Run to the end and record into ``folder``. With ``cut``, resume from that checkpoint, to which the
-        record has been rewound."""
+    def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
+        """Run to the end and record into ``folder``. With ``checkpoint``, resume from it; the record
+        has been rewound to it."""
 
     def __enter__(self) -> Engine: ...
 
@@ -90,14 +90,14 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
         alike["for something that is not a message"] = []
     for rank, count in sorted(returned.items()):
         alike.setdefault(f"returned after {count} rounds", []).append(str(rank))
-    said = []
+    texts = []
     for text, ranks in alike.items():
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         named = (
             f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MOST_NAMED])}{more} " if ranks else ""
         )
-        said.append(named + text)
-    return "; ".join(said[:_MOST_NAMED])
+        texts.append(named + text)
+    return "; ".join(texts[:_MOST_NAMED])
 
 
 def describe_failure(error: BaseException, rank: int, round: int | None) -> RunFailed:
@@ -106,5 +106,5 @@ def describe_failure(error: BaseException, rank: int, round: int | None) -> RunF
         return error
     text = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
     where = "at start" if round is None else f"in round {round}"
-    said = f"node {rank} failed {where}: {cause(error)}"
-    return RunFailed(said, node=rank, round=round, traceback=text)
+    message = f"node {rank} failed {where}: {cause(error)}"
+    return RunFailed(message, node=rank, round=round, traceback=text)

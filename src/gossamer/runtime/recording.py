@@ -16,7 +16,7 @@ import torch
 from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.recorder import NETWORK as NETWORK
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
@@ -91,7 +91,7 @@ def ended_early(setup: Setup, rounds: Mapping[int, int]) -> bool:
 # --- a node's row
 
 
-class Spent(NamedTuple):
+class BusySeconds(NamedTuple):
     """A node's use of time since the start, in seconds. The use of a link is the time that its traffic takes
     at the link's rate at that time; None if the link is unlimited."""
 
@@ -100,20 +100,20 @@ class Spent(NamedTuple):
     receiving_s: float | None
 
 
-_NOTHING = Spent(0.0, 0.0, 0.0)
+_NOTHING = BusySeconds(0.0, 0.0, 0.0)
 
 
 class Usage:
-    """How a node spends its time between two of its rows. ``time_s`` and ``spent`` are the starting point."""
+    """How a node spends its time between two of its rows. ``time_s`` and ``busy`` are the starting point."""
 
-    def __init__(self, time_s: float = 0.0, spent: Spent = _NOTHING) -> None:
-        self._time_s, self._spent = time_s, spent
+    def __init__(self, time_s: float = 0.0, busy: BusySeconds = _NOTHING) -> None:
+        self._time_s, self._busy = time_s, busy
 
-    def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
+    def shares(self, time_s: float, busy: BusySeconds) -> dict[str, float | None]:
         """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row at ``time_s`` on the
         engine's clock; None if no time has passed since the last row."""
-        passed_s, before = time_s - self._time_s, self._spent
-        self._time_s, self._spent = time_s, spent
+        passed_s, before = time_s - self._time_s, self._busy
+        self._time_s, self._busy = time_s, busy
 
         def share(now_s: float | None, by_then_s: float | None) -> float | None:
             if now_s is None or by_then_s is None or passed_s <= 0:
@@ -121,9 +121,9 @@ class Usage:
             return min(max((now_s - by_then_s) / passed_s, 0.0), 1.0)
 
         return {
-            "idle_share": share(passed_s - (spent.computing_s - before.computing_s), 0.0),
-            "uplink_share": share(spent.sending_s, before.sending_s),
-            "downlink_share": share(spent.receiving_s, before.receiving_s),
+            "idle_share": share(passed_s - (busy.computing_s - before.computing_s), 0.0),
+            "uplink_share": share(busy.sending_s, before.sending_s),
+            "downlink_share": share(busy.receiving_s, before.receiving_s),
         }
 
 
@@ -308,12 +308,12 @@ class RunRecord:
         self._graphs_on_record = -1
         self._need: Callable[[int], None] = lambda rank: None
 
-    def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
+    def resume(self, checkpoint: RunCheckpoint, metrics: pl.DataFrame) -> None:
         """Resume from a checkpoint, with the rows recorded up to it. Nodes that were saved ahead of others
         contribute to the evaluations that the others will complete."""
-        self._rounds = self._view_rounds = max(cut.rounds.values())
+        self._rounds = self._view_rounds = max(checkpoint.rounds.values())
         self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
-        evaluated = {rank: r for rank, r in cut.rounds.items() if rank in self._setup.outcome_ranks}
+        evaluated = {rank: r for rank, r in checkpoint.rounds.items() if rank in self._setup.outcome_ranks}
         least = min(evaluated.values(), default=0)  # (all evaluated nodes may be lost)
         for rank, last in evaluated.items():
             if last == least:
@@ -323,7 +323,7 @@ class RunRecord:
             if is_due(self._setup, last):
                 for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
                     self._target.reached(last, row)
-                    self._snapshots.take(last, rank, Snapshot(row, cut.read(rank).model))
+                    self._snapshots.take(last, rank, Snapshot(row, checkpoint.read(rank).model))
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
         """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.

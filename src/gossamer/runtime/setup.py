@@ -20,7 +20,7 @@ from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
 from gossamer.learning.evaluate import try_out
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
-from gossamer.learning.trainer import settle
+from gossamer.learning.trainer import choose_trainer
 from gossamer.messages.tags import Model
 from gossamer.network import Network
 from gossamer.node import Setting
@@ -99,7 +99,7 @@ def prepare(experiment: Experiment) -> Setup:
     )
 
 
-def settled(experiment: Experiment) -> Experiment:
+def resolved(experiment: Experiment) -> Experiment:
     """The experiment with ``initial.from`` resolved to a file and its checksum. BadInput for a path without a
     model, and for a file whose checksum differs from the given one."""
     start = experiment.initial
@@ -121,18 +121,18 @@ def settled(experiment: Experiment) -> Experiment:
 
 def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
     """The model, from another run or a file, with which all nodes start; None if there is none."""
-    start = settled(experiment).initial
+    start = resolved(experiment).initial
     if not isinstance(start, WarmStart):
         return None
-    found, said = files.read_tensors(start.path), f"initial.from: {start.path}"
+    found, source = files.read_tensors(start.path), f"initial.from: {start.path}"
     if found.keys() <= {"parameters", "buffers"}:  # the file is from a run
         model = model_of(found, start.rank, "initial.rank")
         if not all(part.isfinite().all() for part in model):
-            raise BadInput(f"{said} has values that are not finite; accepted: another run, or another rank")
+            raise BadInput(f"{source} has values that are not finite; accepted: another run, or another rank")
         if [len(part) for part in model] != [layout.size, layout.buffer_size]:
             sizes = f"{len(model.parameters):,} parameters and {len(model.buffers):,} values in buffers"
             wanted = f"{layout.size:,} and {layout.buffer_size:,}, as task.model has"
-            raise BadInput(f"{said} has {sizes}; accepted: {wanted}")
+            raise BadInput(f"{source} has {sizes}; accepted: {wanted}")
         return model
     if start.rank is not None:
         raise BadInput(f"initial.rank: {start.rank}, with one model in {start.path}; accepted: null")
@@ -142,12 +142,12 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
     fields += [(field, model.buffers) for field in layout.buffers]
     names = [field.name for field, _ in fields]
     if not {field.name for field in layout.parameters} <= found.keys() <= set(names):
-        raise BadInput(f"{said} has {listed(found)}; accepted: the names of task.model, {listed(names)}")
+        raise BadInput(f"{source} has {listed(found)}; accepted: the names of task.model, {listed(names)}")
     for field, vector in fields:
         if (tensor := found.get(field.name)) is not None:
             if tensor.shape != field.shape:
                 wanted = f"accepted: {list(field.shape)}, as in task.model"
-                raise BadInput(f"{said}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
+                raise BadInput(f"{source}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
             field.of(vector).copy_(tensor)
     return model
 
@@ -157,7 +157,7 @@ def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
-    return settle(engine.trainer, task, device, max(size, 1), experiment.nodes, batches)
+    return choose_trainer(engine.trainer, task, device, max(size, 1), experiment.nodes, batches)
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
@@ -168,8 +168,8 @@ def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
 
 def _check_algorithm(algorithm: Any) -> None:
     if not inspect.iscoroutinefunction(algorithm.run):
-        said = "run() is not async, or has a yield; accepted: async def run(self, node)"
-        raise BadInput(f"algorithm: {algorithm.name_of()!r}: {said}")
+        problem = "run() is not async, or has a yield; accepted: async def run(self, node)"
+        raise BadInput(f"algorithm: {algorithm.name_of()!r}: {problem}")
 
 
 def _layout(task: Task, seed: int) -> Layout:
@@ -272,7 +272,7 @@ def _check_codec(
     }
     for part in codec.parts():
         part.check(layout)
-        said, refused = f"codec: {part.name_of()}", None
+        named, refused = f"codec: {part.name_of()}", None
         if algorithm.sends_pieces() and part.comes_first:
             refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
         elif differences and not part.contracts:
@@ -285,7 +285,7 @@ def _check_codec(
             found = listed(text for text, lost in loses.items() if lost)
             refused = f"which needs every message, with {found}; accepted: none of these"
         if refused is not None:
-            raise BadInput(f"{said}, {refused}")
+            raise BadInput(f"{named}, {refused}")
 
 
 def _check_secure_aggregation(

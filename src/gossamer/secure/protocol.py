@@ -443,7 +443,7 @@ class SecureAggregation:
 
     # --- questions of receivers, which come at any time
 
-    def takes(self, message: Message) -> bool:
+    def handle(self, message: Message) -> bool:
         """Answer a receiver's request to unmask its sum. Returns whether the message was such a request."""
         if message.tag[:2] != (TAG, "survivors"):
             return False

@@ -42,7 +42,7 @@ def watching_sweep(sweep: Sweep, *, quiet: bool = False) -> Iterator[SweepObserv
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[said]}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
@@ -56,8 +56,8 @@ class SweepLines(SweepObserver):
         self._seconds = stopwatch()
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
-        said = f"{state.status}: {state.cause}" if state.cause else state.status
-        done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {said}"
+        text = f"{state.status}: {state.cause}" if state.cause else state.status
+        done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {text}"
         left = ""
         if counts.ended and counts.left:  # estimated from the mean of the runs of this call
             left = f"{seconds_text(round(self._seconds() / counts.ended * counts.left))} left"
@@ -71,15 +71,15 @@ class _LiveTable(SweepLines):
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
         self._sweep, self._progress, self._looked_s = sweep, progress, 0.0
-        self._whole = progress.add_task(sweep.name, said="")
+        self._whole = progress.add_task(sweep.name, text="")
         self._running = {each.run: each for each in sweep.planned}
         self._before = {path for run in self._running for path in self._segments(run)}
         self._rows: dict[str, _Row] = {}
 
     def update(self, counts: Counts) -> None:
         done = counts.skipped + counts.ended
-        said = f"{done}/{counts.total} runs, {counts.running} running"
-        self._progress.update(self._whole, total=counts.total, completed=done, said=said)
+        text = f"{done}/{counts.total} runs, {counts.running} running"
+        self._progress.update(self._whole, total=counts.total, completed=done, text=text)
         if self._seconds() - self._looked_s < _LOOK_S:
             return
         self._looked_s = self._seconds()
@@ -109,7 +109,7 @@ class _Row(Quiet):
         super().__init__(planned.experiment)
         self.segment, self._position, self._progress = segment, 0, progress
         self._last = planned.experiment.stop.rounds
-        self.task = progress.add_task(planned.title, total=self._last, said="") if task is None else task
+        self.task = progress.add_task(planned.title, total=self._last, text="") if task is None else task
 
     def look(self) -> None:
         """Read and show new values."""
@@ -119,8 +119,8 @@ class _Row(Quiet):
             for row in rows:
                 self.row(row)
         if self.round is not None:
-            said = f"round {self.round}" + (f"/{self._last}" if self._last else "") + f"  {self.value}"
-            self._progress.update(self.task, completed=self.round, said=said)
+            text = f"round {self.round}" + (f"/{self._last}" if self._last else "") + f"  {self.value}"
+            self._progress.update(self.task, completed=self.round, text=text)
 
 
 def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> None:

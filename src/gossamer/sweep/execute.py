@@ -29,7 +29,7 @@ from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_res
 
 _LOOK_S = 0.2
 """Seconds between two checks whether the user has stopped the sweep."""
-_turn = threading.Lock()
+_run_lock = threading.Lock()
 """Runs in one process take turns, since they share torch's generator and thread count."""
 
 
@@ -130,7 +130,7 @@ def run_sweep(
         if executor is None and jobs is None:
             jobs = jobs_for([each.experiment for each in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
-        campaign = _Campaign(sweep, before, counts, observer or SweepObserver())
+        campaign = _SweepRun(sweep, before, counts, observer or SweepObserver())
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
                 campaign.run(todo, workers, alone=jobs == 1)
@@ -164,7 +164,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
         was created) and ``value`` (the first metric as text).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
-    with _turn, _heeding(Path(job["stop"])):
+    with _run_lock, _stopped_by_file(Path(job["stop"])):
         if Path(job["stop"]).exists():
             return {**asdict(State()), "value": ""}
         try:
@@ -174,9 +174,9 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
                 experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
             )
         except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
-            said = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
+            reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
             folder = error.folder if isinstance(error, RunFailed) else None
-            return {"status": "failed", "cause": said, "folder": folder and str(folder), "value": ""}
+            return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
     return {"status": done.status, "cause": done.error, "folder": str(done.path), "value": watcher.value}
 
 
@@ -199,7 +199,7 @@ class Quiet(Display):
 
 
 @contextmanager
-def _heeding(stop: Path) -> Iterator[None]:
+def _stopped_by_file(stop: Path) -> Iterator[None]:
     """End a run in this process cleanly once the file ``stop`` exists, if the run handles signals, i.e. in a
     main thread."""
     over, usual = threading.Event(), signal.getsignal(signal.SIGTERM)
@@ -243,7 +243,7 @@ def _executor(given: Executor | str | None, jobs: int) -> Iterator[Executor]:
     executor.shutdown()
 
 
-class _Campaign:
+class _SweepRun:
     """The runs of one call, from submission to record."""
 
     def __init__(
@@ -306,9 +306,9 @@ class _Campaign:
         if future.cancelled() or (error and self.stopping):
             return
         if error is None:
-            said = future.result()
-            folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
-            self._ended(planned, State(said["status"], said["cause"], folder), said["value"])
+            result = future.result()
+            folder = result["folder"] and self._sweep.folder / planned.run / Path(result["folder"]).name
+            self._ended(planned, State(result["status"], result["cause"], folder), result["value"])
             return
         state = state_of(self._sweep.folder / planned.run)
         if state.status == "interrupted" and state.folder is not None:

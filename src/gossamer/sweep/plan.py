@@ -75,8 +75,8 @@ def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
                 "memory_bytes": _memory_bytes(done),
             }
     except GossamerError as error:
-        said = f"failed: {' '.join(str(error).split())}"
-        return {"by": said, "wall_s": None, "memory_bytes": None}
+        problem = f"failed: {' '.join(str(error).split())}"
+        return {"by": problem, "wall_s": None, "memory_bytes": None}
 
 
 def _memory_bytes(run: Run) -> float | None:

@@ -112,8 +112,8 @@ def _end(worker: subprocess.Popen[str]) -> str:
         worker.kill()
         worker.communicate()
     code = worker.returncode
-    said = describe_exit(code)
-    return f"{said}, as the system does when memory runs out" if code == -signal.SIGKILL else said
+    text = describe_exit(code)
+    return f"{text}, as the system does when memory runs out" if code == -signal.SIGKILL else text
 
 
 def work(parent: int) -> None:

@@ -21,7 +21,7 @@ from gossamer.config.experiment import Seed, ordered, read_mapping
 from gossamer.config.registry import placed
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
-from gossamer.results.run import part, short_names
+from gossamer.results.formatting import part, short_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -83,10 +83,10 @@ class Cell:
         """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative
         to ``folder``. BadInput if they would undo an assignment from the command line, to one of the paths
         ``given``."""
-        said = {path: deepcopy(_value_at(raw, path)) for path in given}
+        described = {path: deepcopy(_value_at(raw, path)) for path in given}
         for path, value in self.overrides:
             assign(raw, path, placed(value, folder), "override", Experiment)
-        undone = [path for path, value in said.items() if not _kept(value, _value_at(raw, path))]
+        undone = [path for path, value in described.items() if not _kept(value, _value_at(raw, path))]
         if undone:
             raise BadInput(
                 f"--set {', '.join(undone)}: overridden by the sweep; accepted: fields that no cell overrides, and"
@@ -298,8 +298,8 @@ class Sweep:
             name: {key: value for key, value in dump.items() if value != base[key]}
             for name, dump in dumps.items()
         }
-        said = {"name": self.name, "base": base, "seeds": list(self.seeds), "cells": cells}
-        return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
+        described = {"name": self.name, "base": base, "seeds": list(self.seeds), "cells": cells}
+        return str(yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
 
     def results(self) -> pl.DataFrame:
         """One row per experiment; see :func:`gossamer.sweep.table.results`."""
@@ -349,7 +349,7 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     is identified by its name. ``digests`` caches the hashes of files, so that each file is read once and a
     sweep sees only one state of it."""
     left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers", "cohort"}}
-    said = experiment.model_dump(mode="json", exclude=left_out)
+    described = experiment.model_dump(mode="json", exclude=left_out)
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():
         try:
@@ -357,8 +357,8 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
         except OSError:  # the run will report it
             digests[path] = None
     if paths:
-        said["files"] = {str(path): digests[path] for path in paths}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        described["files"] = {str(path): digests[path] for path in paths}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def _paths(value: Any) -> Iterator[Path]:

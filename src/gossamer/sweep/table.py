@@ -61,11 +61,11 @@ def state_of(folder: Path) -> State:
 
 def _ended(attempt: Path) -> State:
     try:
-        said = read_status(attempt)
+        recorded = read_status(attempt)
     except BadInput as error:
         return State("interrupted", str(error), attempt)
-    status = said.get("status", "interrupted")
-    cause = " ".join(str(said.get("error") or "no cause was recorded").split())
+    status = recorded.get("status", "interrupted")
+    cause = " ".join(str(recorded.get("error") or "no cause was recorded").split())
     return State(status, cause if status in ENDED_BADLY else None, attempt)
 
 

@@ -213,7 +213,7 @@ class _Words(LeafTask):
     words: PositiveInt = 10_000  # size of the vocabulary: the most frequent words
     _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
 
-    def _know(self, words: Iterable[str], first: Sequence[str]) -> None:
+    def _build_vocabulary(self, words: Iterable[str], first: Sequence[str]) -> None:
         """Number the most frequent words, after some that are always known."""
         counted = sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))
         known = [word for word, _ in counted if word not in first][: self.words - len(first)]
@@ -232,7 +232,7 @@ class Sent140(_Words):
     length: ClassVar[int] = 25
 
     def learn(self, users: Iterable[list[Any]]) -> None:
-        self._know((word for x in users for tweet in x for word in _split(tweet[4])), ("",))
+        self._build_vocabulary((word for x in users for tweet in x for word in _split(tweet[4])), ("",))
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         numbers = torch.zeros(len(x), self.length, dtype=torch.int32)
@@ -272,7 +272,7 @@ class Reddit(_Words):
 
     def learn(self, users: Iterable[list[Any]]) -> None:
         words = (word for x in users for comment in x for sequence in comment for word in sequence)
-        self._know(words, ("<PAD>", "<UNK>"))
+        self._build_vocabulary(words, ("<PAD>", "<UNK>"))
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         inputs = self._sequences(x)

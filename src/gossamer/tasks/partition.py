@@ -39,15 +39,15 @@ class Partition(Component):
         BadInput for a split that is impossible with this task and this number of nodes."""
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
-        parts, said = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
+        parts, subject = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
         parts = [np.sort(part.astype(np.int64)) for part in parts]
         if len(parts) != nodes or not all(map(len, parts)):
             found = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
-            raise BadInput(f"{said}: {found}; accepted: one a node, of at least one sample")
+            raise BadInput(f"{subject}: {found}; accepted: one a node, of at least one sample")
         used = np.concatenate(parts)
         if used.min() < 0 or used.max() >= task.samples or np.bincount(used).max() > 1:
             found = "samples that do not exist, or that two nodes have"
-            raise BadInput(f"{said}: {found}; accepted: 0 to {task.samples - 1}, each once")
+            raise BadInput(f"{subject}: {found}; accepted: 0 to {task.samples - 1}, each once")
         if left := task.samples - len(used):
             message = "partition %s: %d of %d training samples are left out"
             log.warning(message, self.name_of(), left, task.samples)

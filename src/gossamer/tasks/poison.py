@@ -388,12 +388,12 @@ def poisoned(
 
 @contextmanager
 def _naming(number: int, poison: Poison) -> Iterator[None]:
-    said = f"poison.{number} {poison.name_of()!r}: "
+    prefix = f"poison.{number} {poison.name_of()!r}: "
     try:
         yield
     except BadInput as error:
-        raise BadInput(*(said + problem for problem in error.problems)) from error
+        raise BadInput(*(prefix + problem for problem in error.problems)) from error
     except GossamerError:
         raise
     except Exception as error:
-        raise BadInput(f"{said}raised {cause(error)}") from error
+        raise BadInput(f"{prefix}raised {cause(error)}") from error

@@ -180,10 +180,10 @@ class Task:
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
     if not fits:
-        said = " ".join(reprlib.repr(value).split())
+        text = " ".join(reprlib.repr(value).split())
         if isinstance(value, Tensor):
-            said = f"{value.dtype} of shape {tuple(value.shape)}"
-        raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
+            text = f"{value.dtype} of shape {tuple(value.shape)}"
+        raise BadInput(f"task.{field}: got {text}; accepted: {accepted}")
 
 
 def accuracy(

@@ -224,7 +224,7 @@ class Sampler:
         return found
 
     def _draw(self, ranks: Sequence[int], count: int, purpose: str, *counters: int) -> list[int]:
-        """At most ``count`` of these ranks, in random order. The same key gives the same ranks."""
+        """At most ``count`` of these ranks, in random order. The same key always draws the same ranks."""
         rng = generator(self._seed, f"sampler/{purpose}", self._node.rank, *counters)
         drawn: list[int] = rng.permutation(np.asarray(ranks, dtype=np.int64))[:count].tolist()
         return drawn

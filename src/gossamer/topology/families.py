@@ -238,7 +238,7 @@ def _ranked(graph: Any, where: str) -> NetworkX:
     value."""
     if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
         accepted = "a graph without parallel edges and self-loops"
-        raise BadInput(f"{where}: gives {type(graph).__name__}; accepted: {accepted}")
+        raise BadInput(f"{where}: got {type(graph).__name__}; accepted: {accepted}")
     ranked = set(graph) == set(range(len(graph)))
     return graph if ranked else nx.convert_node_labels_to_integers(graph)
 
@@ -255,7 +255,7 @@ class EdgeList(Topology):
         where = f"topology.path: {self.path}"
         pairs = read_numbers(self.path, where)
         if pairs.shape[1] != 2 or (pairs % 1).any():
-            raise BadInput(f"{where}: {pairs.shape[1]} numbers a line; accepted: two ranks a line")
+            raise BadInput(f"{where}: {pairs.shape[1]} numbers per line; accepted: two ranks per line")
         with located(where):
             return Graph(nodes, ((int(i), int(j)) for i, j in pairs), directed=self.directed)
 

@@ -265,7 +265,7 @@ class TopologySchedule:
     ) -> None:
         found = topology.call() if isinstance(topology, FunctionComponent) else topology
         if not isinstance(found, Topology):
-            given = f"{topology.name_of()} gives {type(found).__name__}"
+            given = f"{topology.name_of()} returns {type(found).__name__}"
             raise BadInput(f"{purpose}: {given}; accepted: Topology")
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
@@ -374,7 +374,7 @@ class TopologySchedule:
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
-            found = f"{self.topology.name_of()} gives a graph of {graph.nodes} nodes"
+            found = f"{self.topology.name_of()} returns a graph of {graph.nodes} nodes"
             raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}, as in nodes")
         return graph
 

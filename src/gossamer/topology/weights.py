@@ -151,7 +151,7 @@ class Given(Weights):
     def check(self, graph: Graph, samples: Samples) -> None:
         W, where = self._matrix, f"topology.weights.path: {self.path}"
         if len(W) != graph.nodes:
-            raise BadInput(f"{where}: {len(W)} rows for {graph.nodes} nodes; accepted: one a node")
+            raise BadInput(f"{where}: {len(W)} rows for {graph.nodes} nodes; accepted: one per node")
         sums = W.sum(axis=1)
         if not np.allclose(sums, 1, rtol=0, atol=1e-6):
             rank = int(np.argmax(abs(sums - 1)))

@@ -19,8 +19,8 @@ from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.node_process.host import Stage
-from gossamer.runtime.processes.protocol import Exited, Note, Said
+from gossamer.runtime.processes.node_process.host import ComputeResources
+from gossamer.runtime.processes.protocol import Exited, NodeReport, Note
 from gossamer.runtime.processes.system import CpuSlots, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
@@ -48,12 +48,12 @@ class Pool:
 
     def __init__(self, folder: Path) -> None:
         self.selector = selectors.DefaultSelector()
-        self.events: list[Said] = []
+        self.events: list[NodeReport] = []
         setup = prepare(experiment())
         made = RunFolder.create(folder, "run", experiment="", environment={})
         job = protocol.Job("", None, {}, None, 1, "", bytes(16), [], 1.0)
         self.pool = ProcessPool(
-            setup, made, Stage(setup), job, self.selector, self.events.append, "127.0.0.1"
+            setup, made, ComputeResources(setup), job, self.selector, self.events.append, "127.0.0.1"
         )
         self.theirs: Channel[Any]
 
@@ -106,7 +106,7 @@ def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
     os.kill(pid, signal.SIGKILL)
     pool.theirs.close()
     pool.serve(10.0)
-    assert pool.events == [Said(0, 0, Exited("killed by SIGKILL"))]
+    assert pool.events == [NodeReport(0, 0, Exited("killed by SIGKILL"))]
     assert not pool.pool._stopped
 
 
@@ -128,7 +128,7 @@ def test_a_node_that_can_not_be_started_is_reported(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(errno.EAGAIN, why)))
     open_before = psutil.Process().num_fds()
     made.pool.do(protocol.Fork(1, 3, []))
-    assert made.events == [Said(1, 3, Exited(f"it can't be started: {why}"))]
+    assert made.events == [NodeReport(1, 3, Exited(f"it can't be started: {why}"))]
     assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may go in between)
     made.pool.close()
     made.selector.close()

@@ -25,7 +25,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.runtime.memory import available_bytes, private_bytes
 from gossamer.runtime.processes.node_process import host
-from gossamer.runtime.processes.node_process.host import Stage
+from gossamer.runtime.processes.node_process.host import ComputeResources
 from gossamer.runtime.processes.system import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.setup import Setup, prepare
 
@@ -139,9 +139,9 @@ def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_le
     monkeypatch: pytest.MonkeyPatch, available: int | None, freed: int | None, trims: bool
 ) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: available)
-    stage = Stage(prepare(experiment(engine={"name": "processes", "trainer": "sequential"})))
-    stage._freed_bytes = freed
-    assert stage.trims() is trims
+    resources = ComputeResources(prepare(experiment(engine={"name": "processes", "trainer": "sequential"})))
+    resources._freed_bytes = freed
+    assert resources.returns_memory() is trims
 
 
 @linux
@@ -153,10 +153,10 @@ def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
 
     def work() -> None:
         keep_freed_memory()
-        stage = Stage(setup)
-        stage.warm_up()
-        assert stage._freed_bytes is not None
-        assert 8 * MIB < stage._freed_bytes < 100 * MIB
+        resources = ComputeResources(setup)
+        resources.warm_up()
+        assert resources._freed_bytes is not None
+        assert 8 * MIB < resources._freed_bytes < 100 * MIB
 
     in_child(work)
 
@@ -185,25 +185,27 @@ def digits() -> Setup:
 
 def test_a_step_after_the_rehearsal_has_the_same_bits() -> None:
     setup = digits()
-    stage, alone = (
-        Stage(setup),
+    resources, alone = (
+        ComputeResources(setup),
         SequentialTrainer(setup.task, setup.experiment.optimizer, Rows(setup.layout.size)),
     )
-    stage.warm_up()
+    resources.warm_up()
     for job in jobs(setup):
-        [one], [other] = stage.trainer.train([job]), alone.train([job])
+        [one], [other] = resources.trainer.train([job]), alone.train([job])
         assert torch.equal(one.model.parameters, other.model.parameters)
         assert one.loss == other.loss
-    assert stage.evaluator.test(one.model) == stage.evaluator.test(other.model)
+    assert resources.evaluator.test(one.model) == resources.evaluator.test(other.model)
 
 
 def test_a_model_that_all_begin_with_is_made_once() -> None:
     setup = digits()
-    stage = Stage(setup)
-    assert stage.initial(0) is stage.initial(3)
-    assert torch.equal(stage.initial(3).parameters, setup.initial(3).parameters)
-    assert stage.rows.owns(stage.initial(0).parameters)
-    other = Stage(prepare(experiment(initial="independent", task={"name": "digits", "model": "logistic"})))
+    resources = ComputeResources(setup)
+    assert resources.initial(0) is resources.initial(3)
+    assert torch.equal(resources.initial(3).parameters, setup.initial(3).parameters)
+    assert resources.rows.owns(resources.initial(0).parameters)
+    other = ComputeResources(
+        prepare(experiment(initial="independent", task={"name": "digits", "model": "logistic"}))
+    )
     assert not torch.equal(other.initial(0).parameters, other.initial(1).parameters)
 
 
@@ -214,10 +216,10 @@ def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyP
         raise ArithmeticError("the well is dry")
 
     monkeypatch.setattr(SequentialTrainer, "train", fail)
-    stage = Stage(setup)
-    stage.warm_up()
+    resources = ComputeResources(setup)
+    resources.warm_up()
     monkeypatch.undo()
-    [result] = stage.trainer.train([jobs(setup)[0]])
+    [result] = resources.trainer.train([jobs(setup)[0]])
     assert bool(result.model.parameters.isfinite().all())
 
 

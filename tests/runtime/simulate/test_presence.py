@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.node.rejoin import meeting
+from gossamer.node.rejoin import rejoin_round
 from gossamer.runtime.simulate.presence import SimPresence
 
 NODES = 5
@@ -21,8 +21,8 @@ class Told:
         self.up, self.rounds = set(range(NODES)), [0] * NODES
         self.first: list[dict[int, int]] = [{} for _ in range(NODES)]
 
-    def come(self, rank: int, least: int) -> int:
-        first, together = meeting({each: self.rounds[each] for each in self.up - {rank}}, least)
+    def join(self, rank: int, least: int) -> int:
+        first, together = rejoin_round({each: self.rounds[each] for each in self.up - {rank}}, least)
         self.first[rank] = {**together, rank: first}
         for each, since in together.items():
             self.first[each][rank] = since
@@ -44,8 +44,8 @@ def test_pairs_wait_from_the_same_round_on_as_if_all_had_been_told(steps: Sequen
             told.up.discard(rank)
             presence.leave(rank)
         elif what == "come" and rank not in told.up:
-            first = told.come(rank, told.rounds[rank] + 1)
-            assert presence.come(rank, told.rounds[rank] + 1) == first
+            first = told.join(rank, told.rounds[rank] + 1)
+            assert presence.join(rank, told.rounds[rank] + 1) == first
             told.rounds[rank] = first
             presence.begin_round(rank, first)
         assert presence.up == told.up

@@ -11,7 +11,7 @@ import torch
 
 import gossamer
 from gossamer import Experiment, Model
-from gossamer.algorithms.divshare import deal
+from gossamer.algorithms.divshare import assign_fragments
 from gossamer.config.registry import build, names
 from gossamer.learning import Aggregator, Optimizer
 from gossamer.learning.evaluate import Evaluator
@@ -118,9 +118,9 @@ def test_aggregators_stay_on_the_device(name: str) -> None:
 
 
 def test_fragments_stay_on_the_device() -> None:
-    dealt = deal(1, (5, 6), 3, torch.device("meta"))
-    heard = torch.ones(dealt.sizes[0], device="meta")
-    assert dealt.mean(torch.ones(11, device="meta"), [(0, heard)]).device.type == "meta"
+    assignment = assign_fragments(1, (5, 6), 3, torch.device("meta"))
+    heard = torch.ones(assignment.sizes[0], device="meta")
+    assert assignment.mean(torch.ones(11, device="meta"), [(0, heard)]).device.type == "meta"
 
 
 def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:

@@ -268,7 +268,7 @@ class _Reader(TorchFunctionMode):
         if self._loss is None or result is not self._result:
             raise Unknown("a loss that is not cross-entropy or a squared error")
         if self._starts:
-            raise Unknown(f"a parameter that no layer has ({next(iter(self._starts))})")
+            raise Unknown(f"a parameter that no layer uses ({next(iter(self._starts))})")
         layers = np.zeros((len(self._layers), 20), dtype=np.int64)
         for row, columns in zip(layers, self._layers, strict=True):
             row[list(columns)] = list(columns.values())

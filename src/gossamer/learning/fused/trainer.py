@@ -120,12 +120,12 @@ class FusedTrainer(Trainer):
         options[: len(rule)] = rule
         work = jobs, np.array(rates, dtype=np.float64), sizes, samples
         model, loss = (plan.layers, plan.epsilons, plan.taps, plan.spaces), (plan.loss, plan.factor)
-        space = self._workers.own(_Space).of(plan.memory(int(sizes.max())))
+        space = self._workers.own(_ActivationMemory).of(plan.memory(int(sizes.max())))
         kernels.train(self._memory, work, self._samples, loss, options, model, space, losses)
         return list(losses.tolist())
 
 
-class _Space:
+class _ActivationMemory:
     """A thread's memory for activations."""
 
     def __init__(self) -> None:

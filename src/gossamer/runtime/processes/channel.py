@@ -27,7 +27,7 @@ LARGEST_STRANGER = 4096
 """Most bytes in a message from an end that has not proved that it knows the token."""
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
-_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 M = TypeVar("M")
 
@@ -162,7 +162,7 @@ class SelectorChannel(Generic[M]):
         try:
             while self.waiting:
                 del self.waiting[: self._socket.send(self.waiting)]
-        except _NOT_NOW:
+        except _WOULD_BLOCK:
             pass
         except OSError:
             self.waiting.clear()  # the next read reports that the other end is gone
@@ -180,7 +180,7 @@ class SelectorChannel(Generic[M]):
     def read(self) -> None:
         try:
             data = self._socket.recv(_READ)
-        except _NOT_NOW:
+        except _WOULD_BLOCK:
             return
         except OSError:
             data = b""

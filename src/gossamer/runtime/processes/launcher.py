@@ -10,13 +10,13 @@ import torch
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RunFailed
 from gossamer.network import Constant
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import Outcome, ending_signals
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
-from gossamer.runtime.processes.coordinator.door import Door
+from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Check, Prepared, Refused
@@ -39,11 +39,11 @@ class ProcessesEngine:
         assert isinstance(experiment.engine, Processes)
         self._listen = listen
         with ExitStack() as stack:
-            self._place: ForkServer | Door
+            self._place: ForkServer | WorkerListener
             if listen is None:
                 self._place = stack.enter_context(server or ForkServer())
             else:
-                self._place = stack.enter_context(Door(listen.address, listen.token))
+                self._place = stack.enter_context(WorkerListener(listen.address, listen.token))
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
             if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes.append(
@@ -56,7 +56,7 @@ class ProcessesEngine:
             self._resources = stack.pop_all()
         self.description = self._setup.description()
 
-    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+    def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
         observer.start(self.description)
         for text in self._notes:
@@ -64,9 +64,9 @@ class ProcessesEngine:
         listen, place = self._listen, self._place
         least = 1 if listen is None else listen.min_workers
         with _one_thread(), ExitStack() as stack:
-            coordinator = Coordinator(self._setup, folder, observer, cut, place, least, stack)
+            coordinator = Coordinator(self._setup, folder, observer, checkpoint, place, least, stack)
             stack.enter_context(ending_signals(coordinator.stop))
-            if listen is not None and listen.executor is not None and isinstance(place, Door):
+            if listen is not None and listen.executor is not None and isinstance(place, WorkerListener):
                 slots = -(-self._setup.experiment.nodes // least)
                 workers = started_workers(listen, place.address, slots, coordinator.fail_to_start)
                 stack.enter_context(workers)

@@ -265,7 +265,7 @@ class Exited(Message):
 FromProcess = FromNode | Exited
 
 
-class Said(Message):
+class NodeReport(Message):
     """A message from a node, or about its process; from another machine, with the files that it refers to."""
 
     rank: int
@@ -284,7 +284,7 @@ class Refused(Message):
     problems: list[str]
 
 
-FromWorker = Said | Prepared | Refused | Acknowledge
+FromWorker = NodeReport | Prepared | Refused | Acknowledge
 """Messages from a worker to the coordinator."""
 
 

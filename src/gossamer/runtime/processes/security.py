@@ -49,8 +49,8 @@ def check_token(token: str) -> str:
 
 def proof(token: str, side: str, certificate: bytes, nonce: bytes) -> bytes:
     """The proof of a side ("worker" or "coordinator") that it knows the token."""
-    said = b"".join((side.encode().ljust(16), hashlib.sha256(certificate).digest(), nonce))
-    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+    signed = b"".join((side.encode().ljust(16), hashlib.sha256(certificate).digest(), nonce))
+    return hmac.new(token.encode(), signed, hashlib.sha256).digest()
 
 
 class Identity(NamedTuple):

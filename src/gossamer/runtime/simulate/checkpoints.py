@@ -55,10 +55,10 @@ class SimCheckpoints:
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
         # By sender: messages sent to each receiver, and messages in flight by receiver and number.
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
-        self._flying: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
+        self._in_flight: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
         self._newest: dict[int, _RoundEnd] = {}
         self._open: dict[int, dict[int, _RoundEnd]] = {}  # incomplete checkpoints, by number and rank
-        before = 0 if replay is None else replay.cut.snapshots(self._asked)
+        before = 0 if replay is None else replay.checkpoint.snapshots(self._asked)
         self._made = [before] * len(nodes)  # the number of checkpoints that include each node
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -66,7 +66,7 @@ class SimCheckpoints:
 
     def sent(self, message: Message, to: int) -> Message:
         """Register a message in flight. Returns it with its number."""
-        sent, flying = self._sent[message.source], self._flying[message.source]
+        sent, flying = self._sent[message.source], self._in_flight[message.source]
         number = sent.get(to, 0)
         sent[to] = number + 1
         flying[to, number] = message = replace(message, number=number)
@@ -74,7 +74,7 @@ class SimCheckpoints:
 
     def landed(self, message: Message, to: int) -> None:
         """A message is no longer in flight: it has arrived, is lost or was cancelled."""
-        self._flying[message.source].pop((to, message.number), None)
+        self._in_flight[message.source].pop((to, message.number), None)
 
     def _deliver(self, rank: int, message: Message) -> None:
         node = self._nodes[rank]
@@ -134,11 +134,13 @@ class SimCheckpoints:
         """The nodes' parts of a checkpoint, with the messages that belong to them."""
         sent: list[dict[int, int]] = [{} for _ in parts]  # by receiver and sender
         arriving = [list(parts[rank].since) for rank in range(len(parts))]
-        for source, flying in enumerate(self._flying):
+        for source, flying in enumerate(self._in_flight):
             for to, count in parts[source].sent.items():
                 sent[to][source] = count
             for (to, _), message in flying.items():
-                arriving[to].append(message if self._replay is None else self._replay.as_it_was(message, to))
+                arriving[to].append(
+                    message if self._replay is None else self._replay.saved_message(message, to)
+                )
 
         def belonging(messages: Sequence[Message], known: Mapping[int, int]) -> list[Message]:
             # Leave out messages with secrets: the resumed run sends the same ones again.

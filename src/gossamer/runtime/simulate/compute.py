@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 from gossamer.config import Simulate
-from gossamer.learning.computation import Computation, ComputationKind, execute
-from gossamer.learning.evaluate import Evaluator, Found
+from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
+from gossamer.learning.evaluate import Evaluator, MetricValues
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import trainer_of
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.runtime.recording import Profile
@@ -150,8 +149,10 @@ class Compute:
                 entry.result = error
         execute = self._execute
         # If any computation of a batch is needed, the whole batch is computed: its size may change the bits.
-        if self._replay is not None and all(self._replay.skips(entry.computation.rank) for entry in prepared):
-            execute = partial(self._replay.stand_ins, self._execute)
+        if self._replay is not None and all(
+            self._replay.is_skipped(entry.computation.rank) for entry in prepared
+        ):
+            execute = partial(self._replay.placeholder_results, self._execute)
         for entry, result in zip(prepared, _attempt(execute, kind, jobs), strict=True):
             entry.result = result
 
@@ -187,7 +188,7 @@ class Executor:
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
             return execute(kind, jobs, self.trainer, self._evaluator)
 
-    def evaluate(self, models: Sequence[Model], ranks: Sequence[int] = ()) -> list[Found | Exception]:
+    def evaluate(self, models: Sequence[Model], ranks: Sequence[int] = ()) -> list[MetricValues | Exception]:
         """The recorded columns of each model, in order. Given the nodes' ranks, they include the personal
         test sets. If the user's code raises, its exception takes the place of the result."""
         personal = [self._setup.personal[rank] for rank in ranks]

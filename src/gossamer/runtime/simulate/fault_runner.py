@@ -10,7 +10,7 @@ from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.runtime.events import EventLog, begins
+from gossamer.runtime.events import EventLog, starting_state
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
@@ -49,9 +49,11 @@ class FaultRunner:
         self.left: set[int] = set()
         self._absent: set[int] = set()  # ranks that have not joined yet
         self._hosts: dict[int, FaultyHost] = {}
-        self._agenda = self._schedule.event_queue()
+        self._fault_queue = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
-        self._called_back: dict[int, StartFrom] = {}  # nodes to start again as soon as they have left
+        self._restart_after_leaving: dict[
+            int, StartFrom
+        ] = {}  # nodes to start again as soon as they have left
         self._detections: dict[int, ClockEvent] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
@@ -71,7 +73,7 @@ class FaultRunner:
 
     def begin(self) -> None:
         self._carry_out_due(0.0)
-        self._check_anybody()
+        self._check_any_left()
 
     def _due(self) -> None:
         now_s = self._clock.now()
@@ -80,16 +82,16 @@ class FaultRunner:
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MOST_IDLE:
             raise Deadlock(f"all nodes wait, whichever nodes come and go: {self._clock.waiting()}")
-        self._carry_out_due(max(now_s, self._agenda.next_s))  # now_s is rounded to nanoseconds
-        self._check_anybody()  # an expected return may be cancelled without an event
+        self._carry_out_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
+        self._check_any_left()  # an expected return may be cancelled without an event
 
     def _carry_out_due(self, now_s: float) -> None:
-        for event in self._agenda.due(now_s):
+        for event in self._fault_queue.due(now_s):
             self._carry_out(event)
         if self._next is not None:
             self._next.cancel()
-        if math.isfinite(self._agenda.next_s):
-            due_ns = to_ns(self._agenda.next_s)
+        if math.isfinite(self._fault_queue.next_s):
+            due_ns = to_ns(self._fault_queue.next_s)
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _carry_out(self, event: FaultEvent) -> None:
@@ -108,7 +110,7 @@ class FaultRunner:
                 text = f"node {rank} crashed in round {self._nodes[rank].round}"
                 self._stop(rank, "lost", text, silently=True)
                 self._detect_later(rank)
-                self._check_anybody(text)
+                self._check_any_left(text)
             case "leave", int(rank):
                 self._hosts[rank].leaving = True
                 if rank not in self._tasks.running:
@@ -130,7 +132,9 @@ class FaultRunner:
             if completed >= crash.round and rank in self._up:
                 self._at_rounds[rank].remove(crash)
                 now_s = self._clock.now()
-                self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
+                self._fault_queue.add(
+                    FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from)
+                )
                 self._carry_out_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
@@ -155,9 +159,9 @@ class FaultRunner:
         self.left.add(rank)
         self._stop(rank, "left", text, silently=False)
         self._links.when_landed(rank, lambda: self._lose(rank))
-        if rank in self._called_back:
-            self._return(rank, self._called_back.pop(rank))
-        self._check_anybody(text)
+        if rank in self._restart_after_leaving:
+            self._return(rank, self._restart_after_leaving.pop(rank))
+        self._check_any_left(text)
 
     def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
         self._hosts[rank].dead = True
@@ -173,7 +177,7 @@ class FaultRunner:
     def _return(self, rank: int, start_from: StartFrom) -> None:
         if rank in self._up:
             if self._hosts[rank].done:
-                self._called_back[rank] = start_from
+                self._restart_after_leaving[rank] = start_from
             else:
                 self._hosts[rank].leaving = False  # it was about to leave
             return
@@ -184,11 +188,11 @@ class FaultRunner:
         least = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
-        self._links.come(rank)
+        self._links.join(rank)
         first = self._meet(node, least, restarted=True)
         what = "joined" if joins else "returned"
         self._log.append(rank, what, f"node {rank} takes part from round {first} on")
-        self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
+        self._log.append(rank, "begins", f"node {rank} begins with {starting_state(start_from, saved)}")
 
     def _thaw(self, rank: int) -> None:
         host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} continues"
@@ -213,7 +217,7 @@ class FaultRunner:
             if restarted:
                 for other in self.presence.remembering(rank) & self._up:
                     self._nodes[other].mailbox.forget_late({rank})
-        first = self.presence.come(rank, least)
+        first = self.presence.join(rank, least)
         if self._gathers:
             for _, waiter in self.presence.watching(rank):
                 waiter.wake()
@@ -221,7 +225,7 @@ class FaultRunner:
         if restarted:
             node.catch_up()
             self.presence.begin_round(rank, node.round)
-        self._recorder.come(rank, first + 1)
+        self._recorder.join(rank, first + 1)
         return first
 
     # --- what other nodes know
@@ -244,9 +248,9 @@ class FaultRunner:
             if other in self._up:
                 self._hosts[other].happen(waiter.wake)
 
-    def _check_anybody(self, how: str = "") -> None:
+    def _check_any_left(self, how: str = "") -> None:
         """Fail the run if no node takes part and none will. ``how`` describes how the last one went away."""
         self._last_gone = how or self._last_gone
-        if not self._up and not any(map(self._agenda.returns, range(len(self._nodes)))):
+        if not self._up and not any(map(self._fault_queue.returns, range(len(self._nodes)))):
             last = f"; the last one: {self._last_gone}" if self._last_gone else ""
             self._tasks.fail(RunFailed(f"no node is left{last}"))

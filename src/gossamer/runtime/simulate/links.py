@@ -154,7 +154,7 @@ class Links(ABC):
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
         self._on_the_way = [0] * nodes  # messages of each node that were sent and have not landed
         self._absences: dict[int, float] = {}  # by rank: messages sent to it before this time are lost
-        self._farewells: dict[int, Callable[[], None]] = {}
+        self._landed_callbacks: dict[int, Callable[[], None]] = {}
         self._drawn: list[dict[int, int]] = [{} for _ in range(nodes)]  # draws of loss and jitter, by pair
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
@@ -333,8 +333,8 @@ class Links(ABC):
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
             self.flights.landed(message, to[0])
-        if message.source in self._farewells:
-            check = partial(self._check_farewell, message.source)
+        if message.source in self._landed_callbacks:
+            check = partial(self._check_landed, message.source)
             self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)
 
     def _report(self, transfer: Transfer) -> None:
@@ -370,21 +370,21 @@ class Links(ABC):
             taken = sum(map(self._take_back, reversed(self._waiting(rank))))
             self._on_the_way[rank] -= taken
 
-    def come(self, rank: int) -> None:
+    def join(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
         self._absences[rank] = self.clock.now()
-        self._farewells.pop(rank, None)
+        self._landed_callbacks.pop(rank, None)
 
     def when_landed(self, rank: int, call: Callable[[], None]) -> None:
         """Call when every message of a node has arrived or is lost."""
-        self._farewells[rank] = call
-        self._check_farewell(rank)
+        self._landed_callbacks[rank] = call
+        self._check_landed(rank)
 
-    def _check_farewell(self, source: int) -> None:
-        if source in self._farewells:
+    def _check_landed(self, source: int) -> None:
+        if source in self._landed_callbacks:
             self._settle(source)
             if not self._on_the_way[source]:
-                self._farewells.pop(source)()
+                self._landed_callbacks.pop(source)()
 
     # --- changes of the network
 

@@ -51,7 +51,7 @@ class SimPresence:
         self._in_round[self._rounds[rank]] -= 1
         self._gone[rank] = self._returns
 
-    def come(self, rank: int, least: int) -> int:
+    def join(self, rank: int, least: int) -> int:
         """A node takes part (again). Returns its first round: ``least`` or, if nodes wait for each other, the
         round that most others are in."""
         if rank in self.up:  # it was frozen

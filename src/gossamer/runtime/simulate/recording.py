@@ -7,15 +7,15 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.learning.evaluate import Found
+from gossamer.learning.evaluate import MetricValues
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import (
+    BusySeconds,
     Moment,
     RunRecord,
-    Spent,
     Usage,
     end_is_due,
     is_due,
@@ -58,7 +58,7 @@ class SimRecorder:
 
     def resume(self, replay: Replay, metrics: pl.DataFrame, graphs: int) -> None:
         """Resume a run in which these rows, and graphs up to round ``graphs``, are on record."""
-        self.wall, self._replay = stopwatch(replay.cut.wall_s), replay
+        self.wall, self._replay = stopwatch(replay.checkpoint.wall_s), replay
         self._rows.replay(metrics, graphs, replay.need)
 
     def round_ended(self, node: NodeRuntime) -> None:
@@ -84,7 +84,7 @@ class SimRecorder:
         if self._rows.reached:
             self._reached()
 
-    def come(self, rank: int, round: int) -> None:
+    def join(self, rank: int, round: int) -> None:
         self.flush()
         self._rows.back(rank, round, self._next_tick)
 
@@ -113,8 +113,8 @@ class SimRecorder:
         if not self._pending:
             context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
         now, traffic = context.clock.now(), context.links.traffic(rank)
-        spent = Spent(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
-        row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, spent))
+        busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
+        row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
         self._pending.append((moment, row, model, node.node.view))
 
     def flush(self) -> None:
@@ -140,7 +140,7 @@ class SimRecorder:
         if self._rows.reached:
             self._reached()
 
-    def _evaluate_average(self, model: Model) -> Found:
+    def _evaluate_average(self, model: Model) -> MetricValues:
         [found] = self._context.executor.evaluate([model])
         if isinstance(found, Exception):
             raise found

@@ -24,7 +24,7 @@ from gossamer.messages import overwrite, protect
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Place
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.runtime.simulate.clock import to_ns
 
 
@@ -36,7 +36,7 @@ class Replay:
     """The replay of a run up to a checkpoint.
 
     Args:
-        cut: the checkpoint; also an attribute.
+        checkpoint: where the replay ends; also an attribute.
         place: moves a loaded tensor to the nodes' device.
         extended: whether the run now ends later, so that nodes that had ended continue.
 
@@ -45,11 +45,11 @@ class Replay:
         until_s: the instant of the checkpoint.
         over: whether that instant has passed."""
 
-    def __init__(self, cut: Cut, place: Place, *, extended: bool) -> None:
-        assert cut.time_s is not None
-        self.cut, self._extended = cut, extended
-        self.until_s, self.until_ns, self.over = cut.time_s, to_ns(cut.time_s), False
-        self._saved = {rank: cut.read(rank, place) for rank in cut.rounds}
+    def __init__(self, checkpoint: RunCheckpoint, place: Place, *, extended: bool) -> None:
+        assert checkpoint.time_s is not None
+        self.checkpoint, self._extended = checkpoint, extended
+        self.until_s, self.until_ns, self.over = checkpoint.time_s, to_ns(checkpoint.time_s), False
+        self._saved = {rank: checkpoint.read(rank, place) for rank in checkpoint.rounds}
         # By receiver and source: the messages that the source had sent when it was saved.
         self._sent = {
             rank: {int(source): count for source, count in saved.engine["sent"].items()}
@@ -68,11 +68,11 @@ class Replay:
         """Whether all nodes are restored."""
         return not self._saved
 
-    def skips(self, rank: int) -> bool:
+    def is_skipped(self, rank: int) -> bool:
         """Whether a node's computations can be skipped."""
         return rank not in self.restored
 
-    def stand_ins(
+    def placeholder_results(
         self,
         execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
         kind: ComputationKind,
@@ -93,7 +93,7 @@ class Replay:
                 return [dict(self._evaluated[job.on]) for job in jobs]
         return execute(kind, jobs)
 
-    def as_it_was(self, message: Message, to: int) -> Message:
+    def saved_message(self, message: Message, to: int) -> Message:
         """A message in flight, with its payload from before the run was resumed."""
         return self._arriving.get((message.source, to, message.number), message)
 

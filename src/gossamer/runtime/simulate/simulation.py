@@ -24,13 +24,13 @@ from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.rejoin import newcomer
+from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.per_node import Divergence
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import read_metrics, read_setup, rewind
+from gossamer.results.recorder import read_metrics, read_setup
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
@@ -65,11 +65,11 @@ class SimulateEngine:
         self._setup = prepare(experiment)
         self.description = self._setup.description()
 
-    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+    def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
-        if cut is not None:
+        if checkpoint is not None:
             try:
-                return self._run(folder, observer, self._replay(folder, cut))
+                return self._run(folder, observer, self._replay(folder, checkpoint))
             except ReplayDiffers as error:
                 observer.say(f"the run is computed again from its start: {error}")
             _forget(folder)
@@ -85,15 +85,15 @@ class SimulateEngine:
         self._setup = replace(self._setup, experiment=experiment.model_copy(update={"engine": engine}))
         return self._run(folder, observer, None)
 
-    def _replay(self, folder: RunFolder, cut: Cut) -> Replay:
-        experiment, ended = self._setup.experiment, cut.experiment["stop"]["rounds"]
+    def _replay(self, folder: RunFolder, checkpoint: RunCheckpoint) -> Replay:
+        experiment, ended = self._setup.experiment, checkpoint.experiment["stop"]["rounds"]
         last = experiment.stop.rounds
-        extended = ended in cut.rounds.values() and last != ended
+        extended = ended in checkpoint.rounds.values() and last != ended
         if extended and not experiment.algorithm.gathers:
             raise ReplayDiffers(f"nodes had ended after {ended} rounds and now continue")
         if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
             raise ReplayDiffers(f"the run has gone beyond {last} rounds")
-        return Replay(cut, lambda tensor: tensor.to(self._device), extended=extended)
+        return Replay(checkpoint, lambda tensor: tensor.to(self._device), extended=extended)
 
     def _run(self, folder: RunFolder, observer: Observer, replay: Replay | None) -> Outcome:
         experiment = self._setup.experiment
@@ -116,7 +116,9 @@ class SimulateEngine:
 
 def _forget(folder: RunFolder) -> None:
     """Remove what is on record of a run that is computed again from its start."""
-    nothing = Cut(folder.checkpoints, 0, rounds={}, times_s={}, wall_s=0.0, experiment={}, time_s=-1.0)
+    nothing = RunCheckpoint(
+        folder.checkpoints, 0, rounds={}, times_s={}, wall_s=0.0, experiment={}, time_s=-1.0
+    )
     rewind(folder, nothing, ())
 
 
@@ -356,7 +358,7 @@ class Simulation:
             node.restore(saved)
         experiment = self._setup.experiment
         timeout_s = experiment.failures.detection_s if asks else None
-        self._tasks.begin(node, partial(newcomer, experiment.algorithm.run, node, timeout_s))
+        self._tasks.begin(node, partial(run_newcomer, experiment.algorithm.run, node, timeout_s))
         return node
 
     def _present(self) -> list[NodeRuntime]:

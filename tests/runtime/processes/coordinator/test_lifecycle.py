@@ -134,7 +134,7 @@ class Scene:
         found: list[Any] = []
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            found += self._new(self.lifecycle.look, self.now)
+            found += self._new(self.lifecycle.run_due, self.now)
         return found
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -325,12 +325,12 @@ def test_it_is_said_from_time_to_time_what_nodes_wait_for_while_no_round_ends() 
     for rank in range(3):
         scene.take(rank, Progress(1, 0.0, waits=["a message"]))
     scene.take(2, Progress(1, 0.0))
-    scene.pass_time(lifecycle.SAY_S - 1.0)
+    scene.pass_time(lifecycle.REPORT_WAITS_S - 1.0)
     assert scene.shown() == []
     scene.take(2, Progress(2, 0.0))
-    scene.pass_time(lifecycle.SAY_S - 0.5)
+    scene.pass_time(lifecycle.REPORT_WAITS_S - 0.5)
     assert scene.shown() == []
-    scene.pass_time(lifecycle.SAY_S + 1.0)
+    scene.pass_time(lifecycle.REPORT_WAITS_S + 1.0)
     assert scene.shown() == ["no round has ended for 30 s: nodes 0, 1 for a message"] * 2
 
 

@@ -12,7 +12,7 @@ from fake_loop import FakeLoop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Bucket, Downlink, Line
+from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Bucket, Downlink, OrderedCalls
 
 RATE = 1e6  # bytes a second: a byte takes a microsecond
 PIECE = 16_384
@@ -78,7 +78,7 @@ def test_what_is_given_back_takes_no_time() -> None:
 
 def test_a_line_keeps_its_order_whatever_is_due_first() -> None:
     loop, made = FakeLoop(), []
-    line = Line(loop)
+    line = OrderedCalls(loop)
     for name, instant in [("a", 101.0), ("b", 100.5), ("c", 102.0), ("d", 102.0)]:
         line.add(instant, lambda name=name: made.append((name, loop.now)))
     assert made == []

@@ -351,7 +351,7 @@ async def test_a_snapshot_counts_the_messages_before_it() -> None:
             await blocking.read()
             a.transport.rounds = 1
             counted: list[dict[int, int]] = []
-            a.transport.cut(counted.append)
+            a.transport.add_snapshot(counted.append)
             a.send(1, 1, "t")
             a.transport.rounds = 2
             a.send(1, 2, "t")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gossamer.config import Experiment
-from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
+from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 
@@ -27,14 +27,14 @@ class _Open:
 
 
 class CheckpointCoordinator:
-    """Assembles the checkpoints of a run, which resumes from ``cut`` if given. ``tell`` sends a message to a
+    """Assembles the checkpoints of a run, which resumes from ``checkpoint`` if given. ``tell`` sends a message to a
     node. ``say`` reports a checkpoint that can't be written or is abandoned."""
 
     def __init__(
         self,
         experiment: Experiment,
         folder: RunFolder,
-        cut: Cut | None,
+        checkpoint: RunCheckpoint | None,
         tell: Callable[[int, protocol.ToNode], None],
         say: Callable[[str], None],
     ) -> None:
@@ -46,7 +46,7 @@ class CheckpointCoordinator:
         self._open: dict[int, _Open] = {}
         # The newest complete checkpoint, and the newest up to which all are complete or abandoned.
         self._complete = self._settled = highest(folder.checkpoints)
-        self._wall_before_s = 0.0 if cut is None else cut.wall_s
+        self._wall_before_s = 0.0 if checkpoint is None else checkpoint.wall_s
         self._start = time.monotonic()
 
     def begin(self, alive: Iterable[int], start: float) -> None:

@@ -23,7 +23,7 @@ from gossamer.errors import RunFailed
 from gossamer.faults import StartFrom
 from gossamer.learning.evaluate import Evaluator
 from gossamer.messages.tags import Model, Traffic
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
@@ -31,8 +31,8 @@ from gossamer.runtime.events import EstimatedClock, EventLog
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
-from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
+from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
@@ -45,7 +45,7 @@ PROGRESS_S = 0.1
 
 
 class Coordinator:
-    """One run, which resumes from ``cut`` if given. A fork server as ``place`` runs all nodes. With a door,
+    """One run, which resumes from ``checkpoint`` if given. A fork server as ``place`` runs all nodes. With a listener,
     the run starts when ``least`` workers have joined there. The run's files are closed with ``resources``."""
 
     def __init__(
@@ -53,21 +53,23 @@ class Coordinator:
         setup: Setup,
         folder: RunFolder,
         observer: Observer,
-        cut: Cut | None,
-        place: ForkServer | Door,
+        checkpoint: RunCheckpoint | None,
+        place: ForkServer | WorkerListener,
         least: int,
         resources: ExitStack,
     ) -> None:
-        self._setup, self._folder, self._observer, self._cut = setup, folder, observer, cut
+        self._setup, self._folder, self._observer, self._resumed_from = setup, folder, observer, checkpoint
         opened = resources.enter_context
         selector = self._selector = opened(selectors.DefaultSelector())
-        common = setup, folder, cut, selector, self._take, self.show
+        common = setup, folder, checkpoint, selector, self._take, self.show
         self._workers: Workers
-        if isinstance(place, Door):
+        if isinstance(place, WorkerListener):
             self._workers = JoinedWorkers(place, least, partial(self.record, None, "refused"), *common)
         else:
             self._workers = OwnWorker(place, *common)
-        self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
+        self._lifecycle = Lifecycle(
+            setup, self, self._workers.has_room, None if checkpoint is None else checkpoint.rounds
+        )
         experiment = setup.experiment
         evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
@@ -75,7 +77,7 @@ class Coordinator:
         self._clock = EstimatedClock(time.monotonic)
         self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
-            experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")
+            experiment, folder, checkpoint, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._said = 0.0
@@ -85,7 +87,7 @@ class Coordinator:
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
         # The nodes' time and the wall time, as in the rows.
-        self._time_s, self._wall_s = 0.0, 0.0 if cut is None else cut.wall_s
+        self._time_s, self._wall_s = 0.0, 0.0 if checkpoint is None else checkpoint.wall_s
 
     def run(self) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
@@ -122,7 +124,7 @@ class Coordinator:
             self._begin()
             while True:
                 self._poll(self._lifecycle.timeout(time.monotonic(), 0.2))
-                self._lifecycle.look(time.monotonic())
+                self._lifecycle.run_due(time.monotonic())
         except Over as over:
             reason = str(over)
         self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic())
@@ -143,19 +145,19 @@ class Coordinator:
     def _begin(self) -> None:
         self._workers.assemble(self._wait)
         self._lifecycle.start(time.monotonic())
-        if self._cut is not None:
-            self._clock.hear(max(self._cut.times_s.values()), runs=False)
-            self._rows.resume(self._cut, read_metrics(self._folder.path))
+        if self._resumed_from is not None:
+            self._clock.update(max(self._resumed_from.times_s.values()), runs=False)
+            self._rows.resume(self._resumed_from, read_metrics(self._folder.path))
         while not self._lifecycle.up:
             self._wait()
         start = self._start = time.monotonic()
-        self._clock.hear(self._clock.now())  # the clock runs from here on
+        self._clock.update(self._clock.now())  # the clock runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)
         self._lifecycle.begin(start)
 
     def _wait(self) -> None:
         self._poll(0.2)
-        self._lifecycle.look(time.monotonic())
+        self._lifecycle.run_due(time.monotonic())
         if self._unstartable is not None:
             raise RunFailed(self._unstartable)
 
@@ -173,7 +175,7 @@ class Coordinator:
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
-            self._workers.look()
+            self._workers.drop_silent()
             if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
                 self._observer.progress(extrapolated(rounds, self._setup.experiment.nodes), self._time_s)
@@ -182,11 +184,11 @@ class Coordinator:
         self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])
         self._observer.row(row)
 
-    def _take(self, said: protocol.Said) -> None:
-        rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
+    def _take(self, report: protocol.NodeReport) -> None:
+        rank, node, message = report.rank, self._lifecycle.nodes.get(report.rank), report.message
         if node is None and isinstance(message, protocol.Exited):
             raise RunFailed(f"node {rank}: {message.how}")
-        if node is None or node.incarnation != said.incarnation or rank not in self._lifecycle.alive:
+        if node is None or node.incarnation != report.incarnation or rank not in self._lifecycle.alive:
             return
         self._note(rank, message)
         self._lifecycle.take(rank, message, time.monotonic())
@@ -196,7 +198,7 @@ class Coordinator:
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
         match message:
             case protocol.Progress(time_s=time_s):
-                self._clock.hear(time_s)
+                self._clock.update(time_s)
             case protocol.Row(moment=moment, row=row, model=model, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
                 self._rows.graph(row["round"])
@@ -223,7 +225,7 @@ class Coordinator:
     def _wall(self) -> float:
         """Real seconds of the run so far."""
         now_s = 0.0 if self._start is None else time.monotonic() - self._start
-        return now_s + (0.0 if self._cut is None else self._cut.wall_s)
+        return now_s + (0.0 if self._resumed_from is None else self._resumed_from.wall_s)
 
     # --- actions
 

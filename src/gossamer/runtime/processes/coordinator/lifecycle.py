@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
-from gossamer.node.rejoin import meeting
+from gossamer.node.rejoin import rejoin_round
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
-SAY_S = 30.0
+REPORT_WAITS_S = 30.0
 """Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
 
@@ -67,7 +67,7 @@ class Lifecycle:
 
     ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` has the nodes' completed
     rounds at the checkpoint from which the run resumes; nodes that are not in it were lost. :meth:`take` and
-    :meth:`look` raise :class:`Over` when the run must end in order, and :class:`~gossamer.errors.RunFailed`
+    :meth:`run_due` raise :class:`Over` when the run must end in order, and :class:`~gossamer.errors.RunFailed`
     when it can't continue."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Lifecycle:
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._waits = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
-        self._agenda = setup.faults.event_queue()
+        self._fault_queue = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
@@ -97,7 +97,7 @@ class Lifecycle:
         self._restarting: dict[int, StartFrom] = {}  # nodes to restart once their last process has ended
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is considered dead
         self._queue: deque[NodeState] = deque()  # nodes to introduce
-        self._guest: NodeState | None = None  # the node that is being introduced
+        self._newcomer: NodeState | None = None  # the node that is being introduced
         self._awaited: set[int] = set()  # ranks that have yet to report their rounds
         self._heard: dict[int, int] = {}  # the reported rounds, by rank
         self._due: str | None = None
@@ -109,7 +109,7 @@ class Lifecycle:
         """Start the nodes that are present from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
-        self._early = list(self._agenda.due(0.0))
+        self._early = list(self._fault_queue.due(0.0))
         for fault in self._early:
             if fault.what == "join" and fault.node is not None:
                 self.away[fault.node] = f"node {fault.node} has not joined yet"
@@ -135,15 +135,15 @@ class Lifecycle:
         self._tell_all(sorted(self.alive), self._known())
         self._tell_all(sorted(self.alive), protocol.Go(now))
         for fault in self._early:
-            self._happens(fault)
+            self._carry_out(fault)
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
             return longest
-        due = min([self._began + self._agenda.next_s, *self._frozen.values()])
+        due = min([self._began + self._fault_queue.next_s, *self._frozen.values()])
         return min(max(due - now, 0.0), longest)
 
-    def look(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Do what is due. Call it after all messages that have arrived were taken."""
         self._now = now
         if self._due is not None:
@@ -157,8 +157,8 @@ class Lifecycle:
             )
 
     def _look_at_nodes(self, now_s: float) -> None:
-        for fault in self._agenda.due(now_s):
-            self._happens(fault)
+        for fault in self._fault_queue.due(now_s):
+            self._carry_out(fault)
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
             self._lose(rank, f"node {rank} is frozen", keep=True)
@@ -213,7 +213,7 @@ class Lifecycle:
                     self._coordinator.record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
             case protocol.At(rank=about, round=round):
-                if self._guest is not None and self._guest.rank == about and node.rank in self._awaited:
+                if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
                     self._heard[node.rank] = round
                     self._introduce_next()
@@ -221,7 +221,7 @@ class Lifecycle:
                 crash = self._at_rounds[node.rank].pop(number)
                 node.planned = True
                 now_s = self._now - (self._began or self._now)
-                self._agenda.add(
+                self._fault_queue.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
                 )
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
@@ -276,13 +276,13 @@ class Lifecycle:
         ]
 
     def _look_at_waits(self) -> None:
-        if self._now >= self._moved_at + SAY_S:
+        if self._now >= self._moved_at + REPORT_WAITS_S:
             self._moved_at = self._now
             nodes = [self.nodes[rank] for rank in self._present()]
             if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
                 returned = {node.rank: node.round for node in nodes if node.done}
                 self._coordinator.show(
-                    f"no round has ended for {SAY_S:g} s: {describe_waits(waits, returned)}"
+                    f"no round has ended for {REPORT_WAITS_S:g} s: {describe_waits(waits, returned)}"
                 )
 
     def _look_at_the_end(self) -> None:
@@ -296,9 +296,9 @@ class Lifecycle:
     # --- faults
 
     def _expects(self) -> bool:
-        return bool(self._restarting) or any(map(self._agenda.returns, range(self._experiment.nodes)))
+        return bool(self._restarting) or any(map(self._fault_queue.returns, range(self._experiment.nodes)))
 
-    def _happens(self, fault: FaultEvent) -> None:
+    def _carry_out(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
             self._coordinator.record(None, fault.what, fault.detail)
@@ -372,8 +372,8 @@ class Lifecycle:
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
         self._frozen.pop(node.rank, None)
         self._queue = deque(each for each in self._queue if each is not node)
-        if self._guest is node:
-            self._guest, self._awaited = None, set()
+        if self._newcomer is node:
+            self._newcomer, self._awaited = None, set()
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
 
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
@@ -413,20 +413,22 @@ class Lifecycle:
     def _introduce_next(self) -> None:
         """Finish the current introduction, if all nodes have answered, and begin the next one."""
         while not self._awaited:
-            if self._guest is not None:
-                guest, self._guest = self._guest, None
-                self._introduce(guest, self._heard)
+            if self._newcomer is not None:
+                newcomer, self._newcomer = self._newcomer, None
+                self._introduce(newcomer, self._heard)
             if not self._queue:
                 return
-            guest = self._guest = self._queue.popleft()
-            asked = [*self._present(), guest.rank] if guest.met else self._present()
+            newcomer = self._newcomer = self._queue.popleft()
+            asked = [*self._present(), newcomer.rank] if newcomer.met else self._present()
             self._awaited, self._heard = set(asked), {}
-            self._tell_all(asked, Find(guest.rank, not guest.met))
+            self._tell_all(asked, Find(newcomer.rank, not newcomer.met))
 
     def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         own = rounds.pop(node.rank, node.round)
         least = own + 1 if node.met or (self._waits and node.incarnation) else own
-        first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
+        first, together = (
+            rejoin_round(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
+        )
         del self.away[node.rank]
         node.arriving = False
         for rank, why in sorted(self.away.items()):  # including those that were lost during the introduction

@@ -28,18 +28,18 @@ from msgspec import structs
 from gossamer import files
 from gossamer.config import Experiment
 from gossamer.errors import RunFailed
-from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
+from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
-from gossamer.runtime.processes.coordinator.door import Door
+from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
-from gossamer.runtime.processes.protocol import Fork, FromWorker, Said
+from gossamer.runtime.processes.protocol import Fork, FromWorker, NodeReport
 from gossamer.runtime.processes.security import issue
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
-FAREWELL_S = 5.0
+CLOSE_S = 5.0
 """Seconds for telling the workers that the run is over."""
 
 
@@ -56,18 +56,18 @@ class _Worker:
 
 class Workers(ABC):
     """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` tells the
-    user something. Nodes resume from ``cut`` if given."""
+    user something. Nodes resume from ``checkpoint`` if given."""
 
     def __init__(
         self,
         setup: Setup,
         folder: RunFolder,
-        cut: Cut | None,
+        checkpoint: RunCheckpoint | None,
         selector: selectors.BaseSelector,
-        emit: Callable[[Said], None],
+        emit: Callable[[NodeReport], None],
         say: Callable[[str], None],
     ) -> None:
-        self._setup, self._folder, self._cut, self._selector = setup, folder, cut, selector
+        self._setup, self._folder, self._resumed_from, self._selector = setup, folder, checkpoint, selector
         self._emit, self._say = emit, say
         self._nodes = setup.experiment.nodes
         self._model_bytes = 4 * (setup.layout.size + setup.layout.buffer_size)
@@ -78,7 +78,7 @@ class Workers(ABC):
             experiment=setup.experiment.to_yaml(),
             folder=str(folder.path),
             files={},
-            checkpoint=None if cut is None else cut.number,
+            checkpoint=None if checkpoint is None else checkpoint.number,
             next_checkpoint=highest(folder.checkpoints) + 1,
             digest=CheckpointFolder(folder.checkpoints, setup.experiment).digest,
             token=secrets.token_bytes(TOKEN_BYTES),
@@ -109,17 +109,17 @@ class Workers(ABC):
                 worker.ready = True
             case protocol.Refused(problems=problems):
                 raise RunFailed(f"{worker.name} can't run the experiment: {'; '.join(problems)}")
-            case Said(rank=rank) if self._at.get(rank) is worker:
+            case NodeReport(rank=rank) if self._at.get(rank) is worker:
                 model = getattr(message.message, "model", None)
                 if model is not None and len(model) != self._model_bytes:
                     raise ChannelError(f"a model of {len(model)} bytes of node {rank}")
                 self._keep(message)
                 self._emit(message)
 
-    def _keep(self, said: Said) -> None:
+    def _keep(self, report: NodeReport) -> None:
         """Write the files of a node, which may send only its own."""
-        rank, name = said.rank, rf"node-{said.rank}\.safetensors"
-        for path, data in said.files.items():
+        rank, name = report.rank, rf"node-{report.rank}\.safetensors"
+        for path, data in report.files.items():
             if not re.fullmatch(
                 rf"(checkpoints/\d+|restart)/{name}|segments/timeline-{rank}-\d+\.jsonl", path
             ):
@@ -136,9 +136,9 @@ class Workers(ABC):
         """Assign a worker to each rank; calls ``wait`` until there are enough workers."""
 
     def has_room(self, rank: int) -> bool:
-        return self._home(rank) is not None
+        return self._worker_of(rank) is not None
 
-    def _home(self, rank: int) -> _Worker | None:
+    def _worker_of(self, rank: int) -> _Worker | None:
         workers = self._workers.values()
         if self._at[rank] in workers:
             return self._at[rank]
@@ -147,28 +147,28 @@ class Workers(ABC):
 
     def do(self, command: protocol.ToPool) -> None:
         if isinstance(command, Fork):
-            worker = self._home(command.rank)
+            worker = self._worker_of(command.rank)
             assert worker is not None, "the lifecycle has asked whether there is room"
             self._at[command.rank] = worker
-            worker.session.send(self._provided(command))
+            worker.session.send(self._with_files(command))
         elif (worker := self._at[command.rank]) in self._workers.values():
             worker.session.send(command)
 
-    def _provided(self, fork: Fork) -> Fork:
+    def _with_files(self, fork: Fork) -> Fork:
         """The command with the data that its worker lacks."""
         return fork
 
     @abstractmethod
-    def look(self) -> None:
+    def drop_silent(self) -> None:
         """Drop workers that have been silent for too long."""
 
     def close(self, reason: str) -> None:
-        """Tell all workers that the run is over, within :data:`FAREWELL_S` seconds."""
+        """Tell all workers that the run is over, within :data:`CLOSE_S` seconds."""
         self._closing = True
         sessions = [worker.session for worker in self._workers.values()]
         for session in sessions:
             session.send(protocol.Finish(reason))
-        deadline = time.monotonic() + FAREWELL_S
+        deadline = time.monotonic() + CLOSE_S
         while not all(session.settled for session in sessions) and time.monotonic() < deadline:
             for key, events in self._selector.select(0.1):
                 key.data(events)
@@ -194,18 +194,20 @@ class OwnWorker(Workers):
             wait()
         self._at = dict.fromkeys(range(self._nodes), worker)
 
-    def look(self) -> None:
+    def drop_silent(self) -> None:
         """The end of the fork server is noticed at once."""
 
 
 class JoinedWorkers(Workers):
-    """The workers that join at a door, which get all files and keys that they need. The run starts with
+    """The workers that join over the network, which get all files and keys that they need. The run starts with
     ``least`` workers or more, once they have slots for all nodes. ``refused`` records a worker that does not
     know the token."""
 
-    def __init__(self, door: Door, least: int, refused: Callable[[str], None], *arguments: Any) -> None:
+    def __init__(
+        self, listener: WorkerListener, least: int, refused: Callable[[str], None], *arguments: Any
+    ) -> None:
         super().__init__(*arguments)
-        self._door, self._least = door, least
+        self._listener, self._least = listener, least
         self._silent_s = self._job.reconnect_s
         self._joined = 0  # workers so far
         self._incarnations: dict[int, int] = {}
@@ -213,13 +215,13 @@ class JoinedWorkers(Workers):
         text, found = packed(self._setup.experiment)
         found["experiment.yaml"] = text.encode()
         found["environment.json"] = json.dumps({"run": run_id(self._folder.path)}).encode()
-        if self._cut is not None:
-            found |= self._file(self._cut.folder / "manifest.json")
+        if self._resumed_from is not None:
+            found |= self._file(self._resumed_from.folder / "manifest.json")
         certificates = [identity.certificate for identity in self._identities]
         self._job = structs.replace(
             self._job, experiment=text, folder=None, files=found, certificates=certificates
         )
-        door.open(self._selector, self._admit, refused)
+        listener.open(self._selector, self._admit, refused)
 
     def _file(self, path: Path) -> dict[str, bytes]:
         data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
@@ -227,22 +229,22 @@ class JoinedWorkers(Workers):
 
     # --- joining and losing workers
 
-    def _admit(self, said: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
-        worker = self._workers.get(said.session)
-        if worker is None and said.received:
+    def _admit(self, join: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
+        worker = self._workers.get(join.session)
+        if worker is None and join.received:
             return "it belongs to another run, or was out of reach for too long; start it again"
         end = release()
         keep_alive(end, self._silent_s)
         if worker is None:
             self._joined += 1
-            worker = self._new(said.session, f"worker {self._joined} ({host})", said.slots)
+            worker = self._new(join.session, f"worker {self._joined} ({host})", join.slots)
             self._say(f"{worker.name} has joined with {_number(worker.slots, 'slot')}")
         else:
             self._say(f"{worker.name} is back")
         worker.away = None
-        own = self._door.proof("coordinator", said.nonce)
+        own = self._listener.proof("coordinator", join.nonce)
         welcome = protocol.Welcome(own, worker.session.received, time.monotonic())
-        worker.session.attach(end, said.received, welcome)
+        worker.session.attach(end, join.received, welcome)
         return None
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
@@ -262,17 +264,17 @@ class JoinedWorkers(Workers):
         how = f"{worker.name} is lost: {why}"
         self._say(how)
         for rank in sorted(rank for rank, at in self._at.items() if at is worker):
-            self._emit(Said(rank, self._incarnations.get(rank, 0), protocol.Exited(how)))
+            self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(how)))
 
-    def look(self) -> None:
+    def drop_silent(self) -> None:
         """Drop strangers and workers that have been silent for too long."""
-        self._door.look()
+        self._listener.drop_silent()
         for session_name, worker in list(self._workers.items()):
             if worker.away is not None and time.monotonic() > worker.away + self._silent_s:
                 self._lose(session_name, f"it was out of reach for {self._silent_s:g} s")
 
     def close(self, reason: str) -> None:
-        self._door.close()
+        self._listener.close()
         super().close(reason)
 
     # --- nodes
@@ -282,14 +284,14 @@ class JoinedWorkers(Workers):
         told, workers = "", self._workers
         while self._slots() < self._nodes or len(workers) < self._least or not self._all_ready():
             have = "has" if len(workers) == 1 else "have"
-            said = (
+            text = (
                 f"{_number(len(workers), 'worker')} with {_number(self._slots(), 'slot')} {have} joined; awaited:"
                 f" {self._least} or more, for {_number(self._nodes, 'node')}. Join with:"
-                f" gossamer worker {self._door.address} --join TOKEN --slots {-(-self._nodes // self._least)}"
+                f" gossamer worker {self._listener.address} --join TOKEN --slots {-(-self._nodes // self._least)}"
             )
-            if said != told:
-                self._say(said)
-                told = said
+            if text != told:
+                self._say(text)
+                told = text
             wait()
         total, before = self._slots(), 0
         for worker in workers.values():
@@ -303,12 +305,12 @@ class JoinedWorkers(Workers):
     def _all_ready(self) -> bool:
         return all(worker.ready for worker in self._workers.values())
 
-    def _provided(self, fork: Fork) -> Fork:
+    def _with_files(self, fork: Fork) -> Fork:
         """The command with the node's key, and the file from which it resumes."""
         rank, found = fork.rank, {}
         self._incarnations[rank] = fork.incarnation
-        if fork.incarnation == 0 and self._cut is not None and rank in self._cut.rounds:
-            found = self._file(self._cut.path(rank))
+        if fork.incarnation == 0 and self._resumed_from is not None and rank in self._resumed_from.rounds:
+            found = self._file(self._resumed_from.path(rank))
         elif fork.incarnation and (path := self._folder.restart(rank)).exists():
             found = self._file(path)
         return structs.replace(fork, key=self._identities[rank].pem, files=found)

@@ -70,7 +70,7 @@ class NodeCheckpoints:
         # Whether the node sends the same messages when its rounds are repeated.
         self._repeats = experiment.algorithm.gathers and experiment.secure_aggregation is None
         # Number of snapshots that were due so far.
-        self._made = 0 if context.cut is None else context.cut.snapshots(self._asked)
+        self._made = 0 if context.checkpoint is None else context.checkpoint.snapshots(self._asked)
         self._offset = context.job.next_checkpoint - self._made - 1
         self._transport: Transport
         # Numbers of messages by source: in all runs so far, in earlier runs, and in the node's saved state.
@@ -162,7 +162,7 @@ class NodeCheckpoints:
         if number > max(self._newest_number, self._settled):
             assert self._newest is not None, "a node's start is the end of a round"
             self._newest_number, self._open[number] = number, self._newest
-            self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
+            self._transport.add_snapshot(lambda sent: self._tell(protocol.Marked(number, sent)))
 
     def _look(self, number: int) -> None:
         """Write the node's part of a checkpoint, if all messages that belong to it have arrived."""

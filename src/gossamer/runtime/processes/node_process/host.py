@@ -2,7 +2,7 @@
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when its process holds a CPU slot. All nodes compute with
-one :class:`Stage`, which is created before they are forked. It rehearses a step and an evaluation on the data
+one :class:`ComputeResources`, which is created before they are forked. It warms up with a step and an evaluation on the data
 of one node and discards the results, so that everything they load is loaded only once."""
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import Tensor
 
 from gossamer.config import Processes
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
 from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.learning.malloc import trim
 from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import TrainJob, trainer_of
+from gossamer.learning.trainer import TrainJob
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.node.setup import Presence
-from gossamer.results.checkpoints import Cut
+from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
 from gossamer.runtime.memory import available_bytes, private_bytes
@@ -60,7 +60,7 @@ class NodeContext:
     wakeup: tuple[int, int]  # descriptors that signal a free CPU slot
     folder: RunFolder
     security: Security | None  # None on loopback
-    cut: Cut | None  # the checkpoint from which the run resumes, if any
+    checkpoint: RunCheckpoint | None  # from which the run resumes, if any
 
 
 class NodeClock:
@@ -102,7 +102,7 @@ class NodeClock:
             await asyncio.sleep(max(left, SHORTEST_S))
 
 
-class Stage:
+class ComputeResources:
     """The trainer, evaluator and vector store (``rows``) of all nodes. Each forked node has its own copy."""
 
     def __init__(self, setup: Setup) -> None:
@@ -120,7 +120,7 @@ class Stage:
     def initial(self, rank: int) -> Model:
         return self._common or self._setup.initial(rank)
 
-    def trims(self) -> bool:
+    def returns_memory(self) -> bool:
         """Whether nodes return freed memory to the system, since that of all nodes may not fit."""
         available, freed = available_bytes(), self._freed_bytes
         if available is None or freed is None:
@@ -133,12 +133,12 @@ class Stage:
             return
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, but autograd looks for devices
         try:
-            self._rehearse()
+            self._warm_up()
         except Exception as error:  # noqa: BLE001 - the user's model or loss may raise anything
             log.debug("the warmup failed: %s", error)
         trim()
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         setup, experiment = self._setup, self._setup.experiment
         rank = max(range(experiment.nodes), key=lambda rank: len(setup.parts[rank]))
         if not len(setup.parts[rank]):
@@ -168,18 +168,22 @@ class NodeHost:
         rank: int,
         setup: Setup,
         context: NodeContext,
-        stage: Stage,
+        resources: ComputeResources,
         clock: NodeClock,
         timeline: TimelineLog | None,
         end_round: Callable[[], Awaitable[None]],
         event: Callable[[str, str], None],
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
-        self._rank, self._setup, self._trims = rank, setup, stage.trims()
-        self._trainer, self._evaluator = stage.trainer, stage.evaluator
+        self._rank, self._setup, self._trims = rank, setup, resources.returns_memory()
+        self._trainer, self._evaluator = resources.trainer, resources.evaluator
         self._clock, self._timeline, self._security = clock, timeline, context.security
         self.now, self.end_round, self.event = clock.now, end_round, event
-        self.store, self.is_stored, self.fresh = stage.rows.store, stage.rows.owns, stage.rows.vector
+        self.store, self.is_stored, self.fresh = (
+            resources.rows.store,
+            resources.rows.owns,
+            resources.rows.vector,
+        )
         self.paced = setup.experiment.engine.pace
         self.lost: set[int] = set()
         self.presence: Presence | None = None

@@ -20,17 +20,17 @@ from torch import Tensor
 from gossamer.messages import raw
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
-from gossamer.node.rejoin import newcomer
+from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
-from gossamer.runtime.events import begins, timeline_log
+from gossamer.runtime.events import starting_state, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.host import NodeClock, NodeContext, NodeHost, Stage
+from gossamer.runtime.processes.node_process.host import ComputeResources, NodeClock, NodeContext, NodeHost
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
+from gossamer.runtime.recording import BusySeconds, Moment, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.2  # seconds between two reports of a node's progress
@@ -43,13 +43,13 @@ MOST_UNREAD = 2  # models of a node that the coordinator has not read, before th
 FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 
-def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
+def main(rank: int, setup: Setup, context: NodeContext, resources: ComputeResources) -> int:
     """Run a node, from a checkpoint if there is one, in a newly forked process. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def run() -> int:  # creates the node in its loop
-        return await NodeProcess(rank, setup, context, stage).run()
+        return await NodeProcess(rank, setup, context, resources).run()
 
     return asyncio.run(run())
 
@@ -57,11 +57,11 @@ def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
 class NodeProcess:
     """A node and its process. Must be created in the process's event loop."""
 
-    def __init__(self, rank: int, setup: Setup, context: NodeContext, stage: Stage) -> None:
-        self._rank, self._setup, self._rows = rank, setup, stage.rows
+    def __init__(self, rank: int, setup: Setup, context: NodeContext, resources: ComputeResources) -> None:
+        self._rank, self._setup, self._rows = rank, setup, resources.rows
         self._address = context.listener.getsockname()[:2]
         loop = asyncio.get_running_loop()
-        experiment, folder, cut = setup.experiment, context.folder, context.cut
+        experiment, folder, checkpoint = setup.experiment, context.folder, context.checkpoint
         self._go: asyncio.Future[None] = loop.create_future()
         self._finish: asyncio.Future[protocol.Finish] = loop.create_future()
         self._arrival: protocol.Arrival | None = None
@@ -74,27 +74,29 @@ class NodeProcess:
         loop.add_reader(context.channel, self._readable)
         self._timeline = timeline_log(experiment, folder, rank)
 
-        saved = self._saved = None if cut is None else cut.read(rank, self._place)
-        self._clock = NodeClock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
+        saved = self._saved = None if checkpoint is None else checkpoint.read(rank, self._place)
+        self._clock = NodeClock(
+            0.0 if saved is None else saved.time_s, 0.0 if checkpoint is None else checkpoint.wall_s
+        )
         self._host = NodeHost(
             rank,
             setup,
             context,
-            stage,
+            resources,
             self._clock,
             self._timeline,
             self._end_round,
             lambda kind, text: self._tell(protocol.Event(kind, text)),
         )
-        self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
+        self._node = NodeRuntime(setup, rank, resources.initial(rank), self._host)
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
-        if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
+        if not experiment.has_faults and (experiment.checkpoint.on or checkpoint is not None):
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
         if saved is not None:
             self._node.restore(saved)
             self._host.computing_s = saved.engine["computing_s"]
-            self._usage = Usage(saved.time_s, Spent(self._host.computing_s, None, None))
+            self._usage = Usage(saved.time_s, BusySeconds(self._host.computing_s, None, None))
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
@@ -108,7 +110,7 @@ class NodeProcess:
             context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
-            contact=self._miss,
+            contact=self._report_unreachable,
             refused=lambda text: self._tell(protocol.Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
@@ -120,7 +122,7 @@ class NodeProcess:
             incarnation=context.fork.incarnation,
         )
 
-    def _miss(self, rank: int, why: str | None) -> None:
+    def _report_unreachable(self, rank: int, why: str | None) -> None:
         if why is not None:
             self._tell(protocol.Unreachable(rank, why))
 
@@ -199,7 +201,7 @@ class NodeProcess:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
         asks = arrival is not None and arrival.start_from == "neighbor"
         detection_s = self._setup.experiment.failures.detection_s
-        await self._node.live(partial(newcomer, run, self._node, detection_s if asks else None))
+        await self._node.live(partial(run_newcomer, run, self._node, detection_s if asks else None))
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
@@ -246,25 +248,25 @@ class NodeProcess:
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # the node does not take part in the algorithm
         model, time_s = node.model, self._clock.now()
-        spent = Spent(self._host.computing_s, None, None)
+        busy = BusySeconds(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         # What a shaped network holds back when the run ends has not been sent by then, as in a simulation.
         held_back = self._shaper is not None and moment == "end"
         with self._clock.pause():
             if last and not held_back:
                 await self._flush()
-            shares = self._usage.shares(time_s, spent)
+            shares = self._usage.shares(time_s, busy)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 row |= await self._host.evaluate(model)
             snapshot = None
             if node.rank in setup.outcome_ranks:
-                await self._room()
+                await self._wait_for_room()
                 snapshot = _raw(model)
             view = None if node.node.view is None else list(node.node.view)
             self._tell(protocol.Row(moment, row, snapshot, view))
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         """Wait until the coordinator has read enough of this node's models for one more."""
         while self._unread >= MOST_UNREAD:
             self._read.clear()
@@ -354,7 +356,7 @@ class NodeProcess:
     def _arrive(self, arrival: protocol.Arrival) -> None:
         self._arrival = arrival
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
-        text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
+        text = f"node {self._rank} begins with {starting_state(arrival.start_from, saved)}"
         self._tell(protocol.Event("begins", text))
         heard = asdict(self._transport.traffic)  # received since it listens
         self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})

@@ -145,8 +145,8 @@ class Connection(asyncio.BufferedProtocol):
         security = self.node.security
         return self.tls is None or security is None or security.belongs_to(self.tls.certificate, rank)
 
-    def has_token(self, said: Hello) -> bool:
-        return hmac.compare_digest(said.token, self.node.token)
+    def has_token(self, hello: Hello) -> bool:
+        return hmac.compare_digest(hello.token, self.node.token)
 
     def write(self, frame: bytes) -> None:
         self.link.write(frame if self.tls is None else self.tls.seal(frame))
@@ -233,19 +233,19 @@ class Outgoing(Connection):
             self.to.acknowledge(self.written - self.unacknowledged)
             self.node.wake()
 
-    def _greet(self, said: Hello) -> None:
+    def _greet(self, hello: Hello) -> None:
         peer = self.to
-        if said.rank != peer.rank:
-            self.refuse(f"answered as rank {said.rank}")
-        elif not self.has_token(said):
+        if hello.rank != peer.rank:
+            self.refuse(f"answered as rank {hello.rank}")
+        elif not self.has_token(hello):
             self.refuse("answered with the token of another run")
-        elif said.connection != self._number:
-            self.refuse(f"answered connection {said.connection} on connection {self._number}")
-        elif (stale := peer.stale(said.incarnation)) is not None:
+        elif hello.connection != self._number:
+            self.refuse(f"answered connection {hello.connection} on connection {self._number}")
+        elif (stale := peer.stale(hello.incarnation)) is not None:
             self.refuse(f"answered {stale}")
         else:
-            self.node.meet(peer, said.incarnation)
-            self.node.outbox.resume(peer, said.expected)
+            self.node.meet(peer, hello.incarnation)
+            self.node.outbox.resume(peer, hello.expected)
             self.peer = peer
             peer.outgoing, peer.silent = self, 0
             self.greeted.set_result(None)
@@ -261,7 +261,7 @@ class Outgoing(Connection):
             self.greeted.set_result(self.why)
         if self.to.outgoing is self:
             self.to.outgoing = None
-            self.node.outbox.park(self.to)
+            self.node.outbox.requeue_current(self.to)
             self.node.broke(self.to)
 
 
@@ -305,29 +305,29 @@ class Incoming(Connection):
         else:
             self._pass_on(ends=True)
 
-    def _greet(self, said: Hello) -> None:
-        node, rank = self.node, said.rank
+    def _greet(self, hello: Hello) -> None:
+        node, rank = self.node, hello.rank
         if rank >= len(node.addresses) or rank == node.rank:
             self.refuse(f"says that it is rank {rank} of {len(node.addresses)}")
         elif not self.has_key_of(rank):
             self.refuse(f"says that it is rank {rank}, but does not have its key")
-        elif not self.has_token(said):
+        elif not self.has_token(hello):
             self.refuse("has the token of another run")
-        elif (stale := node.peers[rank].stale(said.incarnation, said.connection)) is not None:
+        elif (stale := node.peers[rank].stale(hello.incarnation, hello.connection)) is not None:
             self.refuse(f"says that it is rank {rank}, {stale}")
         else:
-            self._welcome(node.peers[rank], said)
+            self._welcome(node.peers[rank], hello)
 
-    def _welcome(self, peer: Peer, said: Hello) -> None:
+    def _welcome(self, peer: Peer, hello: Hello) -> None:
         node = self.node
-        self._is_no_stranger()
-        node.meet(peer, said.incarnation)
-        peer.hang_up()
-        peer.answered = said.connection
+        self._identified()
+        node.meet(peer, hello.incarnation)
+        peer.close_incoming()
+        peer.answered = hello.connection
         peer.incoming, self.peer, self.who = self, peer, str(peer.rank)
         peer.silent = 0
         self.decoder.expected = peer.expected
-        self.write(wire.hello(node.rank, node.token, node.incarnation, said.connection, peer.expected))
+        self.write(wire.hello(node.rank, node.token, node.incarnation, hello.connection, peer.expected))
         if peer.used:
             node.dial(peer)
 
@@ -372,12 +372,12 @@ class Incoming(Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._is_no_stranger()
+        self._identified()
         if self.peer is not None and self.peer.incoming is self:
-            self.peer.hang_up()
+            self.peer.close_incoming()
             self.node.broke(self.peer)
 
-    def _is_no_stranger(self) -> None:
+    def _identified(self) -> None:
         """The other end has proved its rank, or is gone."""
         if self._deadline is not None:
             self._deadline.cancel()

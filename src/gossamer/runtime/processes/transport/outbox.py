@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Cut:
+class PendingSnapshot:
     """A snapshot at the end of ``rounds`` rounds, whose earlier messages have not all left. ``counts`` has,
     by receiver, the number of the first message of a later round; None if none has left yet."""
 
@@ -37,7 +37,7 @@ class Outbox:
         self._node = node
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
-        self._cuts: list[Cut] = []
+        self._snapshots: list[PendingSnapshot] = []
 
     @property
     def busy(self) -> bool:
@@ -72,10 +72,10 @@ class Outbox:
         """Send the messages for connected peers, forever."""
         peers = self._node.peers
         while True:
-            self.tell()
+            self.report_snapshots()
             while (sending := next((each for each in self._queue if peers[each.to].outgoing), None)) is None:
                 await self._node.changed()
-                self.tell()
+                self.report_snapshots()
             del self._queue[sending]
             peer = peers[sending.to]
             assert peer.outgoing is not None
@@ -107,7 +107,7 @@ class Outbox:
                 if not (lost or shaper.reaches(sending.to)):
                     lost = True
                     if begun:
-                        self._call_off(link, peer)
+                        self._abort_message(link, peer)
             if sending.over or (link.closed and not lost):
                 break
             if not sending.unchanged():
@@ -135,7 +135,7 @@ class Outbox:
             node.watch(sending.to, start_s, node.now(), sending.left)
         if not lost:
             if begun and sending.state is State.CANCELLED:
-                self._call_off(link, peer)
+                self._abort_message(link, peer)
             while not (link.writable or link.closed):
                 await node.changed()
 
@@ -149,7 +149,7 @@ class Outbox:
         if sending.over:
             shaper.uplink.give_back(self._node.loop.time())
 
-    def _call_off(self, link: Outgoing, peer: Peer) -> None:
+    def _abort_message(self, link: Outgoing, peer: Peer) -> None:
         if not link.closed:
             frame = abort(peer.number)
             self._node.traffic.bytes_sent += len(frame)
@@ -169,9 +169,9 @@ class Outbox:
     def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
         if sending.round > peer.first[0]:
             peer.first = sending.round, peer.number
-        for cut in self._cuts:
-            if cut.counts.get(peer.rank, 0) is None and sending.round >= cut.rounds:
-                cut.counts[peer.rank] = peer.number
+        for snapshot in self._snapshots:
+            if snapshot.counts.get(peer.rank, 0) is None and sending.round >= snapshot.rounds:
+                snapshot.counts[peer.rank] = peer.number
         peer.number += 1
         peer.unacknowledged.append((link.written, sending))
 
@@ -209,7 +209,7 @@ class Outbox:
             self._give_up(sending)
         peer.forget()
 
-    def park(self, peer: Peer) -> None:
+    def requeue_current(self, peer: Peer) -> None:
         """A peer is no longer connected: put the message that was being sent to it back into the queue."""
         if (current := self._current) is not None and current.to == peer.rank and not current.over:
             self._put_first(current)
@@ -225,22 +225,22 @@ class Outbox:
 
     # --- snapshots
 
-    def cut(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
-        """This node was saved at the end of this many rounds; see :meth:`Transport.cut`."""
+    def add_snapshot(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
+        """This node was saved at the end of this many rounds; see :meth:`Transport.add_snapshot`."""
         counts: dict[int, int | None] = {}
         for peer in self._node.peers.values():
             if peer.used and peer.lost is None:
                 since, number = peer.first
                 counts[peer.rank] = number if since >= rounds else None
-        self._cuts.append(Cut(rounds, counts, told))
-        self.tell()
+        self._snapshots.append(PendingSnapshot(rounds, counts, told))
+        self.report_snapshots()
 
-    def tell(self) -> None:
+    def report_snapshots(self) -> None:
         """Report the snapshots whose earlier messages have all left."""
         peers = self._node.peers
-        for cut in list(self._cuts):
-            reached = {rank: number for rank, number in cut.counts.items() if peers[rank].lost is None}
-            if not any(each.round < cut.rounds and each.to in reached for each in self._pending()):
-                self._cuts.remove(cut)
+        for snapshot in list(self._snapshots):
+            reached = {rank: number for rank, number in snapshot.counts.items() if peers[rank].lost is None}
+            if not any(each.round < snapshot.rounds and each.to in reached for each in self._pending()):
+                self._snapshots.remove(snapshot)
                 numbers = {rank: peers[rank].number if n is None else n for rank, n in reached.items()}
-                cut.told(numbers)
+                snapshot.told(numbers)

@@ -137,7 +137,7 @@ class Peer:
             sending.release()
         self.unacknowledged.clear()
 
-    def hang_up(self) -> None:
+    def close_incoming(self) -> None:
         """Close the connection that the peer dialled. The next one continues where it ended."""
         if self.incoming is not None:
             self.expected = self.incoming.decoder.expected
@@ -146,7 +146,7 @@ class Peer:
 
     def disconnect(self) -> None:
         """Close the peer's connections, without reporting them."""
-        self.hang_up()
+        self.close_incoming()
         if self.outgoing is not None:
             link, self.outgoing = self.outgoing, None
             link.close()

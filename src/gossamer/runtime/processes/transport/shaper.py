@@ -57,7 +57,7 @@ class Bucket:
             self.free = now + (self.free - now) * before / self.rate
 
 
-class Line:
+class OrderedCalls:
     """Scheduled calls, made in the order in which they were added: none overtakes another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -155,7 +155,7 @@ class Shaper:
         self._arrived: defaultdict[int, int] = defaultdict(int)  # messages by sender
         self._turns: dict[int, int] = {}  # of the incoming message from each sender
         self._next_turn = itertools.count()
-        self._delays: defaultdict[int, Line] = defaultdict(lambda: Line(loop))  # by sender
+        self._delays: defaultdict[int, OrderedCalls] = defaultdict(lambda: OrderedCalls(loop))  # by sender
         self.uplink = Bucket(self._rate(rank, None))
         self.downlink = Downlink(float(self._conditions.rates[nodes + rank]), loop)
         self.changed: Callable[[], None] = lambda: None

@@ -211,10 +211,10 @@ class Transport:
             while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
 
-    def cut(self, told: Callable[[dict[int, int]], None]) -> None:
+    def add_snapshot(self, told: Callable[[dict[int, int]], None]) -> None:
         """Call ``told`` with the number of messages sent to each peer before the end of the last round, as
         soon as these have left."""
-        self.outbox.cut(self.rounds, told)
+        self.outbox.add_snapshot(self.rounds, told)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
@@ -324,7 +324,7 @@ class Transport:
         restarted = peer.incarnation is not None and incarnation > peer.incarnation
         if incarnation != peer.incarnation:
             peer.disconnect()
-            self.outbox.park(peer)
+            self.outbox.requeue_current(peer)
             self.outbox.forget(peer, State.RESEND)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None

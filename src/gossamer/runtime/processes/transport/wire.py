@@ -272,11 +272,11 @@ class Decoder:
         self._header.clear()
         return self._frame(*fields) if self._greeted else self._greet(*fields)
 
-    def _greet(self, _: bytes, version: int, *said: Any) -> Hello:
+    def _greet(self, _: bytes, version: int, *fields: Any) -> Hello:
         if version != VERSION:
             raise FrameError(f"speaks version {version} of the protocol; accepted: {VERSION}")
         self._greeted = True
-        return Hello(*said)
+        return Hello(*fields)
 
     def _frame(self, kind: int, *values: int) -> Event | None:
         if kind == Kind.CREDIT:

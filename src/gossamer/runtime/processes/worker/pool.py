@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from gossamer.config import Processes
 from gossamer.cores import cores
-from gossamer.results.checkpoints import read_cut
+from gossamer.results.checkpoints import read_run_checkpoint
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, SelectorChannel
-from gossamer.runtime.processes.node_process.host import NodeContext, Stage
+from gossamer.runtime.processes.node_process.host import ComputeResources, NodeContext
 from gossamer.runtime.processes.node_process.process import main as node_main
-from gossamer.runtime.processes.protocol import Fork, FromNode, Job, Said, ToNode
+from gossamer.runtime.processes.protocol import Fork, FromNode, Job, NodeReport, ToNode
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system import close_all_but, describe_exit, die_with, wakeup
 from gossamer.runtime.processes.transport.transport import listen
@@ -41,16 +41,18 @@ class ProcessPool:
         self,
         setup: Setup,
         folder: RunFolder,
-        stage: Stage,
+        resources: ComputeResources,
         job: Job,
         selector: selectors.BaseSelector,
-        emit: Callable[[Said], None],
+        emit: Callable[[NodeReport], None],
         host: str,
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
-        self._setup, self._folder, self._stage, self._job = setup, folder, stage, job
+        self._setup, self._folder, self._resources, self._job = setup, folder, resources, job
         self._selector, self._emit, self._host = selector, emit, host
-        self._cut = None if job.checkpoint is None else read_cut(folder.checkpoints, job.checkpoint)
+        self._resumed_from = (
+            None if job.checkpoint is None else read_run_checkpoint(folder.checkpoints, job.checkpoint)
+        )
         self._at_once = setup.experiment.engine.train_at_once or cores()
         with tempfile.TemporaryFile() as file:
             self._slots, self._wakeup = os.dup(file.fileno()), wakeup()
@@ -66,7 +68,7 @@ class ProcessPool:
                     self._fork(command)
                 except OSError as error:  # no more processes are allowed (see ulimit -u)
                     how = f"it can't be started: {error.strerror}"
-                    self._emit(Said(rank, incarnation, protocol.Exited(how)))
+                    self._emit(NodeReport(rank, incarnation, protocol.Exited(how)))
             case protocol.Tell(rank=rank, message=message) if rank in self._children:
                 self._children[rank].channel.send(message)  # a stopped node reads it when it continues
             case protocol.Signal(rank=rank, number=number) if rank in self._children:
@@ -94,7 +96,7 @@ class ProcessPool:
 
     def _adopt(self, rank: int, incarnation: int, pid: int, end: socket.socket) -> None:
         def hear(message: protocol.FromProcess) -> None:
-            self._emit(Said(rank, incarnation, message))
+            self._emit(NodeReport(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
             how = self._remove_dead(rank)
@@ -117,9 +119,9 @@ class ProcessPool:
                 wakeup=self._wakeup,
                 folder=self._folder,
                 security=None if fork.key is None else Security(fork.key, self._job.certificates),
-                cut=self._cut,
+                checkpoint=self._resumed_from,
             )
-            code = node_main(fork.rank, self._setup, context, self._stage)
+            code = node_main(fork.rank, self._setup, context, self._resources)
         except BaseException as error:  # noqa: BLE001 - the coordinator is told of any failure
             Channel[ToNode](channel, ToNode).send(protocol.Failed.of(error, fork.rank, None))
         finally:

@@ -42,8 +42,8 @@ from gossamer.runtime.processes.channel import (
     keep_alive,
     parse_address,
 )
-from gossamer.runtime.processes.node_process.host import Stage
-from gossamer.runtime.processes.protocol import Finish, Fork, Job, Refused, Said, Tell, Welcome
+from gossamer.runtime.processes.node_process.host import ComputeResources
+from gossamer.runtime.processes.protocol import Finish, Fork, Job, NodeReport, Refused, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
@@ -141,10 +141,10 @@ class Worker:
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return
-        stage = Stage(setup)
-        stage.warm_up()
+        resources = ComputeResources(setup)
+        resources.warm_up()
         run = RunFolder.open(folder)
-        self._pool = ProcessPool(setup, run, stage, job, self._selector, self._relay, self._host)
+        self._pool = ProcessPool(setup, run, resources, job, self._selector, self._relay, self._host)
         self._session.send(protocol.Prepared())
 
     def _folder(self, job: Job) -> Path:
@@ -154,8 +154,8 @@ class Worker:
     def _experiment(self, job: Job) -> dict[str, Any]:
         return parse_mapping(job.experiment, "experiment")
 
-    def _relay(self, said: Said) -> None:
-        self._session.send(said)
+    def _relay(self, report: NodeReport) -> None:
+        self._session.send(report)
 
 
 def serve(end: int) -> None:
@@ -319,12 +319,12 @@ class JoinedWorker(Worker):
             raw["data_root"] = None
         return raw
 
-    def _relay(self, said: Said) -> None:
+    def _relay(self, report: NodeReport) -> None:
         """Pass on a message, with the files that belong to it."""
-        rank, file = said.rank, f"node-{said.rank}.safetensors"
-        timeline = {f"segments/timeline-{rank}-{said.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
+        rank, file = report.rank, f"node-{report.rank}.safetensors"
+        timeline = {f"segments/timeline-{rank}-{report.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
         paths: dict[str, str] = {}  # path at the coordinator -> path here
-        match said.message:
+        match report.message:
             case protocol.Final() | protocol.Exited():
                 paths = timeline
             case protocol.Saved(number=None):
@@ -336,4 +336,4 @@ class JoinedWorker(Worker):
             if (path := self._path / here).exists():
                 files[there] = path.read_bytes()
                 path.unlink()
-        super()._relay(structs.replace(said, files=files))
+        super()._relay(structs.replace(report, files=files))

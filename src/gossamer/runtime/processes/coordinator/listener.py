@@ -27,8 +27,8 @@ Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
 the reason for a refusal, or None."""
 
 
-class Door:
-    """Where workers join: listens at "host:port" for workers that know the token. BadInput for a token that
+class WorkerListener:
+    """Listens at "host:port" for workers that know the token. BadInput for a token that
     is too short, or an address that can't be used."""
 
     def __init__(self, address: str, token: str) -> None:
@@ -53,7 +53,7 @@ class Door:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def proof(self, side: str, nonce: bytes) -> bytes:
-        """The proof of a side that it knows the token, for a connection to this door."""
+        """The proof of a side that it knows the token, for a connection to this listener."""
         return proof(self.token, side, self._certificate, nonce)
 
     def _accept(self, events: int) -> None:
@@ -69,21 +69,21 @@ class Door:
             end,
             Join,
             self._selector,
-            lambda said: self._hear(stranger, host, said),
+            lambda join: self._hear(stranger, host, join),
             lambda why: self._refuse(stranger),
             largest=LARGEST_STRANGER,
         )
         self._strangers[stranger] = time.monotonic() + JOIN_S
 
-    def _hear(self, stranger: SelectorChannel[Join], host: str, said: Join) -> None:
-        if not hmac.compare_digest(said.proof, self.proof("worker", said.nonce)):
+    def _hear(self, stranger: SelectorChannel[Join], host: str, join: Join) -> None:
+        if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
             if host not in self._told and len(self._told) < MOST_STRANGERS:
                 self._told.add(host)
                 self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
             self._refuse(stranger, "it has the wrong token")
-        elif said.version != __version__:
-            self._refuse(stranger, f"it runs gossamer {said.version}, and the coordinator {__version__}")
-        elif why := self._admit(said, host, stranger.release):
+        elif join.version != __version__:
+            self._refuse(stranger, f"it runs gossamer {join.version}, and the coordinator {__version__}")
+        elif why := self._admit(join, host, stranger.release):
             self._refuse(stranger, why)
         else:
             del self._strangers[stranger]
@@ -94,17 +94,17 @@ class Door:
             stranger.send(Refused([why]))
         stranger.close()
 
-    def look(self) -> None:
+    def drop_silent(self) -> None:
         for stranger in [each for each, until in self._strangers.items() if time.monotonic() > until]:
             self._refuse(stranger)
 
     def close(self) -> None:
-        """Close the door. A second call does nothing."""
+        """Stop listening. A second call does nothing."""
         self._listener.close()  # accepts no more connections, and leaves the selector
         for stranger in list(self._strangers):
             self._refuse(stranger)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> WorkerListener:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -40,7 +40,7 @@ EXPERIMENT = Experiment.of(
 
 
 class Member:
-    """A node that sends, receives, ends rounds, and is cut."""
+    """A node that sends, receives, ends rounds, and takes snapshots."""
 
     def __init__(self, rank: int, run: Run, listener: Any, addresses: list[tuple[str, int]]) -> None:
         self.rank, self.round = rank, 0
@@ -48,7 +48,7 @@ class Member:
         self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
         node: Any = SimpleNamespace(deliver=lambda message: None)
         context: Any = SimpleNamespace(
-            folder=run.folder, cut=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
+            folder=run.folder, checkpoint=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
         )
         self.cutting = NodeCheckpoints(node, EXPERIMENT, context, partial(run.hear, rank))
         self.peer = Peer(
@@ -96,7 +96,7 @@ class Run:
         self._later(lambda: self.members[rank].cutting.hear(message))
 
     async def until_complete(self, number: int) -> None:
-        while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:
+        while (checkpoint := newest(self.folder.checkpoints)) is None or checkpoint.number < number:
             await asyncio.sleep(0.001)
 
 
@@ -182,9 +182,9 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
         for member in run.members:
             member.end_round()
         await run.until_complete(2)
-        cut = newest(run.folder.checkpoints)
-        assert cut is not None
-        assert sorted(cut.rounds) == [0, 1, 2]
+        checkpoint = newest(run.folder.checkpoints)
+        assert checkpoint is not None
+        assert sorted(checkpoint.rounds) == [0, 1, 2]
         assert len(run.said) == 1
 
 
@@ -241,7 +241,7 @@ def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tupl
 
 
 def check(run: Run, folder: Path) -> None:
-    """Each node's part has what each other one had sent before its cut: received by then, or to come."""
+    """Each node's part has what each other one had sent before its snapshot: received by then, or to come."""
     parts = {rank: read(folder / f"node-{rank}.safetensors") for rank in range(NODES)}
     for rank, part in parts.items():
         for source in set(range(NODES)) - {rank}:

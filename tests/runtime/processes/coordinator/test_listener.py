@@ -1,4 +1,4 @@
-"""The door of a run: both ends prove that they know the token, and strangers cost little."""
+"""Where workers join: both ends prove that they know the token, and strangers cost little."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ import pytest
 
 from gossamer.errors import BadInput, RunFailed
 from gossamer.runtime.processes.channel import SelectorChannel, Session
-from gossamer.runtime.processes.coordinator import door as module
-from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.protocol import Exited, FromWorker, Join, Prepared, Said, ToWorker, Welcome
+from gossamer.runtime.processes.coordinator import listener as module
+from gossamer.runtime.processes.coordinator.listener import WorkerListener
+from gossamer.runtime.processes.protocol import (
+    Exited,
+    FromWorker,
+    Join,
+    NodeReport,
+    Prepared,
+    ToWorker,
+    Welcome,
+)
 from gossamer.runtime.processes.worker import worker
 from gossamer.runtime.processes.worker.worker import join
 
@@ -23,13 +31,13 @@ TOKEN = "a token for the tests"
 
 
 class Scene:
-    """A door, and what has come through it."""
+    """A listener, and what has reached it."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.door = Door("127.0.0.1:0", TOKEN)
+        self.listener = WorkerListener("127.0.0.1:0", TOKEN)
         self.refused: list[str] = []
-        self.door.open(self.selector, self.admit, self.refused.append)
+        self.listener.open(self.selector, self.admit, self.refused.append)
         self.refusal: str | None = None
         self.joined: list[tuple[str, int]] = []
         self.heard: list[Any] = []
@@ -44,7 +52,7 @@ class Scene:
                 self.heard.append,
                 lambda why: None,
             )
-            channel.send(Welcome(self.door.proof("coordinator", said.nonce), said.received, 7.0))
+            channel.send(Welcome(self.listener.proof("coordinator", said.nonce), said.received, 7.0))
         return self.refusal
 
     def serve(self) -> None:
@@ -57,7 +65,7 @@ class Scene:
 
         def work() -> None:
             try:
-                found.append(join(self.door.address, token, "me", 3, 5))
+                found.append(join(self.listener.address, token, "me", 3, 5))
             except (RunFailed, OSError) as error:
                 found.append(error)
 
@@ -69,14 +77,14 @@ class Scene:
         return found[0]
 
     def strangers(self) -> int:
-        return len(self.door._strangers)
+        return len(self.listener._strangers)
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
-    made.door.close()
+    made.listener.close()
     for key in list(made.selector.get_map().values()):
         made.selector.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
@@ -108,7 +116,7 @@ def test_another_token_opens_no_door(scene: Scene) -> None:
 def test_a_worker_joins_no_coordinator_that_does_not_know_the_token(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.door.token = "another token, quite long"
+    scene.listener.token = "another token, quite long"
     monkeypatch.setattr(module, "hmac", mock.Mock(**{"compare_digest.return_value": True}))  # accepts any
     assert "does not know the token" in str(scene.dial())
 
@@ -124,7 +132,7 @@ def test_a_worker_of_another_version_or_of_another_run_is_told_why(
 
 def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STRANGERS", 2)
-    host, _, port = scene.door.address.rpartition(":")
+    host, _, port = scene.listener.address.rpartition(":")
     ends = [socket.create_connection((host, int(port))) for _ in range(3)]
     scene.serve()
     while scene.strangers() < 2:
@@ -132,8 +140,8 @@ def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytes
     ends[1].sendall(bytes(range(256)) * 50)  # which is no TLS
     while scene.strangers() > 1:
         scene.serve()
-    scene.door._strangers = dict.fromkeys(scene.door._strangers, 0.0)
-    scene.door.look()
+    scene.listener._strangers = dict.fromkeys(scene.listener._strangers, 0.0)
+    scene.listener.drop_silent()
     assert not scene.strangers()
     assert scene.joined == []
     for end in ends:
@@ -142,10 +150,10 @@ def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytes
 
 def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input() -> None:
     with pytest.raises(BadInput, match="accepted: at least 16"):
-        Door("127.0.0.1:0", "short")
+        WorkerListener("127.0.0.1:0", "short")
     for address in ("host", "host:", "1::2:3", "host:65536"):
         with pytest.raises(BadInput, match="accepted: HOST:PORT"):
-            Door(address, TOKEN)
+            WorkerListener(address, TOKEN)
 
 
 def test_a_session_sends_again_what_has_not_arrived() -> None:
@@ -161,7 +169,7 @@ def test_a_session_sends_again_what_has_not_arrived() -> None:
             for key, events in found:
                 key.data(events)
 
-    sent = [Said(0, number, Exited("x" * 50_000)) for number in range(20)]
+    sent = [NodeReport(0, number, Exited("x" * 50_000)) for number in range(20)]
     for message in sent[:10]:
         theirs.send(message)
     for broken in range(3):
