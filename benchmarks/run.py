@@ -34,7 +34,7 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.mixing import Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
 from gossamer.results.observer import Observer
 from gossamer.runtime.setup import prepare
@@ -192,7 +192,7 @@ def mixing_of(nodes: int, length: int, threads: int) -> Row:
     keep_freed_memory()
     allow_compiled_loops()
     graph: Graph = prepare(no_compute(nodes, 1)).topology.graph(0)
-    rows, workers = Rows(length), Workers(threads)
+    rows, workers = Rows(length), ThreadPool(threads)
     vectors = [rows.fresh().normal_() for _ in range(nodes)]
     sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
     results = [rows.fresh() for _ in range(nodes)]
@@ -230,7 +230,7 @@ def evaluation(only: str) -> Iterator[Row]:
         task = images(model, channels, size, 1000)
         task = replace(task, test=task.train)
         start = initial_model(task.model, 1)
-        rows, workers = Rows(len(start.parameters)), Workers()
+        rows, workers = Rows(len(start.parameters)), ThreadPool()
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]

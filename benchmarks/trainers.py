@@ -25,8 +25,8 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.learning.trainer import TrainJob
-from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks import model_factory
 
@@ -68,7 +68,7 @@ def measured(model: str, image: tuple[int, int], nodes: int, batch: int, threads
     task = Task(make, (inputs, labels), (inputs[:10], labels[:10]), F.cross_entropy)
     names = ["sequential", "batched", "fused"] if model in ("logistic", "mlp") else ["sequential", "fused"]
     start = initial_model(task.model, 1)
-    trainers, models, workers = {}, {}, Workers(threads)
+    trainers, models, workers = {}, {}, ThreadPool(threads)
     for name in names:
         store = Rows(len(start.parameters))
         trainers[name] = trainer_of(name)(task, SGD(lr=0.01), store, workers)

@@ -17,7 +17,7 @@ from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.config import Processes, Simulate, engine_name
 from gossamer.config.registry import FilePath
 from gossamer.learning.optimizer import SGD
-from gossamer.network import Uniform
+from gossamer.network import UniformNetwork
 
 
 def test_the_designs_experiment() -> None:
@@ -29,7 +29,7 @@ def test_the_designs_experiment() -> None:
         16,
     )
     assert experiment.algorithm == DPSGD(local_steps=5)
-    assert experiment.network == Uniform(latency_s=0.001, bandwidth_mbps=60)
+    assert experiment.network == UniformNetwork(latency_s=0.001, bandwidth_mbps=60)
     assert experiment.stop.rounds == 100
     assert experiment.data_root is None
     assert experiment.engine == Simulate(trainer="auto")

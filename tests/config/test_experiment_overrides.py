@@ -9,7 +9,7 @@ from gossamer import BadInput, Experiment
 from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.config import Processes
 from gossamer.learning.optimizer import SGD
-from gossamer.network import LogNormal, Slowdowns, Uniform
+from gossamer.network import LogNormal, Slowdowns, UniformNetwork
 
 
 def test_overrides_are_typed_and_reach_inside() -> None:
@@ -94,7 +94,7 @@ def test_a_parameter_of_a_component_that_is_only_named() -> None:
 def test_a_parameter_of_a_component_that_is_left_to_its_default() -> None:
     experiment = Experiment.parse(text(), ["optimizer.lr=0.05", "network.latency_s=0.5"])
     assert experiment.optimizer == SGD(lr=0.05)
-    assert experiment.network == Uniform(latency_s=0.5)
+    assert experiment.network == UniformNetwork(latency_s=0.5)
 
 
 def test_override_gives_a_changed_copy() -> None:

@@ -16,7 +16,7 @@ from gossamer import Experiment, Message, Node, NodeWrapper
 from gossamer.config.registry import names
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
-from gossamer.network import ComputeProfile, Conditions, Uniform
+from gossamer.network import ComputeProfile, Conditions, UniformNetwork
 from gossamer.network import Path as Route
 from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
@@ -49,7 +49,7 @@ class Broken(Conditions):
         return None if (source, to) in self._gone else self._whole.path(source, to)
 
 
-class Flickering(Uniform):
+class Flickering(UniformNetwork):
     """Paths vanish and return, and rates change, every ``period_s``; for ever."""
 
     period_s: float
@@ -134,14 +134,16 @@ def surroundings(
         "jitter_s": rng.choice([0.0, 0.01]),
         "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),
     }
-    network = Uniform(**links)
+    network = UniformNetwork(**links)
     if ALGORITHMS[name].tolerates_loss and not lossless:
         links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
         period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
         network = rng.choice(
             [
-                Uniform(**links),
-                Uniform(**links) if not flickers else Flickering(**links, period_s=period_s, gone=gone),
+                UniformNetwork(**links),
+                UniformNetwork(**links)
+                if not flickers
+                else Flickering(**links, period_s=period_s, gone=gone),
             ]
         )
     return {

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gossamer.learning.evaluate import BATCH, Evaluator, MetricValues
 from gossamer.learning.many import ManyModels
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import LIMITS, Workers
+from gossamer.learning.thread_pool import LIMITS, ThreadPool
 from gossamer.messages.tags import Model
 from gossamer.tasks.models import MatrixFactorization
 from gossamer.tasks.task import RootMean, Task
@@ -27,7 +27,7 @@ class Scene:
     """Some models in a store, and who evaluates them."""
 
     def __init__(self, task: Task, count: int, workers: int = 1, gap: bool = False) -> None:
-        self.workers = Workers(workers)
+        self.workers = ThreadPool(workers)
         self.single = Evaluator(task, 1, workers=self.workers)
         models = [start(task, seed) for seed in range(count)]
         self.rows = Rows(len(models[0].parameters))

@@ -20,8 +20,8 @@ from gossamer.learning.fused.trainer import FusedTrainer
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer, RMSprop
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult, choose_trainer
-from gossamer.learning.workers import Workers
 from gossamer.tasks import model_factory
 from gossamer.tasks.task import Task
 
@@ -60,7 +60,9 @@ def gradient_in_double(task: Task, at: Tensor, batch: Tensor) -> tuple[float, Te
     return float(loss.detach()), torch.cat([each.flatten() for each in found])
 
 
-def trainer(task: Task, optimizer: Optimizer | None = None, workers: Workers | None = None) -> FusedTrainer:
+def trainer(
+    task: Task, optimizer: Optimizer | None = None, workers: ThreadPool | None = None
+) -> FusedTrainer:
     size = len(initial_model(task.model, 0).parameters)
     return FusedTrainer(task, optimizer or SGD(lr=0.1), Rows(size), workers)
 
@@ -300,7 +302,7 @@ def test_neither_other_nodes_nor_workers_change_a_bit(optimizer: Optimizer) -> N
     jobs = some_jobs(task, optimizer, 23)
     before = [[tensor.clone() for tensor in (job.start.parameters, *job.state.values())] for job in jobs]
     alone = [trainer(task, optimizer).train([job])[0] for job in jobs]
-    workers = Workers(3)
+    workers = ThreadPool(3)
     together = trainer(task, optimizer, workers).train(jobs)
     workers.close()
     for one, other in zip(alone, together, strict=True):

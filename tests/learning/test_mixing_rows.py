@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from gossamer.learning import mixing, mixing_kernels
 from gossamer.learning.mixing import Mix, Sum, combine, mix_rows
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Part
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    shared = Workers(request.param)
+def workers(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
+    shared = ThreadPool(request.param)
     yield shared
     shared.close()
 
@@ -57,7 +57,7 @@ def bits(vector: torch.Tensor) -> list[int]:
     return vector.nan_to_num(nan=1e30).view(torch.int32).tolist()
 
 
-def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
+def mixed(rows: Rows, sums: list[Sum], workers: ThreadPool) -> list[torch.Tensor]:
     """The sums in new rows."""
     results = [rows.fresh() for _ in sums]
     with compiled():
@@ -76,7 +76,7 @@ def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
     special=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf, 1e-42]),
 )
 def test_sums_of_rows_are_those_of_combine_to_the_bit(
-    workers: Workers,
+    workers: ThreadPool,
     length: int,
     graph: tuple[int, list[dict[int, float]]],
     gaps: list[bool],
@@ -162,14 +162,14 @@ def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) ->
     vectors = [torch.randn(70), torch.randn(70)]
     result = torch.empty(70)
     with compiled():
-        assert "other bits" in mix_rows([Sum(vectors, [0.5, 0.25])], [result], Workers(1))
+        assert "other bits" in mix_rows([Sum(vectors, [0.5, 0.25])], [result], ThreadPool(1))
     assert bits(result) == bits(combine(vectors[0], {1: vectors[1]}, {1: 0.25}, 0.5))
 
 
 def test_little_work_does_not_load_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "_allowed", True)
     monkeypatch.setattr(mixing, "_worked", 0.0)
-    sums, results, workers = [Sum([torch.ones(10)], [0.5])], [torch.empty(10)], Workers(1)
+    sums, results, workers = [Sum([torch.ones(10)], [0.5])], [torch.empty(10)], ThreadPool(1)
     assert "too few" in mix_rows(sums, results, workers)
     mixing.sort_columns(torch.randn(5, 4_000_000))
     assert mix_rows(sums, results, workers) == "together"
@@ -207,7 +207,7 @@ def test_columns_are_sorted_with_nan_last(count: int, columns: int, seed: int) -
     np.testing.assert_array_equal(values, expected)
 
 
-def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) -> None:
+def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: ThreadPool) -> None:
     rows = Rows(100)
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3, 5: 0.2}
@@ -217,7 +217,7 @@ def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) 
     assert bits(got[0]) == bits(combine(own, {2: other}, weights))
 
 
-def test_a_vector_that_comes_twice_counts_twice(workers: Workers) -> None:
+def test_a_vector_that_comes_twice_counts_twice(workers: ThreadPool) -> None:
     rows = Rows(100)
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3}
@@ -228,7 +228,7 @@ def test_a_vector_that_comes_twice_counts_twice(workers: Workers) -> None:
     assert bits(got[0]) == bits(combine(own, inbox, weights))
 
 
-def test_what_a_new_row_held_before_does_not_matter(workers: Workers) -> None:
+def test_what_a_new_row_held_before_does_not_matter(workers: ThreadPool) -> None:
     rows = Rows(1024)  # no padding between rows
     vectors = [rows.fresh().copy_(torch.randn(1024)) for _ in range(3)]
     held = [rows.fresh().fill_(float("nan")) for _ in range(3)]
@@ -238,7 +238,7 @@ def test_what_a_new_row_held_before_does_not_matter(workers: Workers) -> None:
     assert all(torch.equal(one, vector * 2) for one, vector in zip(got, vectors, strict=True))
 
 
-def test_writing_sums_does_not_count_as_a_modification(workers: Workers) -> None:
+def test_writing_sums_does_not_count_as_a_modification(workers: ThreadPool) -> None:
     """A node has its row before the row is written, and notices when somebody modifies it."""
     rows = Rows(100)
     vectors = [rows.fresh().copy_(torch.randn(100)) for _ in range(2)]
@@ -251,7 +251,7 @@ def test_writing_sums_does_not_count_as_a_modification(workers: Workers) -> None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: sums of vectors on a GPU")
-def test_sums_on_a_gpu_are_those_of_combine(workers: Workers) -> None:
+def test_sums_on_a_gpu_are_those_of_combine(workers: ThreadPool) -> None:
     rows = Rows(1000, "cuda")
     vectors = [rows.fresh().normal_() for _ in range(8)]
     sums, expected = [], []

@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.learning.trainer import (
     BatchedTrainer,
     GradientJob,
@@ -21,7 +22,6 @@ from gossamer.learning.trainer import (
     TrainJob,
     TrainResult,
 )
-from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
@@ -150,7 +150,7 @@ def test_dropout_is_drawn_by_the_jobs_seed() -> None:
 def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: str) -> None:
     task, optimizer = images(model), SGD(lr=0.1)
     calls: list[None] = []
-    workers = Workers(1, between=lambda: calls.append(None))
+    workers = ThreadPool(1, between=lambda: calls.append(None))
     rows = Rows(start(task, 0).parameters.numel())
     SequentialTrainer(task, optimizer, rows, workers=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
     assert len(calls) == 4  # the first job is for seeing whether it draws
@@ -236,7 +236,7 @@ def test_the_number_of_workers_changes_no_bit(kind: type[Trainer], model: str) -
     task = images(model)
     asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 9)
     alone = trainer(kind, task).train(asked)
-    workers = Workers(3)
+    workers = ThreadPool(3)
     together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), workers=workers).train(asked)
     workers.close()
     for one, other in zip(alone, together, strict=True):

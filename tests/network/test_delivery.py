@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.network import Access, Conditions, Matrix, Network, Path, Star, Uniform, Varying, delivery
+from gossamer.network import (
+    Access,
+    Conditions,
+    Matrix,
+    Network,
+    Path,
+    StarNetwork,
+    UniformNetwork,
+    Varying,
+    delivery,
+)
 
 
 def test_without_loss_and_jitter_a_path_has_its_latency() -> None:
@@ -52,7 +62,7 @@ class Pairs(Conditions):
 SLOWER = ({"at_s": 1.0, "factor": 0.5},)
 
 
-class Changing(Uniform):
+class Changing(UniformNetwork):
     """Half the bandwidth, later."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
@@ -67,16 +77,16 @@ def test_one_path_is_enough_to_lose(lossy: Path | None, loses: bool) -> None:
 @pytest.mark.parametrize(
     ("network", "loses"),
     [
-        (Uniform(), False),
-        (Uniform(jitter_s=1.0), False),
-        (Uniform(loss=0.1), True),
+        (UniformNetwork(), False),
+        (UniformNetwork(jitter_s=1.0), False),
+        (UniformNetwork(loss=0.1), True),
         (Changing(), True),
-        (Star(jitter_s=1.0), False),
-        (Star(loss=0.1), True),
+        (StarNetwork(jitter_s=1.0), False),
+        (StarNetwork(loss=0.1), True),
         (Matrix(bandwidth_mbps="aws-ten-regions"), False),
         (Matrix(bandwidth_mbps="aws-ten-regions", loss=0.1), True),
-        (Varying(base=Uniform(bandwidth_mbps=1.0), rate_changes=SLOWER), False),
-        (Varying(base=Uniform(bandwidth_mbps=1.0, loss=0.1), rate_changes=SLOWER), True),
+        (Varying(base=UniformNetwork(bandwidth_mbps=1.0), rate_changes=SLOWER), False),
+        (Varying(base=UniformNetwork(bandwidth_mbps=1.0, loss=0.1), rate_changes=SLOWER), True),
     ],
 )
 def test_whether_networks_lose_messages(network: Network, loses: bool) -> None:

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.network import Constant, LogNormal, Path, Uniform
+from gossamer.network import Constant, LogNormal, Path, UniformNetwork
 
 
 def test_megabits_are_a_million_bits() -> None:
-    conditions = Uniform(bandwidth_mbps=8.0, latency_s=0.25).conditions(4, 1)
+    conditions = UniformNetwork(bandwidth_mbps=8.0, latency_s=0.25).conditions(4, 1)
     assert conditions.rates.tolist() == [1_000_000] * 8
     assert conditions.path(0, 3) == Path((0, 7), 0.25)
 
 
 def test_uplink_and_downlink_apart() -> None:
-    network = Uniform(bandwidth_mbps=8.0, uplink_mbps=1.0)
+    network = UniformNetwork(bandwidth_mbps=8.0, uplink_mbps=1.0)
     assert network.conditions(2, 1).rates.tolist() == [125_000, 125_000, 1_000_000, 1_000_000]
-    network = Uniform(downlink_mbps=2.0)
+    network = UniformNetwork(downlink_mbps=2.0)
     assert network.conditions(2, 1).rates.tolist() == [math.inf, math.inf, 250_000, 250_000]
 
 
@@ -65,6 +65,6 @@ def test_log_normal_steps_have_their_median_and_spread() -> None:
 
 
 def test_only_a_latency_and_nothing_else_is_common() -> None:
-    assert Uniform(latency_s=0.5).conditions(2, 1).common_latency() == 0.5
-    assert Uniform(latency_s=0.5, jitter_s=0.1).conditions(2, 1).common_latency() is None
-    assert Uniform(latency_s=0.5, loss=0.1).conditions(2, 1).common_latency() is None
+    assert UniformNetwork(latency_s=0.5).conditions(2, 1).common_latency() == 0.5
+    assert UniformNetwork(latency_s=0.5, jitter_s=0.1).conditions(2, 1).common_latency() is None
+    assert UniformNetwork(latency_s=0.5, loss=0.1).conditions(2, 1).common_latency() is None

@@ -5,7 +5,7 @@ import pytest
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.network import Path, Star, Stragglers
+from gossamer.network import Path, StarNetwork, Stragglers
 
 MBPS = 125_000
 
@@ -53,7 +53,7 @@ def test_the_bandwidth_of_a_straggler_is_positive() -> None:
 
 
 def test_a_star_adds_up_what_its_two_links_do() -> None:
-    star = Star(
+    star = StarNetwork(
         uplink_mbps=(1, 2, 3),
         downlink_mbps=4,
         latency_s=(0.1, 0.2, 0.4),
@@ -73,10 +73,10 @@ def test_a_star_adds_up_what_its_two_links_do() -> None:
 
 
 def test_a_star_of_equals_has_one_latency() -> None:
-    assert Star(latency_s=0.25).conditions(3, 1).common_latency() == 0.5
-    assert Star(latency_s=0.25, jitter_s=0.1).conditions(3, 1).common_latency() is None
-    assert Star(latency_s=(0.25, 0.25, 0.3)).conditions(3, 1).common_latency() is None
-    assert np.isinf(Star().conditions(3, 1).rates).all()
+    assert StarNetwork(latency_s=0.25).conditions(3, 1).common_latency() == 0.5
+    assert StarNetwork(latency_s=0.25, jitter_s=0.1).conditions(3, 1).common_latency() is None
+    assert StarNetwork(latency_s=(0.25, 0.25, 0.3)).conditions(3, 1).common_latency() is None
+    assert np.isinf(StarNetwork().conditions(3, 1).rates).all()
 
 
 @pytest.mark.parametrize(

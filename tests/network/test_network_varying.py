@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.network import Conditions, Matrix, Network, Star, Trace, Uniform, Varying
+from gossamer.network import Conditions, Matrix, Network, StarNetwork, Trace, UniformNetwork, Varying
 
 MBPS = 125_000
 
@@ -26,7 +26,7 @@ def changes(*given: tuple[float, float, tuple[int, ...] | None]) -> list[dict[st
 
 def test_factors_apply_to_the_base_from_their_time_on() -> None:
     network = Varying(
-        base=Uniform(uplink_mbps=10, downlink_mbps=20),
+        base=UniformNetwork(uplink_mbps=10, downlink_mbps=20),
         rate_changes=changes((5, 0.5, (1,)), (2, 0.1, None), (5, 2, (0,)), (9, 1, None), (0, 3, (0,))),  # type: ignore[arg-type]
     )
     assert course(network, 2, 9) == [
@@ -72,7 +72,7 @@ def test_a_varying_network_shares_links_as_its_base_does() -> None:
     network = build("network", spec)
     assert isinstance(network, Varying)
     assert network.sharing == "fair"
-    assert isinstance(network.base, Star)
+    assert isinstance(network.base, StarNetwork)
     assert build("network", network.spec()) == network
     assert network.conditions(2, 1).common_latency() == 0
     with pytest.raises(BadInput, match=r"network\.sharing: 'fifo', but network\.base\.sharing is 'fair'"):

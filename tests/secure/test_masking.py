@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.secure import masking
-from gossamer.secure.masking import KeyPair, Ring
+from gossamer.secure.masking import IntegerRing, KeyPair
 
 VALUES = st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20)
 
@@ -24,7 +24,7 @@ VALUES = st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20)
 def test_sums_are_those_of_the_rounded_terms(
     bits: int, fraction: int, vectors: list[list[float]], weight: float
 ) -> None:
-    ring = Ring(bits, fraction)
+    ring = IntegerRing(bits, fraction)
     length = min(map(len, vectors))
     weight /= len(vectors)
     terms = [np.array(vector[:length], dtype=np.float32) for vector in vectors]
@@ -33,14 +33,14 @@ def test_sums_are_those_of_the_rounded_terms(
 
 
 def test_a_sum_of_nothing_is_empty_and_terms_have_one_length() -> None:
-    ring = Ring(32, 20)
+    ring = IntegerRing(32, 20)
     assert len(ring.sum([])) == 0
     with pytest.raises(ValueError, match="accepted: one length"):
         ring.sum([np.zeros(3, np.uint32), np.zeros(1, np.uint32)])
 
 
 def test_values_up_to_the_bound_sum_without_overflow() -> None:
-    ring = Ring(32, 20)
+    ring = IntegerRing(32, 20)
     for sign in (1, -1):
         terms = [ring.fix(np.array([sign * ring.bound], np.float32), 1 / 7) for _ in range(7)]
         assert abs(ring.number(ring.sum(terms))[0] - sign * ring.bound) < 1e-5
@@ -49,8 +49,8 @@ def test_values_up_to_the_bound_sum_without_overflow() -> None:
 def test_a_stream_is_aes_in_counter_mode() -> None:
     key = bytes(range(32))
     expected = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(40))
-    assert Ring(32, 20).stream(key, 10).tobytes() == expected
-    assert Ring(64, 20).stream(key, 5).tobytes() == expected
+    assert IntegerRing(32, 20).stream(key, 10).tobytes() == expected
+    assert IntegerRing(64, 20).stream(key, 5).tobytes() == expected
 
 
 def test_keys_differ_by_secret_purpose_and_numbers() -> None:

@@ -21,9 +21,9 @@ from gossamer.messages.tags import Payload
 from gossamer.results.checkpoints import newest
 from gossamer.runtime.setup import prepare
 from gossamer.secure import masking
-from gossamer.secure.protocol import TAG, SecureAggregation, threshold
+from gossamer.secure.protocol import TAG, MaskingProtocol, threshold
 from gossamer.topology import Graph, Topology
-from gossamer.topology.weights import Uniform
+from gossamer.topology.weights import UniformWeights
 
 NODES = 6
 COMMON = {"name": "random-k", "fraction": 0.3, "support": "common"}
@@ -181,7 +181,7 @@ class Thinning(Topology):
         return min(round, 1)
 
 
-class Ignoring(Uniform):
+class Ignoring(UniformWeights):
     """Weights of which one is zero from the second round on."""
 
     @property
@@ -307,7 +307,7 @@ def test_integers_without_masks_show_the_models(tmp_path: Path) -> None:
 
 
 MUTANTS: dict[str, Any] = {
-    "a mask is missing": (SecureAggregation, "_add_masks", lambda *given: None),
+    "a mask is missing": (MaskingProtocol, "_add_masks", lambda *given: None),
     "two rounds": (masking, "derive", lambda secret, use, *numbers: derive(secret, use, *numbers[:1])),
     "two receivers": (masking, "derive", lambda secret, use, *numbers: derive(secret, use, *numbers[1:])),
 }
@@ -323,12 +323,12 @@ def test_the_chi_square_test_finds_missing_masks_and_those_used_in_two_rounds_or
 
 
 def test_one_missing_mask_of_two_senders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = SecureAggregation._add_masks
+    add = MaskingProtocol._add_masks
 
     def without(self: Any, words: Any, sender: int, keys: Any) -> None:
         add(self, words, sender, {rank: key for rank, key in keys.items() if {sender, rank} != {0, 1}})
 
-    monkeypatch.setattr(SecureAggregation, "_add_masks", without)
+    monkeypatch.setattr(MaskingProtocol, "_add_masks", without)
     found = leaks(views(tmp_path, drop_outs="skip"), together=False)
     assert {(0, 2, 0), (1, 2, 0)} <= {*found}
 
@@ -393,7 +393,7 @@ def test_too_few_survivors_are_not_uncovered(tmp_path: Path) -> None:
 def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver has the masks that the lost sender has in common with the others. Its own mask still hides its model."""
     removed = {}
-    add = SecureAggregation._add_masks
+    add = MaskingProtocol._add_masks
 
     def keep(self: Any, words: Any, sender: int, keys: Any) -> None:
         if (self._node.rank, sender) == (TO, LOST):
@@ -401,14 +401,14 @@ def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytes
             add(self, removed[sender], sender, keys)
         add(self, words, sender, keys)
 
-    monkeypatch.setattr(SecureAggregation, "_add_masks", keep)
+    monkeypatch.setattr(MaskingProtocol, "_add_masks", keep)
     number = len(SEEN)
     task = {"name": "least-squares", "features": 8192, "samples": 60, "test_samples": 5}
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
     late = words_of(number)[LOST, TO, 0]
     assert looks_random(late - removed[LOST])
     monkeypatch.setattr(  # without its own mask, the test would fail
-        SecureAggregation, "_masked", without_own_mask(SecureAggregation._masked)
+        MaskingProtocol, "_masked", without_own_mask(MaskingProtocol._masked)
     )
     number = len(SEEN)
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
@@ -482,13 +482,13 @@ def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str)
 def test_a_sum_of_words_that_do_not_belong_together_is_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = SecureAggregation._add_masks
+    add = MaskingProtocol._add_masks
 
     def other(self: Any, words: Any, sender: int, keys: Any) -> None:
         changed = {rank: bytes(32) if (sender, rank) == (1, 2) else key for rank, key in keys.items()}
         add(self, words, sender, changed)
 
-    monkeypatch.setattr(SecureAggregation, "_add_masks", other)
+    monkeypatch.setattr(MaskingProtocol, "_add_masks", other)
     experiment = described(1, nodes=4, algorithm=Mixing())
     x, expected = initial(experiment), mixed(experiment, 1)
     expected[[0, 3]] = x[[0, 3]]  # whose senders both are

@@ -46,7 +46,7 @@ Token = Annotated[
     str | None, option("The secret that workers must know, at least 16 characters.", envvar="GOSSAMER_TOKEN")
 ]
 MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1)]
-Workers = Annotated[
+WorkersOption = Annotated[
     str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
 EngineName = Annotated[
@@ -69,7 +69,7 @@ def run(
     listen: ListenAt = None,
     token: Token = None,
     min_workers: MinWorkers = 1,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -101,7 +101,7 @@ def resume(
     listen: ListenAt = None,
     token: Token = None,
     min_workers: MinWorkers = 1,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -58,7 +58,7 @@ class BFloat16(_Rounded):
     _dtype = torch.bfloat16
 
 
-class _Scaled(Codec):
+class _ScaledCodec(Codec):
     """Base class of codecs that send small whole numbers and one scale (float32) for each block of values.
 
     Args:
@@ -117,7 +117,7 @@ def _spread(
     return scales if len(scales) <= 1 else np.repeat(scales, np.diff(starts, append=count))
 
 
-class _Levels(_Scaled):
+class _Levels(_ScaledCodec):
     """Base class of quantizers to s levels of either sign, as multiples of a block's scale m:
 
         q = floor(s x / m + u),   decoded as m q / s
@@ -246,7 +246,7 @@ class QSGD(_Levels):
 
 
 @register("codec", "sign")
-class Sign(_Scaled):
+class Sign(_ScaledCodec):
     """One bit per value: sign(x) times the mean magnitude of its block (Karimireddy et al., "Error Feedback
     Fixes SignSGD", ICML 2019, scaled sign). Zero counts as positive. Only for algorithms that send
     differences, which feed back the error."""

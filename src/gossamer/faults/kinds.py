@@ -236,7 +236,7 @@ class Loss(TemporaryFault):
 
 
 @register("fault", "partition")
-class Partition(TemporaryFault):
+class NetworkPartition(TemporaryFault):
     """Messages between groups of nodes are lost, including those being sent when the partition starts. No
     node is considered dead."""
 

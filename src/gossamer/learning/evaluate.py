@@ -31,7 +31,7 @@ from gossamer.learning.parameters import (
     unpacked,
 )
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers, chunk_size, chunks
+from gossamer.learning.thread_pool import ThreadPool, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
@@ -59,12 +59,12 @@ class Evaluator:
         seed: int,
         samples: int | None = None,
         device: torch.device | str = "cpu",
-        workers: Workers | None = None,
+        workers: ThreadPool | None = None,
         say: Callable[[str], None] = print,
         rows: Rows | None = None,
     ) -> None:
         self.task, self.device = task, device
-        self.workers, self._say = workers or Workers(1), say
+        self.workers, self._say = workers or ThreadPool(1), say
         self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
         self._rows, self._chunk = rows, 1 if rows is None else self._size(rows)
         self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model, Part
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Sum:
             out.add_(vector, alpha=weight)
 
 
-def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: Workers) -> str:
+def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
     if results[0].device.type != "cpu":

@@ -31,7 +31,7 @@ from gossamer.learning.parameters import (
     unpacked,
 )
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers, chunk_size, chunks
+from gossamer.learning.thread_pool import ThreadPool, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import Task, for_each
@@ -86,18 +86,20 @@ StepsResult = tuple[Model, State, Float[Tensor, ""]]
 
 
 class Trainer(ABC):
-    """Computes local steps and gradients on the device of the rows, which hold models and results. Workers
-    share the jobs; results do not depend on the number of workers."""
+    """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
+    share the jobs; results do not depend on their number."""
 
     name = ""
     evaluates_many = False  # whether models are then also evaluated many at once
 
-    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+    def __init__(
+        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
+    ) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
         inputs, targets = task.train
         self._data = for_each(lambda tensor: tensor.to(rows.device), inputs), targets.to(rows.device)
         self.device_type = rows.device.type
-        self._workers = workers or Workers(1)
+        self._workers = workers or ThreadPool(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
 
@@ -217,7 +219,9 @@ class BatchedTrainer(Trainer):
     name = "batched"
     evaluates_many = True
 
-    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+    def __init__(
+        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
+    ) -> None:
         super().__init__(task, optimizer, rows, workers)
         if problem := batching_obstacle(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")

@@ -3,9 +3,18 @@
 from gossamer.network.compute import ComputeProfile, Constant, LogNormal, Slowdowns, SlowdownWindow, StepTrace
 from gossamer.network.kollaps import Kollaps
 from gossamer.network.matrix import Matrix
-from gossamer.network.network import Access, Conditions, Network, Path, Star, Stragglers, Uniform, delivery
+from gossamer.network.network import (
+    Access,
+    Conditions,
+    Network,
+    Path,
+    StarNetwork,
+    Stragglers,
+    UniformNetwork,
+    delivery,
+)
 from gossamer.network.varying import Trace, Varying
 
 __all__ = ["Access", "ComputeProfile", "Conditions", "Constant", "Kollaps", "LogNormal", "Matrix"]
-__all__ += ["Network", "Path", "SlowdownWindow", "Slowdowns", "Star", "StepTrace", "Stragglers"]
-__all__ += ["Trace", "Uniform", "Varying", "delivery"]
+__all__ += ["Network", "Path", "SlowdownWindow", "Slowdowns", "StarNetwork", "StepTrace", "Stragglers"]
+__all__ += ["Trace", "UniformNetwork", "Varying", "delivery"]

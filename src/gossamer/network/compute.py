@@ -128,7 +128,7 @@ class ModifiedProfile(ComputeProfile):
         return self.base.step_seconds(seed, rank, step)
 
 
-class _Scaled(ModifiedProfile):
+class _ScaledProfile(ModifiedProfile):
     """The durations of the base times a factor for each node."""
 
     by_rank: tuple[float, ...]
@@ -141,7 +141,7 @@ class _Scaled(ModifiedProfile):
 
 
 @register("compute", "per-node")
-class PerNode(ModifiedProfile):
+class PerNodeProfile(ModifiedProfile):
     """Every node has its own speed for the whole run, given by exactly one of the following parameters.
     Factors multiply the durations of the base."""
 
@@ -151,7 +151,7 @@ class PerNode(ModifiedProfile):
     sigma: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
-    def _one_of_three(self) -> PerNode:
+    def _one_of_three(self) -> PerNodeProfile:
         if [self.seconds_per_step, self.factors, self.sigma].count(None) != 2:
             raise ValueError("exactly one of seconds_per_step, factors and sigma")
         if self.seconds_per_step is not None and self.base != Constant():
@@ -162,12 +162,12 @@ class PerNode(ModifiedProfile):
         for field in ("seconds_per_step", "factors"):
             for_each(getattr(self, field), nodes, f"compute.{field}")
         if self.seconds_per_step is not None:
-            return _Scaled(base=Constant(seconds_per_step=1.0), by_rank=self.seconds_per_step)
+            return _ScaledProfile(base=Constant(seconds_per_step=1.0), by_rank=self.seconds_per_step)
         factors = self.factors or ()
         if self.sigma is not None:
             rngs = (generator(seed, "compute.factor", rank) for rank in range(nodes))
             factors = tuple(float(rng.lognormal(0.0, self.sigma)) for rng in rngs)
-        return _Scaled(base=self.settled_base(nodes, seed), by_rank=factors)
+        return _ScaledProfile(base=self.settled_base(nodes, seed), by_rank=factors)
 
 
 @register("compute", "stragglers")
@@ -180,7 +180,7 @@ class SlowNodes(ModifiedProfile, SomeNodes):
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         slow = set(self.chosen(nodes, seed, "compute"))
         factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
-        return _Scaled(base=self.settled_base(nodes, seed), by_rank=factors)
+        return _ScaledProfile(base=self.settled_base(nodes, seed), by_rank=factors)
 
 
 class SlowdownWindow(Component):

@@ -170,7 +170,7 @@ class Access(Conditions):
 
 
 @register("network", "uniform")
-class Uniform(Network):
+class UniformNetwork(Network):
     """The same latency between all pairs, the same bandwidth at all nodes."""
 
     latency_s: NonNegativeFloat = 0.0  # one-way delay of every pair, seconds
@@ -189,7 +189,7 @@ class Uniform(Network):
 
 
 @register("network", "stragglers")
-class Stragglers(Uniform, SomeNodes):
+class Stragglers(UniformNetwork, SomeNodes):
     """Like ``uniform``, but the bandwidth of some nodes is divided by ``factor``, with a normal deviation.
 
     DivShare's published experiments use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the
@@ -213,7 +213,7 @@ class Stragglers(Uniform, SomeNodes):
 
 
 @register("network", "star")
-class Star(Network):
+class StarNetwork(Network):
     """A link from each node to a centre. Each parameter is one value for all nodes, or a list with one value
     per node.
 

@@ -18,11 +18,19 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
 from gossamer.network.inputs import check_ranks, check_rows, nested, read_csv
-from gossamer.network.network import BYTES_PER_MEGABIT, Access, Conditions, Network, Path, Uniform, states_of
+from gossamer.network.network import (
+    BYTES_PER_MEGABIT,
+    Access,
+    Conditions,
+    Network,
+    Path,
+    UniformNetwork,
+    states_of,
+)
 
 
 @register("network", "trace")
-class Trace(Uniform):
+class Trace(UniformNetwork):
     """Uplinks and downlinks from a CSV file with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
     and, optionally, ``latency_ms``.
 

@@ -19,7 +19,7 @@ from gossamer.node.setup import Host, Setup
 from gossamer.randomness import torch_seed
 
 
-class Snapshot:
+class VersionedVector:
     """One vector of the model, which is replaced but never modified, and the number of replacements. Torch
     counts in-place writes, except those through ``.data`` and ``.numpy()``; such a write raises RuntimeError
     when the vector is next read or replaced. ``vector`` is for comparisons; :meth:`read` returns it for
@@ -62,8 +62,8 @@ class OwnModel:
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
         self._samples = setup.parts[rank]
-        self.parameters = Snapshot(rank, "parameters", host.store(initial.parameters))
-        self.buffers = Snapshot(rank, "buffers", initial.buffers.clone())
+        self.parameters = VersionedVector(rank, "parameters", host.store(initial.parameters))
+        self.buffers = VersionedVector(rank, "buffers", initial.buffers.clone())
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []

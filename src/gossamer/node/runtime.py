@@ -24,7 +24,7 @@ from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import NewcomerModels
 from gossamer.node.setup import Host, NodeWrapper, Setup
-from gossamer.secure.protocol import SecureAggregation
+from gossamer.secure.protocol import MaskingProtocol
 from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
@@ -58,9 +58,9 @@ class NodeRuntime:
         self._incoming = self._wrappers("incoming")[::-1]
         # A node needs the attributes above, and those below need the node.
         self.node = Node(self)
-        self.secure: SecureAggregation | None = None
+        self.secure: MaskingProtocol | None = None
         if setup.experiment.secure_aggregation is not None:
-            self.secure = SecureAggregation(setup, self.node, host)
+            self.secure = MaskingProtocol(setup, self.node, host)
         kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
         self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder

@@ -24,7 +24,7 @@ from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
 from gossamer.results.formatting import bytes_text, numerals
-from gossamer.results.schema import RecordedExperiment, SweepFile
+from gossamer.results.schema import RecordedExperiment, SweepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -326,7 +326,7 @@ def _folders(path: Path) -> list[Path]:
 def _swept(folder: Path) -> list[Run]:
     """The finished runs of a sweep, from its ``sweep.json``."""
     path = folder / "sweep.json"
-    entries = files.read_json(path, SweepFile, folder, recorder.MOST_FIGURES_BYTES)["runs"]
+    entries = files.read_json(path, SweepRecord, folder, recorder.MOST_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
     for entry in done:
         files.checked(folder / entry["folder"] / "experiment.yaml", root=folder, accepted="a run")

@@ -101,7 +101,7 @@ class SweepEntry(TypedDict):
     labels: NotRequired[dict[str, Any] | None]
 
 
-class SweepFile(TypedDict):
+class SweepRecord(TypedDict):
     """``sweep.json``."""
 
     runs: list[SweepEntry]

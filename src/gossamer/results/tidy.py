@@ -240,7 +240,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Final:
+class FinalValue:
     """A metric over the nodes at the last complete evaluation and, for metrics of model quality (those of
     evaluation sets, and the training loss), the best complete one. Metrics in :data:`ASYNCHRONY` cover the
     whole run.
@@ -272,7 +272,7 @@ class FinalSummary:
     time_s: float | None
     wall_s: float | None
     bytes_sent: int | None
-    metrics: dict[str, Final]
+    metrics: dict[str, FinalValue]
     messages: dict[str, int]
 
 
@@ -298,7 +298,7 @@ def final_summary(run: Run) -> FinalSummary:
     )
 
 
-def final(run: Run, name: str) -> Final | None:
+def final(run: Run, name: str) -> FinalValue | None:
     """A metric at the last complete evaluation, and its best; None if the run has none."""
     if name in ASYNCHRONY:
         return _over_the_run(run, name)
@@ -310,7 +310,7 @@ def final(run: Run, name: str) -> Final | None:
         good = table.filter(pl.col("mean").is_finite()).select("mean", "round")
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
         best = None if good.is_empty() else Best(*good.row(0))
-    return Final(
+    return FinalValue(
         **last, best=best, area=mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
     )
 
@@ -325,7 +325,7 @@ def mean_over_rounds(
     )
 
 
-def _over_the_run(run: Run, name: str) -> Final | None:
+def _over_the_run(run: Run, name: str) -> FinalValue | None:
     """A metric whose rows cover the time since the node's previous row, over the whole run: shares are
     weighted by seconds, mean ages by messages."""
     of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
@@ -348,7 +348,7 @@ def _over_the_run(run: Run, name: str) -> Final | None:
         count=pl.len(),
         round=pl.col("round").mean(),
     )
-    return Final(**over.row(0, named=True))
+    return FinalValue(**over.row(0, named=True))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gossamer.results.formatting import flat
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
 from gossamer.results.run import Run
-from gossamer.results.schema import SweepFile
+from gossamer.results.schema import SweepRecord
 
 _MOST_PARAMETERS = 100  # in one request to MLflow
 _LONGEST_TAG = 64  # limit of Weights & Biases
@@ -229,6 +229,6 @@ def _sweep(folder: Path) -> tuple[str, str] | None:
     path = folder.parent.parent / "sweep.json"
     if not path.is_file():
         return None
-    runs = read_json(path, SweepFile, path.parent, MOST_FIGURES_BYTES)["runs"]
+    runs = read_json(path, SweepRecord, path.parent, MOST_FIGURES_BYTES)["runs"]
     cells = [each["cell"] for each in runs if each.get("run") == folder.parent.name]
     return (path.parent.name, cells[0]) if cells else None

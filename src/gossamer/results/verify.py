@@ -12,7 +12,7 @@ from gossamer.results import recorder
 from gossamer.results.checkpoints import complete_numbers, read_run_checkpoint
 from gossamer.results.folder import run_id
 from gossamer.results.run import Run, load_run
-from gossamer.results.schema import SweepFile
+from gossamer.results.schema import SweepRecord
 
 _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", "timeline", "parameters")
 
@@ -35,7 +35,7 @@ def problems_of(path: Path) -> list[str]:
             return None
 
     if (path / "sweep.json").exists():
-        attempt(files.read_json, path / "sweep.json", SweepFile, path, recorder.MOST_FIGURES_BYTES)
+        attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MOST_FIGURES_BYTES)
     if (path / "experiment.yaml").exists():
         for part in _PARTS:
             attempt(getattr, Run(path), part)

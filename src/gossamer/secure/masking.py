@@ -32,7 +32,7 @@ KEY_BYTES = 32
 _WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 
 
-class Ring:
+class IntegerRing:
     """Fixed-point numbers modulo 2^bits.
 
     Attributes:

@@ -50,7 +50,7 @@ from torch import Tensor
 from gossamer.messages import encode
 from gossamer.messages.tags import Message, Model, Part, Payload
 from gossamer.secure import masking
-from gossamer.secure.masking import SECRET_BYTES, SHARE_BYTES, KeyPair, Ring
+from gossamer.secure.masking import SECRET_BYTES, SHARE_BYTES, IntegerRing, KeyPair
 
 if TYPE_CHECKING:
     from gossamer.node import Node
@@ -106,7 +106,7 @@ class _Wanted:
     public: Mapping[int, bytes] = field(default_factory=dict)
 
 
-class SecureAggregation:
+class MaskingProtocol:
     """One node's role in the sums of its neighbours and in its own sum.
 
     Keys and secrets exist only here and in messages, never in checkpoints. A restarted node gets new ones."""
@@ -124,7 +124,7 @@ class SecureAggregation:
         # Integer buffers are not shared: counters would reach the bound.
         kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
         self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
-        self._ring = Ring(settings.ring_bits, settings.fraction_bits)
+        self._ring = IntegerRing(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
         self._agreed: dict[bytes, bytes] = {}  # shared secrets, by the other node's verified public key

@@ -10,7 +10,7 @@ from gossamer.topology.weights import (
     DataSize,
     MetropolisHastings,
     TemperatureSchedule,
-    Uniform,
+    UniformWeights,
     Weights,
 )
 
@@ -26,4 +26,4 @@ __all__ = [
     "MetropolisHastings",
 ]
 __all__ += ["OnePeerExponential", "RandomRegular", "RandomTopology", "Ring", "Sampler", "Star", "Topology"]
-__all__ += ["TemperatureSchedule", "TopologySchedule", "Uniform", "Weights", "random_regular", "union"]
+__all__ += ["TemperatureSchedule", "TopologySchedule", "UniformWeights", "Weights", "random_regular", "union"]

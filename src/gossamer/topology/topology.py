@@ -23,7 +23,7 @@ from gossamer.config.registry import Component, ComponentField, FilePath, Functi
 from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, Uniform, Weights, read_matrix
+from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights, read_matrix
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -385,7 +385,9 @@ class TopologySchedule:
 
     def _weights(self, drawn: _DrawnGraph) -> Weights:
         if drawn.weights is None:
-            weights = self.topology.weights or (Uniform() if drawn.graph.directed else MetropolisHastings())
+            weights = self.topology.weights or (
+                UniformWeights() if drawn.graph.directed else MetropolisHastings()
+            )
             with located(self._purpose):
                 weights.check(drawn.graph, self.samples)
             drawn.weights = weights

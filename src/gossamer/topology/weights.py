@@ -73,7 +73,7 @@ def _check_undirected(weights: Weights, graph: Graph) -> None:
 
 
 @register("weights", "uniform")
-class Uniform(Weights):
+class UniformWeights(Weights):
     """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic, and
     doubly stochastic if all degrees are equal."""
 

@@ -145,6 +145,6 @@ def test_what_does_not_fit_is_found_before_anything_starts(monkeypatch: pytest.M
     def refuse(*_: Any) -> None:
         raise BadInput("network: of 3 nodes; accepted: 4")
 
-    monkeypatch.setattr("gossamer.network.Uniform.conditions", refuse)
+    monkeypatch.setattr("gossamer.network.UniformNetwork.conditions", refuse)
     with pytest.raises(BadInput, match="network: of 3 nodes"):
         ProcessesEngine(Experiment.of({**SETTINGS, "engine": "processes"}))

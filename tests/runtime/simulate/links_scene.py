@@ -11,7 +11,7 @@ import numpy as np
 
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message
-from gossamer.network import Conditions, Network, Path, Uniform
+from gossamer.network import Conditions, Network, Path, UniformNetwork
 from gossamer.runtime.simulate.clock import Clock, Deadlock, Order, VirtualLoop
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fifo import FifoLinks
@@ -74,7 +74,7 @@ class Scene:
         self.clock = Clock()
         self.arrived: list[tuple[int, int, int, int]] = []
         self.watched: list[tuple[int, int, int, int, int]] = []
-        network_ = drawn or Uniform(**network)
+        network_ = drawn or UniformNetwork(**network)
         kind = FifoLinks if network_.sharing == "fifo" else FairLinks
         inboxes = [partial(self._deliver, to) for to in range(nodes)]
         self.links = kind(self.clock, network_, nodes, seed, 2**40, inboxes, self._watch)

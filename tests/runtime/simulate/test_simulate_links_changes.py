@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from links_scene import SHARINGS, US, Drawn, Map, Scene, of_size, star
 
 from gossamer.messages.tags import WINDOW
-from gossamer.network import Conditions, Network, Path, Uniform, delivery
+from gossamer.network import Conditions, Network, Path, UniformNetwork, delivery
 from gossamer.network.network import BYTES_PER_MEGABIT
 
 MS = 1000 * US
@@ -214,7 +214,7 @@ def test_a_lost_message_that_is_cancelled_counts_as_cancelled(sharing: str) -> N
 
 def survivors(sharing: str, mbps: float | None, seed: int = 1) -> set[int]:
     """Which of the messages of a pair arrive, by their lengths."""
-    scene = Scene(3, Uniform(sharing=sharing, bandwidth_mbps=mbps, loss=0.3), seed=seed)
+    scene = Scene(3, UniformNetwork(sharing=sharing, bandwidth_mbps=mbps, loss=0.3), seed=seed)
     for k in range(24):
         scene.at(k * MS, lambda k=k: [scene.send(0, 1, k), scene.send(2, 1, 100)])  # type: ignore[misc]
     arrived = {length for _, source, _, length in scene.play() if source == 0}
@@ -238,7 +238,7 @@ def test_which_messages_are_lost_depends_on_the_seed_the_pair_and_their_place_al
 def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
     sharing: str, mbps: float | None
 ) -> None:
-    scene = Scene(2, Uniform(sharing=sharing, bandwidth_mbps=mbps, latency_s=0.05, jitter_s=0.04))
+    scene = Scene(2, UniformNetwork(sharing=sharing, bandwidth_mbps=mbps, latency_s=0.05, jitter_s=0.04))
     for k in range(100):
         scene.at(k * MS, lambda k=k: scene.send(0, 1, k))  # type: ignore[misc]
     arrived = scene.play()
@@ -254,7 +254,7 @@ def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
 
 @both
 def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
-    scene = Scene(3, Uniform(sharing=sharing, latency_s=0.5))
+    scene = Scene(3, UniformNetwork(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
     assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
     assert scene.busy(0)[0] is None
@@ -319,7 +319,7 @@ def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
 
 @both
 def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> None:
-    scene = Scene(4, Uniform(sharing=sharing, bandwidth_mbps=8.0))
+    scene = Scene(4, UniformNetwork(sharing=sharing, bandwidth_mbps=8.0))
     queue = [scene.send(0, 1 + k % 3, of_size(30_000)) for k in range(30)]
     scene.at(45 * MS, lambda: [sending.cancel() for sending in queue])
     scene.at(100 * MS, lambda: scene.send(0, 1, of_size(10_000)))

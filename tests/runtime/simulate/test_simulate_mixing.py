@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.learning import mixing
 from gossamer.learning.mixing import Mix, Sum, combine
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Part
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
@@ -28,7 +28,7 @@ class Scene:
 
     def __init__(self, nodes: int) -> None:
         self.clock, self.rows = Clock(), Rows(P)
-        self.mixing = Mixing(self.clock, self.rows, Workers(1), Profile())
+        self.mixing = Mixing(self.clock, self.rows, ThreadPool(1), Profile())
         self.loop = VirtualLoop(self.clock)
         draw = torch.Generator().manual_seed(1)
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]

@@ -15,8 +15,8 @@ from gossamer.learning.fused.plan import plan_of
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.parameters import is_finite
 from gossamer.learning.rows import ALIGNMENT, Rows
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
-from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
@@ -34,7 +34,9 @@ class FusedTrainer(Trainer):
     name = "fused"
     evaluates_many = True
 
-    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+    def __init__(
+        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
+    ) -> None:
         super().__init__(task, optimizer, rows, workers)
         self._plan, self._rule = plan_of(task, self.module), _rule_of(optimizer)
         self._memory = rows.memory.reshape(-1)

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gossamer.errors import BadInput
-from gossamer.runtime.processes.protocol import Acknowledge, Message
+from gossamer.runtime.processes.protocol import Acknowledge, ProtocolMessage
 
 LARGEST = (1 << 32) - 1
 """Most bytes in a message, which may contain a file. Memory is taken only as bytes arrive."""
@@ -36,7 +36,7 @@ class ChannelError(Exception):
     """The other end has sent an invalid message."""
 
 
-def pack(message: Message) -> bytes:
+def pack(message: ProtocolMessage) -> bytes:
     """A message in its wire format."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -98,7 +98,7 @@ class Channel(Generic[M]):
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
         self.fileno, self.close = end.fileno, end.close
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: ProtocolMessage) -> bool:
         """Write a message; False if the other end is gone."""
         try:
             self._socket.sendall(pack(message))
@@ -152,7 +152,7 @@ class SelectorChannel(Generic[M]):
         self._open = True
         selector.register(end, self._events, self._serve)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProtocolMessage) -> None:
         """Send a message, now or when there is room."""
         self.write(pack(message))
 
@@ -226,7 +226,7 @@ class Session(Generic[M]):
         self.channel: SelectorChannel[M | Acknowledge] | None = None
         self.received = 0
 
-    def attach(self, end: socket.socket, received: int, *first: Message) -> None:
+    def attach(self, end: socket.socket, received: int, *first: ProtocolMessage) -> None:
         """Continue on a new connection, whose other end has received ``received`` messages."""
         self._acknowledge(received)
         self.close()
@@ -234,7 +234,7 @@ class Session(Generic[M]):
         self.channel.write(b"".join([*map(pack, first), *self._kept]))
         self.channel.read()  # TLS may already have decrypted more data
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProtocolMessage) -> None:
         """Send a message, now or as soon as the other end can be reached."""
         self._kept.append(pack(message))
         if self.channel is not None:

@@ -22,18 +22,18 @@ from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Moment
 
 
-class Message(msgspec.Struct, tag=True, array_like=True):
+class ProtocolMessage(msgspec.Struct, tag=True, array_like=True):
     """A message from one process of a run to another."""
 
 
-class Ready(Message):
+class Ready(ProtocolMessage):
     """The node accepts connections at this address, and waits for :class:`Go`."""
 
     host: str
     port: int
 
 
-class Progress(Message):
+class Progress(ProtocolMessage):
     """The node's completed rounds and sent bytes at ``time_s`` on its clock, and what it waits for."""
 
     round: int
@@ -42,7 +42,7 @@ class Progress(Message):
     waits: list[str] = []
 
 
-class Row(Message):
+class Row(ProtocolMessage):
     """The node was recorded."""
 
     moment: Moment
@@ -51,13 +51,13 @@ class Row(Message):
     view: list[int] | None = None  # the ranks in its view, if neighbours are sampled
 
 
-class Done(Message):
+class Done(ProtocolMessage):
     """The node's protocol has returned after this many rounds."""
 
     round: int
 
 
-class Final(Message):
+class FinalModel(ProtocolMessage):
     """The node ends, with this model (its vectors, float32)."""
 
     round: int
@@ -65,14 +65,14 @@ class Final(Message):
     private: int | None  # bytes of memory that its process shared with no other
 
 
-class Marked(Message):
+class Marked(ProtocolMessage):
     """The node has taken a snapshot, and all earlier messages have left; ``sent`` counts them by receiver."""
 
     number: int
     sent: dict[int, int]
 
 
-class Saved(Message):
+class Saved(ProtocolMessage):
     """The node's file of checkpoint ``number`` (None: its restart file) is written, or can't be
     (``error``)."""
 
@@ -82,34 +82,34 @@ class Saved(Message):
     error: str | None = None
 
 
-class At(Message):
+class CurrentRound(ProtocolMessage):
     """The node is in this round (the answer to :class:`Find` about ``rank``)."""
 
     rank: int
     round: int
 
 
-class Crash(Message):
+class Crashing(ProtocolMessage):
     """The node kills itself now: crash ``number`` in its list of planned crashes."""
 
     number: int
 
 
-class Event(Message):
+class Event(ProtocolMessage):
     """An entry for the event log."""
 
     kind: str
     text: str
 
 
-class Unreachable(Message):
+class Unreachable(ProtocolMessage):
     """The node can't reach a peer, or the peer is silent."""
 
     rank: int
     why: str
 
 
-class Failed(Message):
+class Failed(ProtocolMessage):
     """The node failed (the arguments of RunFailed)."""
 
     text: str
@@ -122,11 +122,24 @@ class Failed(Message):
         return cls(str(failure), failure.round, failure.traceback)
 
 
-FromNode = Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Unreachable | Marked | Saved
+FromNode = (
+    Ready
+    | Progress
+    | Row
+    | Done
+    | FinalModel
+    | Failed
+    | Crashing
+    | Event
+    | CurrentRound
+    | Unreachable
+    | Marked
+    | Saved
+)
 """Messages from a node to the coordinator."""
 
 
-class Arrival(Message):
+class Arrival(ProtocolMessage):
     """Instructions for a node that starts while the others run."""
 
     first: int  # its first round
@@ -136,14 +149,14 @@ class Arrival(Message):
     traffic: dict[str, int]  # its counters in its last row
 
 
-class Go(Message):
+class Go(ProtocolMessage):
     """The run starts, or started, at this instant of the machine's monotonic clock."""
 
     start: float
     arrival: Arrival | None = None
 
 
-class Finish(Message):
+class Finish(ProtocolMessage):
     """The run is over. The node takes the last ``checkpoint``, if any, and is recorded once more if
     ``row``."""
 
@@ -152,7 +165,7 @@ class Finish(Message):
     row: bool = False
 
 
-class Lost(Message):
+class Lost(ProtocolMessage):
     """A peer is dead, or considered dead. ``incarnation`` has ended; None if the peer may still run."""
 
     rank: int
@@ -160,28 +173,28 @@ class Lost(Message):
     incarnation: int | None = None
 
 
-class Find(Message):
-    """A node starts or returns: answer with your round (:class:`At`)."""
+class Find(ProtocolMessage):
+    """A node starts or returns: answer with your round (:class:`CurrentRound`)."""
 
     rank: int
     restarted: bool
 
 
-class Meet(Message):
+class Meet(ProtocolMessage):
     """Wait for each of these peers from a round on: (rank, round). Continue in round ``first``, if given."""
 
     together: list[tuple[int, int]]
     first: int | None = None
 
 
-class Expect(Message):
+class Expect(ProtocolMessage):
     """All nodes have taken a snapshot. ``sent`` counts their earlier messages to this node, by sender."""
 
     number: int
     sent: dict[int, int]
 
 
-class Note(Message):
+class Note(ProtocolMessage):
     """A short command. "leave": leave the run in order. "snapshot": others have taken their snapshots for
     this checkpoint (sent to a node whose rounds are over). "settled": this checkpoint and all earlier ones
     are complete or abandoned. "read": a row with a model has been read."""
@@ -190,7 +203,7 @@ class Note(Message):
     number: int = 0
 
 
-class Addresses(Message):
+class Addresses(ProtocolMessage):
     """Nodes listen at these addresses: (rank, host, port)."""
 
     nodes: list[tuple[int, str, int]]
@@ -200,7 +213,7 @@ ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
 """Messages from the coordinator to a node."""
 
 
-class Fork(Message):
+class Fork(ProtocolMessage):
     """Start the process of a node."""
 
     rank: int
@@ -210,27 +223,27 @@ class Fork(Message):
     files: dict[str, bytes] = {}  # from which it resumes, by path in the run's folder
 
 
-class Tell(Message):
+class Tell(ProtocolMessage):
     """A message for a node."""
 
     rank: int
     message: ToNode
 
 
-class Signal(Message):
+class Signal(ProtocolMessage):
     """Send the process of a node a signal."""
 
     rank: int
     number: int
 
 
-class Check(Message):
+class Check(ProtocolMessage):
     """The first message to a fork server: can it read this experiment (YAML) and import all that it names?"""
 
     experiment: str
 
 
-class Job(Message):
+class Job(ProtocolMessage):
     """The run that a worker must prepare."""
 
     experiment: str  # YAML; names files relative to the worker's folder
@@ -244,7 +257,7 @@ class Job(Message):
     reconnect_s: float  # how long the worker tries to reach a lost coordinator
 
 
-class Acknowledge(Message):
+class Acknowledge(ProtocolMessage):
     """This many messages of a :class:`~gossamer.runtime.processes.channel.Session` have arrived."""
 
     count: int
@@ -256,7 +269,7 @@ ToWorker = ToPool | Job | Acknowledge | Finish
 """Messages from the coordinator to a worker."""
 
 
-class Exited(Message):
+class Exited(ProtocolMessage):
     """A node's process has ended, and all of its messages have arrived before; or it can't be started."""
 
     how: str
@@ -265,7 +278,7 @@ class Exited(Message):
 FromProcess = FromNode | Exited
 
 
-class NodeReport(Message):
+class NodeReport(ProtocolMessage):
     """A message from a node, or about its process; from another machine, with the files that it refers to."""
 
     rank: int
@@ -274,11 +287,11 @@ class NodeReport(Message):
     files: dict[str, bytes] = {}  # by their path in the run's folder
 
 
-class Prepared(Message):
+class Prepared(ProtocolMessage):
     """The worker has prepared its :class:`Job`, or has found nothing wrong (:class:`Check`)."""
 
 
-class Refused(Message):
+class Refused(ProtocolMessage):
     """The experiment can't be run, or the worker can't join."""
 
     problems: list[str]
@@ -288,7 +301,7 @@ FromWorker = NodeReport | Prepared | Refused | Acknowledge
 """Messages from a worker to the coordinator."""
 
 
-class Join(Message):
+class JoinRequest(ProtocolMessage):
     """A worker's first message on a connection. Both ends prove that they know the token (``security``)."""
 
     version: str  # of gossamer
@@ -299,7 +312,7 @@ class Join(Message):
     proof: bytes
 
 
-class Welcome(Message):
+class Welcome(ProtocolMessage):
     """The worker has joined, or is back."""
 
     proof: bytes  # the coordinator's

@@ -53,14 +53,14 @@ def proof(token: str, side: str, certificate: bytes, nonce: bytes) -> bytes:
     return hmac.new(token.encode(), signed, hashlib.sha256).digest()
 
 
-class Identity(NamedTuple):
+class TLSIdentity(NamedTuple):
     """A key and its certificate."""
 
     pem: bytes  # both, as OpenSSL reads them
     certificate: bytes  # DER
 
 
-def issue() -> Identity:
+def issue() -> TLSIdentity:
     """Issue a new key."""
     from cryptography import x509  # large, and needed only here
     from cryptography.hazmat.primitives import serialization
@@ -79,11 +79,11 @@ def issue() -> Identity:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     pem = private + certificate.public_bytes(serialization.Encoding.PEM)
-    return Identity(pem, certificate.public_bytes(serialization.Encoding.DER))
+    return TLSIdentity(pem, certificate.public_bytes(serialization.Encoding.DER))
 
 
 class Security:
-    """The key of a node (:attr:`Identity.pem`), and the certificates (DER) of every rank."""
+    """The key of a node (:attr:`TLSIdentity.pem`), and the certificates (DER) of every rank."""
 
     def __init__(self, pem: bytes, certificates: Sequence[bytes]) -> None:
         self._pem, self._certificates = pem, certificates

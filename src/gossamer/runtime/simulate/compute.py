@@ -17,7 +17,7 @@ from gossamer.config import Simulate
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
 from gossamer.learning.evaluate import Evaluator, MetricValues
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
@@ -173,7 +173,7 @@ class Executor:
     """Trains and evaluates models with the run's trainer."""
 
     def __init__(
-        self, setup: Setup, rows: Rows, workers: Workers, profile: Profile, say: Callable[[str], None]
+        self, setup: Setup, rows: Rows, workers: ThreadPool, profile: Profile, say: Callable[[str], None]
     ) -> None:
         experiment, self._setup, self._profile = setup.experiment, setup, profile
         assert isinstance(experiment.engine, Simulate)

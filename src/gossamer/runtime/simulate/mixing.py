@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.learning.mixing import Step, Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
@@ -28,7 +28,7 @@ _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 class Mixing:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
+    def __init__(self, clock: Clock, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
         # rank, step, whether the result is read at once, and the future of commit's result

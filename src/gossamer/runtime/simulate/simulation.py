@@ -20,7 +20,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.computation import Computation, ComputationKind
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
@@ -185,7 +185,7 @@ class Simulation:
             timeline.known_s = known_s
         self._clock = clock = Clock(self._waiting)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
-        self._workers = workers = Workers(options.workers, options.threads, self._report_progress)
+        self._workers = workers = ThreadPool(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(

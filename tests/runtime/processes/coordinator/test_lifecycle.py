@@ -13,10 +13,10 @@ from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.protocol import (
     Addresses,
-    At,
+    CurrentRound,
     Done,
     Exited,
-    Final,
+    FinalModel,
     Find,
     Finish,
     Fork,
@@ -34,7 +34,7 @@ from gossamer.runtime.processes.protocol import (
 from gossamer.runtime.setup import prepare
 
 DETECTION_S = 4.0
-READY, LAST = Ready("127.0.0.1", 1), Final(1, bytearray(), None)
+READY, LAST = Ready("127.0.0.1", 1), FinalModel(1, bytearray(), None)
 
 
 class Record(NamedTuple):
@@ -251,8 +251,8 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     assert scene.pass_time(0.5) == [Fork(1, 1, [])]
     commands = scene.take(1, READY)
     assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
-    assert scene.take(0, At(1, 9)) == scene.take(2, At(1, 9)) == []
-    commands = scene.take(3, At(1, 12))
+    assert scene.take(0, CurrentRound(1, 9)) == scene.take(2, CurrentRound(1, 9)) == []
+    commands = scene.take(3, CurrentRound(1, 12))
     assert commands[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
     assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
     assert scene.events()[-1] == (1, "returned")
@@ -268,7 +268,7 @@ def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
     scene.take(1, READY)
-    scene.take(0, At(1, 3))
+    scene.take(0, CurrentRound(1, 3))
     commands = scene.take(2, Exited("killed by SIGKILL"))
     assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
     assert any(type(each) is Rejoin for each in commands)
@@ -282,7 +282,7 @@ def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
         assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
     assert scene.pass_time(0.5) == []
     for rank in (0, 1):
-        scene.take(rank, Final(2, bytearray(), None))
+        scene.take(rank, FinalModel(2, bytearray(), None))
         scene.take(rank, Exited("exit code 0"))
     scene.pass_time(0.5)
     assert scene.of(End) == [

@@ -18,7 +18,7 @@ from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.protocol import (
     Exited,
     FromWorker,
-    Join,
+    JoinRequest,
     NodeReport,
     Prepared,
     ToWorker,
@@ -42,7 +42,7 @@ class Scene:
         self.joined: list[tuple[str, int]] = []
         self.heard: list[Any] = []
 
-    def admit(self, said: Join, host: str, release: Callable[[], socket.socket]) -> str | None:
+    def admit(self, said: JoinRequest, host: str, release: Callable[[], socket.socket]) -> str | None:
         if self.refusal is None:
             self.joined.append((said.session, said.slots))
             channel: SelectorChannel[FromWorker] = SelectorChannel(

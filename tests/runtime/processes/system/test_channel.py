@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
-from gossamer.runtime.processes.protocol import At, Event, FromNode, Message, Progress, Ready, Row
+from gossamer.runtime.processes.protocol import (
+    CurrentRound,
+    Event,
+    FromNode,
+    Progress,
+    ProtocolMessage,
+    Ready,
+    Row,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
@@ -22,7 +30,7 @@ values = st.recursive(
 numbers = st.integers(-(2**63), 2**63 - 1)
 messages = st.one_of(
     st.builds(Ready, st.text(), numbers),
-    st.builds(At, numbers, numbers),
+    st.builds(CurrentRound, numbers, numbers),
     st.builds(Event, st.text(), st.text()),
     st.builds(Progress, numbers, numbers.map(float), numbers, st.lists(st.text(), max_size=3)),
     st.builds(
@@ -35,11 +43,13 @@ messages = st.one_of(
 
 
 @given(st.lists(messages, max_size=6), st.data())
-def test_messages_survive_any_division_of_the_stream(sent: list[Message], data: st.DataObject) -> None:
+def test_messages_survive_any_division_of_the_stream(
+    sent: list[ProtocolMessage], data: st.DataObject
+) -> None:
     stream = b"".join(map(pack, sent))
     ends = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    unpacker: Unpacker[Message] = Unpacker(FromNode)
-    came: list[Message] = []
+    unpacker: Unpacker[ProtocolMessage] = Unpacker(FromNode)
+    came: list[ProtocolMessage] = []
     for start, stop in zip([0, *ends], [*ends, len(stream)], strict=True):
         came += unpacker.feed(stream[start:stop])
     assert came == sent
@@ -72,9 +82,9 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
     ends = socket.socketpair()
     ours: Channel[FromNode] = Channel(ends[0], FromNode)
     theirs: Channel[FromNode] = Channel(ends[1], FromNode)
-    theirs.send(At(1, 2))
-    theirs.send(At(3, 4))
-    assert [ours.receive(), ours.receive()] == [At(1, 2), At(3, 4)]
+    theirs.send(CurrentRound(1, 2))
+    theirs.send(CurrentRound(3, 4))
+    assert [ours.receive(), ours.receive()] == [CurrentRound(1, 2), CurrentRound(3, 4)]
     theirs.close()
     assert ours.receive() is None
     assert not ours.send(Ready("127.0.0.1", 1))
@@ -129,11 +139,11 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
 )
 def test_a_channel_ends_with_what_should_not_be_said(data: bytes, why: str) -> None:
     watched = Watched()
-    watched.theirs.sendall(pack(At(1, 2)))
+    watched.theirs.sendall(pack(CurrentRound(1, 2)))
     watched.serve()
     watched.theirs.sendall(data)
     watched.serve()
-    assert watched.heard == [At(1, 2)]
+    assert watched.heard == [CurrentRound(1, 2)]
     [said] = watched.gone
     assert said is not None
     assert why in said

@@ -12,7 +12,7 @@ from transport_scene import TOKEN, Peer, RawEnd, accept, dial, message, network,
 
 from gossamer.messages import encode, wire_bytes
 from gossamer.messages.tags import WINDOW
-from gossamer.network import Uniform
+from gossamer.network import UniformNetwork
 from gossamer.runtime.processes.transport import transport as module
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import listen
@@ -327,7 +327,7 @@ async def test_what_was_taken_back_has_no_number() -> None:
 
 @on_loop
 async def test_messages_keep_their_order_if_a_connection_breaks_while_one_passes_the_uplink() -> None:
-    shaper = Shaper.of(0, Uniform(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
+    shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
     async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
         for payload in (0, torch.ones(15_000), 2):  # the second one takes half a second
             a.send(1, payload, "t")

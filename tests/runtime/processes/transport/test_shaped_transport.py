@@ -22,7 +22,7 @@ from given_network import Given
 
 from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
-from gossamer.network import Network, Path, Uniform, delivery
+from gossamer.network import Network, Path, UniformNetwork, delivery
 from gossamer.network.network import Access
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
@@ -192,7 +192,7 @@ async def one_message(network: Network, payload: Encoded) -> float:
 @tried_again
 def test_a_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
     payload = vector(mbps, 0.6)
-    took, due = measured(one_message, Uniform(bandwidth_mbps=mbps), payload), due_s(payload, mbps)
+    took, due = measured(one_message, UniformNetwork(bandwidth_mbps=mbps), payload), due_s(payload, mbps)
     assert took == pytest.approx(due, rel=TOLERANCE)
     assert took > 0.99 * due
 
@@ -201,7 +201,7 @@ def test_a_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
 @tried_again
 def test_either_link_alone_limits_a_message(slow: str) -> None:
     payload = vector(20, 0.4)
-    took, due = measured(one_message, Uniform(**{slow: 20.0}), payload), due_s(payload, 20)
+    took, due = measured(one_message, UniformNetwork(**{slow: 20.0}), payload), due_s(payload, 20)
     assert took == pytest.approx(due, rel=TOLERANCE)
     assert took > 0.99 * due
 
@@ -222,7 +222,7 @@ async def two_receivers(network: Network, first: Encoded, second: Encoded) -> tu
 def test_messages_follow_each_other_on_the_uplink() -> None:
     payload = vector(20, 0.2)
     each = due_s(payload, 20)
-    first, second = measured(two_receivers, Uniform(bandwidth_mbps=20), payload, payload)
+    first, second = measured(two_receivers, UniformNetwork(bandwidth_mbps=20), payload, payload)
     assert first == pytest.approx(each, rel=TOLERANCE)
     assert second == pytest.approx(2 * each, rel=TOLERANCE)
 
@@ -253,7 +253,7 @@ async def several_senders(network: Network, payload: Encoded) -> list[float]:
 def test_senders_share_one_downlink(sharing: str) -> None:
     payload = vector(20, 0.2)
     each = due_s(payload, 20)
-    network = Uniform(downlink_mbps=20, uplink_mbps=60, sharing=sharing)
+    network = UniformNetwork(downlink_mbps=20, uplink_mbps=60, sharing=sharing)
     first, _, last = measured(several_senders, network, payload)
     assert last == pytest.approx(3 * each, rel=TOLERANCE)
     if sharing == "fair":
@@ -277,7 +277,7 @@ async def small_messages(network: Network, count: int) -> list[float]:
 
 @tried_again
 def test_a_latency_is_added_and_nothing_else() -> None:
-    added = measured(small_messages, Uniform(latency_s=0.05), 7)
+    added = measured(small_messages, UniformNetwork(latency_s=0.05), 7)
     assert min(added) >= 0.05
     assert np.median(added) < 0.06
 
@@ -296,7 +296,7 @@ async def acceptance(network: Network, payload: Encoded) -> tuple[float, float]:
 def test_a_window_does_not_throttle_a_long_path() -> None:
     """20 Mbps over 0.2 s of latency: the window alone would let 64 KiB pass every 0.4 s."""
     payload = vector(20, 0.4)
-    accepted, took = measured(acceptance, Uniform(latency_s=0.2, bandwidth_mbps=20), payload)
+    accepted, took = measured(acceptance, UniformNetwork(latency_s=0.2, bandwidth_mbps=20), payload)
     assert took == pytest.approx(due_s(payload, 20) + 0.2, rel=TOLERANCE)
     # All but a window is acknowledged a round trip after it went.
     assert accepted == pytest.approx(due_s(payload, 20) - WINDOW / 2.5e6 + 0.4, rel=TOLERANCE)
@@ -317,7 +317,7 @@ async def changing(network: Network, payload: Encoded) -> float:
 @tried_again
 def test_a_network_that_changes_under_way() -> None:
     """0.3 s at 8 Mbps, the rest at 40."""
-    slow, fast = (Uniform(bandwidth_mbps=mbps).conditions(2, SEED) for mbps in (8, 40))
+    slow, fast = (UniformNetwork(bandwidth_mbps=mbps).conditions(2, SEED) for mbps in (8, 40))
     payload = encode(torch.zeros(325_000))  # 1.3 MB
     due = 0.3 + (wire_bytes("t", payload) - 0.3 * 1e6) / 5e6
     took = measured(changing, Given(at=slow, later=((0.3, fast),)), payload)
@@ -330,7 +330,7 @@ def test_a_network_that_changes_under_way() -> None:
 @on_loop
 async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender() -> None:
     path = Path((0, 3), loss=0.3)
-    async with shaped(2, Uniform(loss=0.3)) as (a, b):
+    async with shaped(2, UniformNetwork(loss=0.3)) as (a, b):
         payloads = [torch.zeros(10 * k) for k in range(60)]
         for payload in payloads:
             await a.send(1, payload, "t")
@@ -388,7 +388,7 @@ async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
 @on_loop
 async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
     """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is taken back."""
-    async with shaped(2, Uniform(bandwidth_mbps=0.4)) as (a, b):
+    async with shaped(2, UniformNetwork(bandwidth_mbps=0.4)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent
         metered, queued, last = (a.send(1, torch.zeros(n), "t") for n in (100_000, 100_000, 3))
@@ -411,7 +411,7 @@ async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
 
 @on_loop
 async def test_what_is_gone_of_a_cancelled_message_is_counted() -> None:
-    async with shaped(2, Uniform(bandwidth_mbps=8)) as (a, b):
+    async with shaped(2, UniformNetwork(bandwidth_mbps=8)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent
         sending = a.send(1, torch.zeros(250_000), "t")

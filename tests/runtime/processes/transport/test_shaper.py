@@ -11,7 +11,7 @@ import pytest
 from fake_loop import FakeLoop
 from given_network import Given
 
-from gossamer.network import Conditions, Network, Path, Uniform, delivery
+from gossamer.network import Conditions, Network, Path, UniformNetwork, delivery
 from gossamer.network.network import Access
 from gossamer.runtime.processes.transport.shaper import LATE_S, Shaper, is_limited, simplified
 
@@ -39,11 +39,11 @@ def ignore(*_: Any) -> None:
 def test_nothing_is_shaped_where_nothing_is_limited() -> None:
     free = Access(np.full(6, math.inf))
     for network, limited in [
-        (Uniform(), False),
-        (Uniform(latency_s=1e-3), True),
-        (Uniform(uplink_mbps=100), True),
-        (Uniform(loss=0.1), True),
-        (Uniform(jitter_s=0.1), True),
+        (UniformNetwork(), False),
+        (UniformNetwork(latency_s=1e-3), True),
+        (UniformNetwork(uplink_mbps=100), True),
+        (UniformNetwork(loss=0.1), True),
+        (UniformNetwork(jitter_s=0.1), True),
         (Given(at=free), False),
         (Given(at=free, later=((1.0, free),)), True),
         (Given(at=Fixed([math.inf] * 6, {})), True),
@@ -53,8 +53,8 @@ def test_nothing_is_shaped_where_nothing_is_limited() -> None:
 
 
 def test_what_is_simplified_is_said() -> None:
-    assert simplified(Uniform(bandwidth_mbps=5), 3, 1) == []
-    [text] = simplified(Uniform(sharing="rtt-fair"), 3, 1)
+    assert simplified(UniformNetwork(bandwidth_mbps=5), 3, 1) == []
+    [text] = simplified(UniformNetwork(sharing="rtt-fair"), 3, 1)
     assert text.startswith("network.sharing: the engine processes approximates rtt-fair")
     [text] = simplified(Given(at=Access(np.full(7, RATE))), 3, 1)
     assert "link between uplinks and downlinks" in text
@@ -115,7 +115,7 @@ def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() ->
 
 
 def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
-    node, _ = shaper(Uniform(loss=0.3, latency_s=0.1), rank=2)
+    node, _ = shaper(UniformNetwork(loss=0.3, latency_s=0.1), rank=2)
     path = Path((2, 3), loss=0.3, latency_s=0.1)
     fates: dict[int, list[tuple[bool, float]]] = {0: [], 1: []}
     for to in [0, 1] * 300:
@@ -172,7 +172,7 @@ def test_by_default_a_node_receives_one_message_at_a_time() -> None:
     """Of two messages whose pieces come in by turns, the one that began first passes first; shared, both pass together."""
     ends: dict[str, list[tuple[int, float]]] = {}
     for sharing in ("fifo", "fair"):
-        node, loop = shaper(Uniform(downlink_mbps=8, sharing=sharing))
+        node, loop = shaper(UniformNetwork(downlink_mbps=8, sharing=sharing))
         start, noted = loop.now, ends.setdefault(sharing, [])
         for number, source in itertools.product(range(30), (1, 2)):
             last = number == 29
@@ -187,7 +187,7 @@ def test_by_default_a_node_receives_one_message_at_a_time() -> None:
 
 def test_the_network_changes_from_the_run_s_start_on() -> None:
     def at(mbps: float) -> Conditions:
-        return Uniform(bandwidth_mbps=mbps).conditions(3, 1)
+        return UniformNetwork(bandwidth_mbps=mbps).conditions(3, 1)
 
     node, loop = shaper(Given(at=at(8), later=((1.0, at(16)), (3.0, Fixed([1e6] * 6, {})))))
     noted, arrived = [], []

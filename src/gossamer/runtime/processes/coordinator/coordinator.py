@@ -212,7 +212,7 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
-            case protocol.Final(model=model, private=private):
+            case protocol.FinalModel(model=model, private=private):
                 self._final[rank] = self._model(model)
                 if private is not None:
                     self._private.append(private)

@@ -206,18 +206,18 @@ class Lifecycle:
                 node.done, node.round = True, round
                 if node.leaving:
                     self._tell(node.rank, Finish("left"))
-            case protocol.Final(round=round):
+            case protocol.FinalModel(round=round):
                 node.final, node.round = True, round
                 if node.leaving and not self._ending:
                     why = f"node {node.rank} left after round {node.round}"
                     self._coordinator.record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
-            case protocol.At(rank=about, round=round):
+            case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
                     self._heard[node.rank] = round
                     self._introduce_next()
-            case protocol.Crash(number=number):
+            case protocol.Crashing(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
                 node.planned = True
                 now_s = self._now - (self._began or self._now)

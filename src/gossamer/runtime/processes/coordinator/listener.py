@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gossamer import __version__
 from gossamer.errors import BadInput
 from gossamer.runtime.processes.channel import LARGEST_STRANGER, SelectorChannel, parse_address
-from gossamer.runtime.processes.protocol import Join, Refused
+from gossamer.runtime.processes.protocol import JoinRequest, Refused
 from gossamer.runtime.processes.security import check_token, context, issue, proof
 
 JOIN_S = 10.0
@@ -22,7 +22,7 @@ MOST_STRANGERS = 64
 """Most open connections without a proof; a further one replaces the oldest. Also the most refusals
 reported."""
 
-Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
+Admit = Callable[[JoinRequest, str, Callable[[], socket.socket]], str | None]
 """Called with a worker that knows the token, its host, and a function that hands over its connection. Returns
 the reason for a refusal, or None."""
 
@@ -45,7 +45,7 @@ class WorkerListener:
         key, self._certificate = issue()
         self._context = context(ssl.PROTOCOL_TLS_SERVER, key, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
-        self._strangers: dict[SelectorChannel[Join], float] = {}  # with the deadline for their proofs
+        self._strangers: dict[SelectorChannel[JoinRequest], float] = {}  # with the deadline for their proofs
         self._told: set[str] = set()  # hosts whose workers were reported for a wrong token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
@@ -65,9 +65,9 @@ class WorkerListener:
             return  # the connection is already gone
         if len(self._strangers) >= MOST_STRANGERS:
             self._refuse(next(iter(self._strangers)))
-        stranger = SelectorChannel[Join](
+        stranger = SelectorChannel[JoinRequest](
             end,
-            Join,
+            JoinRequest,
             self._selector,
             lambda join: self._hear(stranger, host, join),
             lambda why: self._refuse(stranger),
@@ -75,7 +75,7 @@ class WorkerListener:
         )
         self._strangers[stranger] = time.monotonic() + JOIN_S
 
-    def _hear(self, stranger: SelectorChannel[Join], host: str, join: Join) -> None:
+    def _hear(self, stranger: SelectorChannel[JoinRequest], host: str, join: JoinRequest) -> None:
         if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
             if host not in self._told and len(self._told) < MOST_STRANGERS:
                 self._told.add(host)
@@ -88,7 +88,7 @@ class WorkerListener:
         else:
             del self._strangers[stranger]
 
-    def _refuse(self, stranger: SelectorChannel[Join], why: str | None = None) -> None:
+    def _refuse(self, stranger: SelectorChannel[JoinRequest], why: str | None = None) -> None:
         self._strangers.pop(stranger, None)
         if why is not None:
             stranger.send(Refused([why]))

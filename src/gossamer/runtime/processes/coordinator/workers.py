@@ -229,7 +229,9 @@ class JoinedWorkers(Workers):
 
     # --- joining and losing workers
 
-    def _admit(self, join: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
+    def _admit(
+        self, join: protocol.JoinRequest, host: str, release: Callable[[], socket.socket]
+    ) -> str | None:
         worker = self._workers.get(join.session)
         if worker is None and join.received:
             return "it belongs to another run, or was out of reach for too long; start it again"

@@ -153,7 +153,7 @@ class NodeProcess:
                 of = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
             self._node.look_for_divergence()
-            self._tell(protocol.Final(self._node.round, _raw(self._node.model), private_bytes()))
+            self._tell(protocol.FinalModel(self._node.round, _raw(self._node.model), private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             round = self._node.failure_round if self._go.done() else None
             self._tell(protocol.Failed.of(error, self._rank, round))
@@ -221,7 +221,7 @@ class NodeProcess:
         for number, round in enumerate(self._crashes):
             if self._node.round >= round:
                 self._report(always=True)
-                self._tell(protocol.Crash(number))
+                self._tell(protocol.Crashing(number))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -337,7 +337,7 @@ class NodeProcess:
                     # Until its first round is known, it takes part in no round that this node is in.
                     waits = self._setup.experiment.algorithm.gathers
                     self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
-                self._tell(protocol.At(rank, self._node.round))
+                self._tell(protocol.CurrentRound(rank, self._node.round))
             case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
@@ -374,7 +374,7 @@ class NodeProcess:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "traffic": asdict(self._transport.outbox.saved_traffic()),
+            "traffic": asdict(self._transport.send_queue.saved_traffic()),
             "computing_s": self._host.computing_s,
             "drawn": {},
             "secrets": 0,

@@ -245,7 +245,7 @@ class Outgoing(Connection):
             self.refuse(f"answered {stale}")
         else:
             self.node.meet(peer, hello.incarnation)
-            self.node.outbox.resume(peer, hello.expected)
+            self.node.send_queue.resume(peer, hello.expected)
             self.peer = peer
             peer.outgoing, peer.silent = self, 0
             self.greeted.set_result(None)
@@ -261,7 +261,7 @@ class Outgoing(Connection):
             self.greeted.set_result(self.why)
         if self.to.outgoing is self:
             self.to.outgoing = None
-            self.node.outbox.requeue_current(self.to)
+            self.node.send_queue.requeue_current(self.to)
             self.node.broke(self.to)
 
 

@@ -33,8 +33,8 @@ from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze,
 from gossamer.messages.tags import Message, Payload, Sending, Tag, Traffic
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
-from gossamer.runtime.processes.transport.outbox import Outbox
 from gossamer.runtime.processes.transport.peer import OwnSending, Peer, Peers, State
+from gossamer.runtime.processes.transport.send_queue import SendQueue
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.wire import LEAVE
 
@@ -129,7 +129,7 @@ class Transport:
         size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
         self.received = memoryview(bytearray(size))
         self.opened = memoryview(bytearray(0 if self.security is None else size))
-        self.outbox = Outbox(self)
+        self.send_queue = SendQueue(self)
         self._changed = asyncio.Event()
         if self.shaper is not None:
             self.shaper.changed = self.wake
@@ -148,7 +148,7 @@ class Transport:
             lambda: Incoming(self), sock=self.listener, backlog=AT_ONCE
         )
         self.listener.listen(_BACKLOG)  # asyncio has only one parameter for both
-        self._spawn(self.outbox.send_all())
+        self._spawn(self.send_queue.send_all())
         if self.heartbeat_s is not None:
             self._spawn(self._beat(self.heartbeat_s / 2, self.detection_s))
 
@@ -188,13 +188,13 @@ class Transport:
         """
         encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
         head = pack_head(tag, self.now(), encoded.structure)
-        sending = OwnSending(to, head, encoded, self.rounds, self.outbox.cancel)
+        sending = OwnSending(to, head, encoded, self.rounds, self.send_queue.cancel)
         if sending.nbytes > self.limit:
             raise ValueError(
                 f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
             )
         peer = self.peers[to]
-        self.outbox.put(sending)
+        self.send_queue.put(sending)
         if peer.lost is None:
             peer.used = True
             if peer.outgoing is None:
@@ -203,7 +203,7 @@ class Transport:
 
     @property
     def busy(self) -> bool:
-        return self.outbox.busy
+        return self.send_queue.busy
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
@@ -214,7 +214,7 @@ class Transport:
     def add_snapshot(self, told: Callable[[dict[int, int]], None]) -> None:
         """Call ``told`` with the number of messages sent to each peer before the end of the last round, as
         soon as these have left."""
-        self.outbox.add_snapshot(self.rounds, told)
+        self.send_queue.add_snapshot(self.rounds, told)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
@@ -259,7 +259,7 @@ class Transport:
         if self._server is not None:
             await self._server.wait_closed()
         for peer in self.peers.values():
-            self.outbox.drop(peer)
+            self.send_queue.drop(peer)
 
     # --- strangers
 
@@ -324,8 +324,8 @@ class Transport:
         restarted = peer.incarnation is not None and incarnation > peer.incarnation
         if incarnation != peer.incarnation:
             peer.disconnect()
-            self.outbox.requeue_current(peer)
-            self.outbox.forget(peer, State.RESEND)
+            self.send_queue.requeue_current(peer)
+            self.send_queue.forget(peer, State.RESEND)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None
         peer.lost_at = self.loop.time() + self.detection_s
@@ -361,7 +361,7 @@ class Transport:
 
     def _drop(self, peer: Peer, why: str) -> None:
         peer.lost = peer.lost or why
-        self.outbox.drop(peer)
+        self.send_queue.drop(peer)
         peer.disconnect()
         self.wake()
 

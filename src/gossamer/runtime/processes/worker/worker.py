@@ -73,7 +73,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
         seen, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
         own = proof(token, "worker", seen, nonce)
-        channel.send(protocol.Join(__version__, session, slots, received, nonce, own))
+        channel.send(protocol.JoinRequest(__version__, session, slots, received, nonce, own))
         match channel.receive():
             case None:
                 raise ConnectionError("the coordinator closed the connection")
@@ -325,7 +325,7 @@ class JoinedWorker(Worker):
         timeline = {f"segments/timeline-{rank}-{report.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
         paths: dict[str, str] = {}  # path at the coordinator -> path here
         match report.message:
-            case protocol.Final() | protocol.Exited():
+            case protocol.FinalModel() | protocol.Exited():
                 paths = timeline
             case protocol.Saved(number=None):
                 paths = {f"restart/{file}": f"restart/{file}"}

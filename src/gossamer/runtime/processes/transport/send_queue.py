@@ -30,7 +30,7 @@ class PendingSnapshot:
     told: Callable[[dict[int, int]], None]
 
 
-class Outbox:
+class SendQueue:
     """A node's outgoing messages, and their counts at its snapshots."""
 
     def __init__(self, node: Transport) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Workers:
+class ThreadPool:
     """The calling thread and further ones, ``count`` in total (None is one per core), each with ``threads``
     torch threads. The calling thread calls ``between`` after each of its items."""
 

@@ -9,19 +9,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.cores import cores
-from gossamer.learning.workers import Workers
+from gossamer.learning.thread_pool import ThreadPool
 
 
 @pytest.fixture(params=[1, 2, 5])
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    shared = Workers(request.param)
+def workers(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
+    shared = ThreadPool(request.param)
     yield shared
     shared.close()
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 100), max_size=30))
-def test_results_are_in_the_order_of_the_items(workers: Workers, items: list[int]) -> None:
+def test_results_are_in_the_order_of_the_items(workers: ThreadPool, items: list[int]) -> None:
     def square(item: int) -> int:
         time.sleep(0.0001 * (item % 3))
         return item * item
@@ -29,7 +29,7 @@ def test_results_are_in_the_order_of_the_items(workers: Workers, items: list[int
     assert workers.map(square, iter(items)) == [item * item for item in items]
 
 
-def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(workers: Workers) -> None:
+def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(workers: ThreadPool) -> None:
     under_way, most = set(), 0
     lock = threading.Lock()
 
@@ -55,7 +55,7 @@ def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(worke
     assert most <= workers.count
 
 
-def test_every_item_that_raises_is_survived(workers: Workers) -> None:
+def test_every_item_that_raises_is_survived(workers: ThreadPool) -> None:
     def fail(item: int) -> int:
         raise ValueError(item)
 
@@ -65,7 +65,7 @@ def test_every_item_that_raises_is_survived(workers: Workers) -> None:
     assert workers.map(abs, [-1, 2, -3]) == [1, 2, 3]
 
 
-def test_each_thread_has_its_own(workers: Workers) -> None:
+def test_each_thread_has_its_own(workers: ThreadPool) -> None:
     def make() -> list[int]:
         return []
 
@@ -85,7 +85,7 @@ def test_each_thread_has_its_own(workers: Workers) -> None:
 @pytest.mark.parametrize("items", [1, 50])
 def test_who_asked_is_called_between_its_own_items(count: int, items: int) -> None:
     called: list[int] = []
-    shared = Workers(count, between=lambda: called.append(threading.get_ident()))
+    shared = ThreadPool(count, between=lambda: called.append(threading.get_ident()))
     by = shared.map(lambda _: threading.get_ident(), range(items))
     mine = threading.get_ident()
     assert called == [mine] * by.count(mine)
@@ -93,7 +93,7 @@ def test_who_asked_is_called_between_its_own_items(count: int, items: int) -> No
     shared.close()
 
 
-def test_closed_workers_can_be_used_again(workers: Workers) -> None:
+def test_closed_workers_can_be_used_again(workers: ThreadPool) -> None:
     for _ in range(2):
         assert workers.map(abs, range(5)) == list(range(5))
         workers.close()
@@ -101,4 +101,4 @@ def test_closed_workers_can_be_used_again(workers: Workers) -> None:
 
 
 def test_there_is_one_a_core_by_default() -> None:
-    assert Workers().count == cores() >= 1
+    assert ThreadPool().count == cores() >= 1
