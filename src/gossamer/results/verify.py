@@ -8,6 +8,7 @@ from typing import Any
 
 from gossamer import files
 from gossamer.errors import BadInput
+from gossamer.node import checkpoint
 from gossamer.results import recorder
 from gossamer.results.checkpoints import complete_numbers, read_run_checkpoint
 from gossamer.results.folder import run_id
@@ -41,9 +42,9 @@ def problems_of(path: Path) -> list[str]:
             attempt(getattr, Run(path), part)
         attempt(recorder.check_files, path, "*")
         for number in complete_numbers(path / "checkpoints"):
-            checkpoint = attempt(read_run_checkpoint, path / "checkpoints", number)
-            for rank in () if checkpoint is None else checkpoint.rounds:
-                attempt(checkpoint.read, rank)
+            whole = attempt(read_run_checkpoint, path / "checkpoints", number)
+            for rank in () if whole is None else whole.rounds:
+                attempt(whole.read, rank)
         for file in sorted((path / "restart").glob("*.safetensors")):
             attempt(checkpoint.read, file, {"run": run_id(path)})
     return list(dict.fromkeys(found))
