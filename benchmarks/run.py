@@ -150,11 +150,11 @@ def scaling(only: str) -> Iterator[Row]:
 
 
 def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
-    """One run in this process: its microseconds per node-round, and the peak of its memory. The trainer is
-    fixed and modules are imported beforehand, because their cost would weigh more at the small size."""
-    engine = {"trainer": "sequential" if model == "gn-lenet" else "batched"}
-    seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2, engine=engine))
-    described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds, engine=engine)
+    """One run in this process: its microseconds per node-round, and the peak of its memory. Modules and
+    compiled loops are loaded beforehand, because their cost would weigh more at the small size."""
+    seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2))
+    mixing_of(64, 1000, 1)
+    described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds)
     seen = Progress()
     seconds = seconds_of(described, seen)
     # Both marks lie equally far before the ends of their rounds.
@@ -280,7 +280,7 @@ def two_cores(only: str) -> Iterator[Row]:
 
 
 def start_up(only: str) -> Iterator[Row]:
-    """Seconds from the command to its answer, and to the first round."""
+    """Seconds of whole commands."""
     gossamer = str(Path(sys.executable).with_name("gossamer"))
     quickstart = str(Path(__file__).parent.parent / "experiments" / "quickstart.yaml")
     with tempfile.TemporaryDirectory() as folder:
@@ -296,6 +296,7 @@ def start_up(only: str) -> Iterator[Row]:
                 "--out",
                 folder,
             ],
+            "gossamer demo": [gossamer, "demo", "--quiet", "--out", folder],
         }
         for name, command in cases.items():
             if only in name:

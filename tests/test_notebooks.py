@@ -120,7 +120,7 @@ from gossamer import Experiment, run
 def main():
     experiment = Experiment(algorithm=Mine, **{FIELDS})
     simulated = run(experiment)
-    real = run(experiment.override(engine="processes"))
+    real = run(experiment.override(engine={{"name": "processes", "trainer": "sequential"}}))
     assert real.parameters.equal(simulated.parameters)
     print(real.experiment["algorithm"]["name"])
 

@@ -286,6 +286,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         wall_s=outcome.wall_s,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
+        cohort=outcome.cohort,
         private_bytes=outcome.private_bytes,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

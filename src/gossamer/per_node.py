@@ -85,7 +85,7 @@ class PerNode:
         if not (reads or (isinstance(first, dict) and name in _OF_DICTS)):
             raise Divergence
         found = apply(getattr, self, name)
-        return partial(apply, _call, found) if callable(getattr(first, name)) else found
+        return partial(apply, operator.call, found) if callable(getattr(first, name)) else found
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,10 +144,6 @@ def _joined(values: Sequence[Any], like: PerNode) -> Any:
             raise Divergence
         return values[0]
     return PerNode(values, keys=like.keys_of_dicts)
-
-
-def _call(method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    return method(*args, **named)
 
 
 def of(value: Any, rank: int) -> Any:

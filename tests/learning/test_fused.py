@@ -93,6 +93,21 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wide linear": (sequential(partial(nn.Linear, 33, 21), partial(nn.Linear, 21, CLASSES)), (33,)),
     "relu": (sequential(partial(nn.Linear, 9, 18), nn.ReLU, partial(nn.Linear, 18, CLASSES)), (9,)),
     "tanh": (sequential(partial(nn.Linear, 9, 18), nn.Tanh, partial(nn.Linear, 18, CLASSES)), (9,)),
+    "activations of activations": (
+        sequential(
+            partial(nn.Linear, 9, 18),
+            nn.Tanh,
+            nn.ReLU,
+            nn.Tanh,
+            nn.Tanh,
+            partial(nn.Linear, 18, 18),
+            nn.ReLU,
+            nn.Tanh,
+            nn.ReLU,
+            partial(nn.Linear, 18, CLASSES),
+        ),
+        (9,),
+    ),
     "an activation of the inputs": (sequential(nn.Tanh, partial(nn.Linear, 9, CLASSES)), (9,)),
     "convolution": (
         sequential(partial(nn.Conv2d, 2, 3, 3), FLAT, partial(nn.Linear, 60, CLASSES)),
@@ -203,6 +218,18 @@ def test_squared_errors(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: F.cross_entropy(outputs, targets) / 4,
+        lambda outputs, targets: 3.5 * F.cross_entropy(outputs, targets),
+    ],
+    ids=["divided", "multiplied"],
+)
+def test_scaled_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    check_gradient(task_of(*LAYERS["relu"], loss))
+
+
 def test_large_outputs_neither_overflow_nor_vanish() -> None:
     task = task_of(*LAYERS["linear"])
     start = initial_model(task.model, 4)
@@ -223,6 +250,13 @@ def test_what_is_not_finite_does_not_become_finite(name: str, value: float) -> N
     start.parameters[0] = value
     [result] = trainer(task).train([TrainJob(start, [torch.arange(5)], 0.1, {}, 0)])
     assert not result.model.parameters.isfinite().all()
+
+
+def test_a_sample_that_is_not_finite_shows_in_the_loss() -> None:
+    task = task_of(*LAYERS["pooling of the inputs"])
+    task.train[0][3, 0, 0, 0] = float("nan")
+    [result] = trainer(task).train([TrainJob(initial_model(task.model, 4), [torch.arange(5)], 0.1, {}, 0)])
+    assert result.loss != result.loss
 
 
 OPTIMIZERS: dict[str, tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = {
@@ -369,6 +403,18 @@ def hooked() -> nn.Module:
     return module
 
 
+def hooked_backward() -> nn.Module:
+    module = nn.Linear(6, CLASSES)
+    module.register_full_backward_hook(lambda module, inputs, outputs: None)
+    return module
+
+
+def hooked_parameter() -> nn.Module:
+    module = nn.Linear(6, CLASSES)
+    module.weight.register_hook(lambda gradient: gradient * 0)
+    return module
+
+
 def frozen() -> nn.Module:
     module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, CLASSES))
     module[0].requires_grad_(False)
@@ -384,7 +430,9 @@ def test_other_models_and_losses_are_not_recognised() -> None:
         (Shortcut, (6,), "not a chain"),
         (Idle, (6,), "no layer uses"),
         (ByValue, (6,), "the operation sum"),
-        (hooked, (6,), "mul before the loss"),
+        (hooked, (6,), "hooks"),
+        (hooked_backward, (6,), "hooks"),
+        (hooked_parameter, (6,), "hooks"),
         (frozen, (6,), "frozen"),
         (sequential(partial(nn.Dropout, 0.5), linear), (6,), "the operation dropout"),
         (sequential(partial(nn.BatchNorm1d, 6), linear), (6,), "buffers"),
@@ -442,8 +490,7 @@ def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one
             == ("fused", "")
         )
     assert choose_trainer("sequential", images("mlp"), "cpu", 16, 32, True) == ("sequential", "")
-    few, why = choose_trainer("auto", images("mlp"), "cpu", 16, 31, True)
-    assert (few, why) == ("sequential", "fewer than 32 nodes")
+    assert choose_trainer("auto", images("mlp"), "cpu", 16, 2, False) == ("fused", "")
 
 
 def curved() -> nn.Module:

@@ -146,6 +146,30 @@ def test_dropout_is_drawn_by_the_jobs_seed() -> None:
     assert not torch.equal(results[0].model.parameters, results[2].model.parameters)
 
 
+def test_jobs_without_steps_do_not_hide_dropout() -> None:
+    task = images("dropout")
+    asked = jobs(task, SGD(lr=0.1), [(0, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1)])
+    rows = Rows(start(task, 0).parameters.numel())
+    workers = ThreadPool(2)
+    results = SequentialTrainer(task, SGD(lr=0.1), rows, workers).train(asked)
+    workers.close()
+    for job, result in zip(asked, results, strict=True):
+        [alone] = trainer(SequentialTrainer, task, SGD(lr=0.1)).train([job])
+        assert torch.equal(result.model.parameters, alone.model.parameters)
+
+
+def test_a_model_that_begins_with_a_group_norm_is_trained() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.GroupNorm(3, 3), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 4))
+
+    rng = torch.Generator().manual_seed(3)
+    inputs, targets = torch.randn(60, 3, 8, 8, generator=rng), torch.randint(4, (60,), generator=rng)
+    task = Task(model, (inputs, targets), (inputs, targets), nn.CrossEntropyLoss())
+    # (With its inputs in the layout channels_last, torch crashes.)
+    [result] = trainer(SequentialTrainer, task).train(jobs(task, MOMENTUM, [(2, 6, 0.1)])[:1])
+    assert result.model.parameters.isfinite().all()
+
+
 @pytest.mark.parametrize("model", ["mlp", "dropout"])
 def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: str) -> None:
     task, optimizer = images(model), SGD(lr=0.1)
@@ -153,7 +177,7 @@ def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: st
     workers = ThreadPool(1, between=lambda: calls.append(None))
     rows = Rows(start(task, 0).parameters.numel())
     SequentialTrainer(task, optimizer, rows, workers=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
-    assert len(calls) == 4  # the first job is for seeing whether it draws
+    assert len(calls) == 5
 
 
 def test_the_batched_trainer_refuses_dropout() -> None:

@@ -55,8 +55,11 @@ def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: s
 
 
 def test_both_engines_record_the_same_bits_and_the_other_columns_are_as_ever(tmp_path: Path) -> None:
-    engines = {"name": "simulate", "trainer": "sequential"}, {"name": "processes"}
-    one, other = (gossamer.run(experiment(engine=engine), tmp_path).metrics for engine in engines)
+    engines = "simulate", "processes"
+    one, other = (
+        gossamer.run(experiment(engine={"name": name, "trainer": "sequential"}), tmp_path).metrics
+        for name in engines
+    )
     columns = ["node", "round", "test_loss", "personal_loss", "personal_accuracy"]
     one, other = (
         each.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for each in (one, other)

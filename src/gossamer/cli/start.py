@@ -30,8 +30,10 @@ _GRAPHS = ("{name: random-regular, degree: 4}", "star")
 
 def demo(out: Out = Path("runs"), report: Report = True, quiet: Quiet = False, as_json: Json = False) -> None:
     """Train sixteen nodes on handwritten digits, and print the path of the report. Same as: gossamer run
-    quickstart."""
-    run(Path("quickstart"), out=out, report=report, quiet=quiet, as_json=as_json)
+    quickstart --set engine.trainer=sequential."""
+    # A first run takes less time than the compilation of the kernels that "auto" chooses.
+    overrides = ["engine.trainer=sequential"]
+    run(Path("quickstart"), overrides, out=out, report=report, quiet=quiet, as_json=as_json)
 
 
 def new(

@@ -175,6 +175,7 @@ class FlatModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.layout = module, Layout.of(module)
+        self.laid_out = channels_last if _begins_with_convolution(module) else lambda inputs: inputs
         self._trained = [parameter for _, parameter in _trained(module)]
         self.parameters = torch.empty(self.layout.size, device=self._trained[0].device)
         for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
@@ -237,6 +238,14 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
 def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """The task's loss. TypeError unless it is one value."""
     return one_value("task.loss", task.loss(outputs, targets), "a tensor of one value")
+
+
+def _begins_with_convolution(module: nn.Module) -> bool:
+    """Whether a convolution that is trained comes before all group norms. (Torch crashes in the backward pass of a
+    group norm whose input is ``channels_last`` and needs no gradient.)"""
+    kinds = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.GroupNorm))
+    first = next(kinds, None)
+    return isinstance(first, nn.Conv2d) and first.weight.requires_grad
 
 
 def channels_last(inputs: Tensor) -> Tensor:

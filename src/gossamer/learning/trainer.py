@@ -23,7 +23,6 @@ from gossamer.learning.parameters import (
     FlatModule,
     Layout,
     bare_module,
-    channels_last,
     flatten,
     loss_of,
     packed,
@@ -37,8 +36,7 @@ from gossamer.randomness import SHARED, generator
 from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
-"""With fewer nodes, "auto" is sequential: the fused kernels take seconds to compile the first time, and some
-time to load."""
+"""With fewer nodes, "auto" does not batch."""
 MOST_BATCHED = 80_000
 """Largest number of parameters for which "auto" batches nodes on a CPU (benchmarks/trainers.py)."""
 
@@ -151,21 +149,18 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
-        if self._draws is None and jobs:
-            # The first job shows whether the model draws random numbers.
-            self._seed(jobs[0].seed)
-            before = self._generator_states()
-            first = run(jobs[0])
-            self._draws = not all(map(torch.equal, before, self._generator_states()))
-            return [first, *self._share(run, jobs[1:])]
-        if not self._draws:
-            return self._workers.map(run, jobs)
-        results = []
-        for job in jobs:  # torch has one generator for all threads
+        results: list[R] = []
+        while self._draws is not False and len(results) < len(jobs):
+            # One after the other, since torch has one generator for all threads.
+            job = jobs[len(results)]
             self._seed(job.seed)
+            before = self._generator_states() if self._draws is None else []
             results.append(run(job))
+            if self._draws is None and (isinstance(job, GradientJob) or job.batches):
+                # The first step shows whether the model draws random numbers.
+                self._draws = not all(map(torch.equal, before, self._generator_states()))
             self._workers.between()
-        return results
+        return results + self._workers.map(run, jobs[len(results) :])
 
     def _seed(self, seed: int) -> None:
         """Seed only the generators from which a module on this device may draw; seeding all would take 0.4
@@ -187,7 +182,7 @@ class SequentialTrainer(Trainer):
         batch, *given = (each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
         x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
         with torch.enable_grad():
-            loss = loss_of(self.task, scores(flat.module, for_each(channels_last, x)), targets[batch])
+            loss = loss_of(self.task, scores(flat.module, for_each(flat.laid_out, x)), targets[batch])
         return loss.detach(), flat.gradient(loss)
 
     def _gradient(self, job: GradientJob) -> Float[Tensor, " params"]:
@@ -291,22 +286,20 @@ def choose_trainer(
     for a task that the kernels do not support."""
     if name not in ("auto", "fused"):
         return name, ""
-    reason = f"fewer than {MANY_NODES} nodes"
-    if name == "fused" or nodes >= MANY_NODES:
-        from gossamer.learning.fused.plan import Unknown, plan_of  # which loads numba
+    from gossamer.learning.fused.plan import Unknown, plan_of  # which loads numba
 
-        try:
-            if device != "cpu":
-                raise Unknown(f"the device {device}")
-            plan = plan_of(task, bare_module(task.model).train())
-            if name == "fused" or plan.worthwhile(batch):
-                return "fused", ""
-            reason = "torch is faster for layers of this size"
-        except Unknown as unknown:
-            reason = f"it does not support {unknown}"
-            if name == "fused":
-                problem = f"'fused' does not support {unknown}; accepted: auto, sequential"
-                raise BadInput(f"engine.trainer: {problem}") from None
+    try:
+        if device != "cpu":
+            raise Unknown(f"the device {device}")
+        plan = plan_of(task, bare_module(task.model).train())
+        if name == "fused" or plan.worthwhile(batch):
+            return "fused", ""
+        reason = "torch is faster for layers of this size"
+    except Unknown as unknown:
+        reason = f"it does not support {unknown}"
+        if name == "fused":
+            problem = f"'fused' does not support {unknown}; accepted: auto, sequential"
+            raise BadInput(f"engine.trainer: {problem}") from None
     pays = batches and nodes >= MANY_NODES and _batching_pays(task, device)
     return ("batched" if pays else "sequential"), reason
 

@@ -236,8 +236,8 @@ class Run:
     @cached_property
     def figures(self) -> dict[str, Any]:
         """The figures of ``status.json``, if recorded: ``profile``, the seconds spent in each part of a
-        simulation; ``peak_vectors``, the largest number of parameter vectors in a simulation;
-        ``private_bytes`` of a node's process, mean and max."""
+        simulation; ``peak_vectors``, the largest number of parameter vectors in it; ``cohort``, whether its nodes
+        were computed together; ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)
 
     @property

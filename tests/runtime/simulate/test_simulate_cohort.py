@@ -283,6 +283,8 @@ class Loops(Algorithm):
                 node.broadcast(peers, 2.0, tag=("a", r))
                 node.record(x=sum((await node.gather(peers, tag=("a", r))).values()))
                 await node.gather(peers, tag=("a", r))
+            if self.way == "trains an epoch":
+                await node.train(node.steps_per_epoch)
             if self.way == "sends doubles":
                 peers = await node.neighbors(r)
                 node.broadcast(peers, node.parameters.double(), tag=("d", r))
@@ -312,6 +314,7 @@ class Loops(Algorithm):
         "ends a round itself",
         "changes its weights",
         "has tags of several parts",
+        "trains an epoch",
         "sends doubles",
         "sends ranks",
     ],
@@ -319,6 +322,13 @@ class Loops(Algorithm):
 def test_loops_and_messages_of_all_kinds(tmp_path: Path, way: str) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Loops", "way": way})
     assert together == alone
+
+
+def test_epochs_of_equal_parts_are_computed_together(tmp_path: Path, advanced: list[int]) -> None:
+    algorithm = {"name": f"{__name__}:Loops", "way": "trains an epoch"}
+    together, alone = both(tmp_path, algorithm=algorithm, partition="iid")
+    assert together == alone
+    assert advanced == [5]
 
 
 def test_every_call_of_a_node_is_the_cohorts_own_or_ends_it() -> None:

@@ -523,7 +523,8 @@ def pool(layer: Array, a: Array, x: int, y: int) -> None:
                 for u in range(layer[KH]):
                     for t in range(layer[KW]):
                         z = load(a, first + (u * layer[W] + t) * LANES)
-                        v = where_less(z, v, v, z) if largest else add(v, z)
+                        # (A value that is not a number stays.)
+                        v = where_equal(v, v, where_less(z, v, v, z), v) if largest else add(v, z)
                 store(a, y + ((c * layer[OH] + i) * layer[OW] + j) * LANES, v if largest else mul(v, share))
 
 
@@ -575,9 +576,9 @@ def clear(a: Array, x: int, size: int) -> None:
 
 @kernel
 def cross_entropy(
-    labels: Array, batch: Array, first: int, a: Array, z: int, classes: int, spare: int
+    labels: Array, batch: Array, first: int, factor: float, a: Array, z: int, classes: int, spare: int
 ) -> float:
-    """Cross-entropy with class numbers as targets."""
+    """Cross-entropy with class numbers as targets, times a factor."""
     most = load(a, z)
     for c in range(1, classes):
         v = load(a, z + c * LANES)
@@ -592,7 +593,7 @@ def cross_entropy(
         store(a, z + c * LANES, e)
     store(a, spare + LANES, sums)
     count = min(LANES, len(batch) - first)
-    share = np.float32(1) / np.float32(len(batch))
+    share = np.float32(factor) / np.float32(len(batch))
     store(a, spare + 3 * LANES, constant(0.0))
     store_first(a, spare + 3 * LANES, count, splat(share))  # samples that only fill the vector do not count
     scale = div(load(a, spare + 3 * LANES), sums)
@@ -602,7 +603,7 @@ def cross_entropy(
     for s in range(count):
         a[z + labels[batch[first + s]] * LANES + s] -= share
         loss += math.log(a[spare + LANES + s]) + a[spare + s] - a[spare + 2 * LANES + s]
-    return loss / len(batch)
+    return loss * factor / len(batch)
 
 
 @kernel
@@ -812,7 +813,7 @@ def train(
                 for k in range(last[OC]):
                     store(a, z + k * LANES, load(a, (last[Y] * groups + g * last[Y_SIZE] + k) * LANES))
                 if loss_kind == CROSS_ENTROPY:
-                    found += cross_entropy(labels, batch, g * LANES, a, z, last[OC], spare)
+                    found += cross_entropy(labels, batch, g * LANES, factor, a, z, last[OC], spare)
                 else:
                     found += squared_error(values, batch, g * LANES, factor, a, z, last[OC])
             mean += np.float64(np.float32(found))

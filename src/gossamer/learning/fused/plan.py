@@ -76,6 +76,10 @@ def plan_of(task: Task, module: nn.Module) -> Plan:
     """The plan of a task, whose model creates modules like this one; raises :class:`Unknown`."""
     if task.augment is not None:
         raise Unknown("augmented inputs")
+    if any(vars(layer).get(hooks) for layer in module.modules() for hooks in _HOOKS) or any(
+        parameter._backward_hooks for parameter in module.parameters()
+    ):
+        raise Unknown("hooks")
     if not isinstance(task.train[0], torch.Tensor):
         raise Unknown("inputs of several tensors")
     inputs, targets = (part[:SAMPLES] for part in task.train)
@@ -120,6 +124,7 @@ _KNOWN: dict[Any, tuple[str, int, tuple[tuple[str, ...], dict[str, Any]]]] = {
     **dict.fromkeys((Tensor.div, torch.div), ("_scaled", True, _names("x", "factor"))),
 }
 _RESHAPES = (Tensor.flatten, torch.flatten, Tensor.view, Tensor.reshape, torch.reshape)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _QUESTIONS = ("__get__", "__len__", "size", "dim", "numel", "is_floating_point")
 
 
@@ -183,13 +188,19 @@ class _Reader(TorchFunctionMode):
         """Adds a layer with images [channels, height, width] as input and result; a vector is an image of one pixel."""
         (c, h, w), (oc, oh, ow) = ((*each, 1, 1)[:3] for each in (shape, result))
         size = _padded(math.prod(result))
-        in_place = kind in (k.RELU, k.TANH) and bool(self._layers) and self._layers[-1][k.KIND] != k.MAX_POOL
+        in_place = kind in (k.RELU, k.TANH) and not self._is_needed(kind)
         y = self._at if in_place else self._end
         row = {k.KIND: kind, k.X: self._at, k.X_SIZE: _padded(math.prod(shape)), k.Y: y, k.Y_SIZE: size}
         row |= {k.C: c, k.H: h, k.W: w, k.OC: oc, k.OH: oh, k.OW: ow, k.WEIGHT: -1, k.BIAS: -1}
         self._layers.append(row | {getattr(k, name): value for name, value in columns.items()})
         self._epsilons.append(0.0)
         self._at, self._end, self._shape = y, max(self._end, y + size), result
+
+    def _is_needed(self, kind: int) -> bool:
+        """Whether the backward pass needs the input of an activation: it is that of the model, or the result of a layer
+        whose gradient follows from its result, and does not follow from the activation's."""
+        held = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
+        return not held or k.MAX_POOL in held or (kind == k.TANH and k.TANH in held)
 
     def _linear(self, kind: int, given: dict[str, Any], _: Any) -> None:
         if len(self._shape) != 1:

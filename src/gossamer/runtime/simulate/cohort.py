@@ -9,6 +9,7 @@ discarded, and the nodes run by themselves from the start."""
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -327,7 +328,7 @@ class Cohort(Node):
 
     @_awaited
     def train(self, steps: int = 1) -> PerNode:
-        first, jobs = self.step, []
+        first, steps, jobs = self.step, operator.index(steps), []
         for rank, vector in enumerate(self._vectors.each):
             own, state = self._nodes[rank].own, self._states[rank]
             if self._reset or state is None:

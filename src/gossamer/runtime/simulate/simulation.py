@@ -214,6 +214,7 @@ class Simulation:
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
         self._rounds = 0
+        self._together = False  # whether the nodes are computed as a cohort
         self._ends_diverged = False
         self._reported = time.perf_counter()
 
@@ -260,6 +261,7 @@ class Simulation:
             context.executor.trainer.name,
             context.profile.seconds,
             context.rows.peak,
+            self._together,
         )
 
     def _build(self) -> None:
@@ -288,6 +290,7 @@ class Simulation:
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
         cohort = self._cohort()
+        self._together = cohort is not None
         self._recorder.begin()
         if cohort is not None:
             self._run_cohort(cohort)
