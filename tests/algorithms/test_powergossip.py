@@ -14,6 +14,7 @@ from torch import nn
 
 import gossamer
 from gossamer import BadInput, Experiment, Node, Task
+from gossamer.algorithms.powergossip import PowerGossip, _Matrix
 from gossamer.randomness import SHARED, generator
 from gossamer.runtime.setup import prepare
 from gossamer.topology.measures import sparse_matrix
@@ -136,6 +137,20 @@ def test_resumed_runs_and_real_processes_keep_the_bits(tmp_path: Path) -> None:
     )
     for run in (resumed, real):
         assert torch.equal(run.parameters, whole.parameters)  # type: ignore[arg-type]
+
+
+def test_weights_that_differ_between_the_ends_of_a_link_are_refused(tmp_path: Path) -> None:
+    shift = np.roll(np.eye(5), 1, axis=1)
+    np.savetxt(tmp_path / "W.txt", 0.5 * np.eye(5) + 0.4 * shift + 0.1 * shift.T)
+    topology = {"name": "ring", "weights": {"name": "given", "path": str(tmp_path / "W.txt")}}
+    with pytest.raises(BadInput, match="topology.weights: not symmetric, for powergossip"):
+        gossamer.run(described(2, topology=topology), tmp_path)
+
+
+def test_equal_matrices_leave_no_basis_that_misses_later_differences() -> None:
+    matrices = [_Matrix(0, 3, 4)]
+    _, [basis] = PowerGossip(rank=1)._step(torch.zeros(12), torch.zeros(3), [torch.ones(4, 1)], matrices, 0)
+    assert basis.abs().min() > 0.1
 
 
 def test_a_directed_graph_is_refused(tmp_path: Path) -> None:

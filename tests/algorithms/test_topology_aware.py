@@ -11,6 +11,7 @@ import torch
 
 import gossamer
 from gossamer import BadInput, Experiment, Run
+from gossamer.algorithms.topology_aware import InfluenceCorrected
 
 
 def played(out: Path, rounds: int = 2, **fields: Any) -> Run:
@@ -70,3 +71,8 @@ def test_a_strong_pull_holds_models_together(tmp_path: Path) -> None:
     free = spread()
     assert spread(proximal=2.0) < 0.9 * free
     assert spread(proximal=0.2, distance="norm") < 0.9 * free
+
+
+def test_a_message_with_the_influence_of_every_node_is_within_the_limit() -> None:
+    P, nodes = 650, 20_000
+    assert InfluenceCorrected().message_limit(P, nodes) > 4 * P + 4 * nodes

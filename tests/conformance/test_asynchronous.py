@@ -45,7 +45,7 @@ def play(out: Path, algorithm: dict[str, Any], **changes: Any) -> Run:
 
 
 def test_every_asynchronous_algorithm_of_these_files_is_here() -> None:
-    modules = {"ad_psgd", "divshare", "divshare_baselines", "swift"}
+    modules = {"ad_psgd", "divshare", "swift"}
     built_in = {
         name for name, found in names("algorithm").items() if found.__module__.split(".")[-1] in modules
     }

@@ -78,6 +78,13 @@ def test_the_deviation_mean_weighs_values_by_their_distance_from_the_mean(
         np.testing.assert_allclose(found, np.array(weights) @ np.array(models, dtype=float), atol=1e-4)
 
 
+@pytest.mark.parametrize(("farthest", "power"), [(0.003, 16.0), (0.003, 40.0), (1e14, 2.0), (1e8, 8.0)])
+def test_the_deviation_mean_of_small_and_large_deviations(farthest: float, power: float) -> None:
+    [found] = aggregated(DeviationMean(power=power), [[0.0], [0.0], [farthest]], [1 / 3] * 3)
+    pulls = np.array([1, 1, 2.0**power])
+    assert found / farthest == pytest.approx(pulls[2] / pulls.sum(), rel=1e-4)
+
+
 @given(Vectors)
 def test_the_coordinate_mean_counts_each_model_once(models: list[list[int]]) -> None:
     expected = np.array(models, dtype=float).mean(axis=0)

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.messages import decode, encode
+from gossamer.messages.encoding import MAX_ITEMS
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import MOST_UNREAD, Inbox, Mailbox
@@ -174,3 +176,40 @@ def test_an_inbox_is_in_rank_order() -> None:
     inbox = Inbox({3: "c", 1: "a"}, {5, 2})
     assert list(inbox.items()) == [(1, "a"), (3, "c")]
     assert inbox.missing == (2, 5)
+
+
+def test_a_restored_mailbox_keeps_what_has_arrived_meanwhile() -> None:
+    box = mailbox(message(1, "new"))
+    box.restore([message(1, "saved")], mailbox().saved())
+    assert [each.tag for each in box.messages] == [("saved",), ("new",)]
+
+
+def test_a_node_that_has_missed_messages_for_long_can_be_saved() -> None:
+    box = mailbox()
+
+    async def miss() -> None:
+        for r in range(MAX_ITEMS):
+            await box.gather({1}, ("model", r), 0, None)
+
+    asyncio.run(miss())
+    saved = decode(*vars(encode(box.saved())).values())
+    other = mailbox()
+    other.restore([], saved)
+    for each in (message(1, "model", 0), message(1, "model", MAX_ITEMS - 1), message(1, "model", MAX_ITEMS)):
+        other.deliver(each)
+    assert [each.tag for each in other.messages] == [("model", MAX_ITEMS)]
+
+
+def test_a_tag_of_many_parts_is_not_looked_up_part_by_part() -> None:
+    class Counted(tuple[str | int, ...]):
+        looks = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(index)
+
+    box = mailbox()
+    missed(box, ("model", 1), 2)
+    box.deliver(Message(1, Counted(range(1000)), None, 0.0))
+    assert len(box.messages) == 1
+    assert Counted.looks < 10

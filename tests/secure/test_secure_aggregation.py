@@ -163,6 +163,24 @@ def test_a_node_without_receivers_takes_part(tmp_path: Path) -> None:
     )
 
 
+def test_a_node_without_senders_keeps_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("0 1\n1 2\n0 2\n")
+    topology = {"name": "edge-list", "path": str(path), "allow_disconnected": True}
+    experiment = described(nodes=4, algorithm=Mixing(), topology=topology)
+    np.testing.assert_allclose(
+        models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
+    )
+
+
+def test_a_receiver_may_have_many_senders() -> None:
+    """A roster of them takes up to 150 bytes for each."""
+    task = {"name": "least-squares", "features": 4, "samples": 2000, "test_samples": 5}
+    for nodes in (10, 1000):
+        experiment = described(nodes=nodes, task=task, topology={"name": "random-regular", "degree": 4})
+        assert prepare(experiment).message_limit > 65536 + 150 * nodes
+
+
 def test_a_node_with_one_sender_in_a_later_round_keeps_its_model(tmp_path: Path) -> None:
     experiment = described(6, nodes=4, algorithm=Mixing(), topology="test_secure_aggregation:Thinning")
     run = gossamer.run(experiment, tmp_path)

@@ -52,10 +52,8 @@ class D2(Algorithm):
             return
         from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # they bring scipy
 
-        W = sparse_matrix(topology, 0)
-        if abs(W - W.T).max() > 1e-6:
-            raise BadInput("topology.weights: not symmetric, for d2; accepted: metropolis-hastings")
-        lowest = smallest_eigenvalue(W)
+        check_symmetric(topology, self.name_of())
+        lowest = smallest_eigenvalue(sparse_matrix(topology, 0))
         if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
             found = f"the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2"
             raise BadInput(f"topology: {found}; accepted: above -1/3, or algorithm.exact_diffusion: true")
@@ -76,6 +74,17 @@ class D2(Algorithm):
     def _damped(self, weight: float) -> float:
         """A weight of W, or of (W + I) / 2 with ``exact_diffusion``."""
         return weight / 2 if self.exact_diffusion else weight
+
+
+def check_symmetric(topology: TopologySchedule, algorithm: str) -> None:
+    """Refuse a static topology with weights that differ between the ends of a link."""
+    if not topology.static:
+        return
+    from gossamer.topology.measures import sparse_matrix
+
+    W = sparse_matrix(topology, 0)
+    if abs(W - W.T).max() > 1e-6:
+        raise BadInput(f"topology.weights: not symmetric, for {algorithm}; accepted: metropolis-hastings")
 
 
 def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:

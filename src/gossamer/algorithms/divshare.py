@@ -302,8 +302,9 @@ class ADPSGDArtifact(Algorithm):
             await node.train(self.local_steps)
             state["latest"] = node.model
             drawn = node.rng("peers", r).integers(len(peers), size=asked)
-            latest = state["latest"]
-            questions = [node.send(peers[k], latest, tag=("model", "question")) for k in drawn.tolist()]
+            questions = [
+                node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
+            ]
             heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
             node.record(received_share=len(heard) / (2 * asked))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))

@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
-from gossamer.algorithms.corrected import check_doubly_stochastic
+from gossamer.algorithms.corrected import check_doubly_stochastic, check_symmetric
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Field as LayoutField
@@ -71,6 +71,7 @@ class PowerGossip(Algorithm):
     def check(self, setting: Setting) -> None:
         if setting.topology.graph(0).directed:
             raise BadInput("topology: directed, for powergossip; accepted: an undirected one")
+        check_symmetric(setting.topology, self.name_of())
         check_doubly_stochastic(setting.topology, self.name_of())
         fields = setting.layout.parameters
         low = any(each.columns for each in self._matrices(fields))
@@ -144,5 +145,6 @@ class PowerGossip(Algorithm):
             D = difference[at : at + side * self.rank].view(side, self.rank)
             at += side * self.rank
             each.of(change, transposed=r % 2 == 1).copy_(D @ basis.T)
-            after.append(torch.linalg.qr(D).Q)
+            # (The basis of equal matrices would miss some differences for good.)
+            after.append(torch.linalg.qr(D if D.any() else torch.ones_like(D)).Q)
         return change, after

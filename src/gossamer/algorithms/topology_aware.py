@@ -199,6 +199,9 @@ class InfluenceCorrected(Algorithm):
     local_epochs: int = Field(default=1, ge=1)
     most: float = Field(default=10.0, ge=1)
 
+    def message_limit(self, P: int, nodes: int) -> int:
+        return super().message_limit(P, nodes) + 4 * nodes
+
     def check(self, setting: Setting) -> None:
         if not setting.topology.static_weights:
             found = "weights that change with the round, for influence-corrected"

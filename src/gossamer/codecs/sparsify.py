@@ -273,8 +273,8 @@ class RoundRobin(_Numbered):
 class STC(Codec):
     """STC (Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE
     TNNLS 2020, Algorithm 1): sends the signs of the k = round(fraction P) largest coordinates and their mean
-    magnitude m, which decode to m sign(x). Only for algorithms that send differences, which feed back the
-    error, as the paper's nodes do.
+    magnitude m, which decode to m sign(x). Zero counts as positive. Only for algorithms that send
+    differences, which feed back the error, as the paper's nodes do.
 
     Args:
         fraction: share of the coordinates that is sent."""

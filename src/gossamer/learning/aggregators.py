@@ -108,7 +108,7 @@ class DeviationMean(Aggregator):
     than under the mean. Buffers are averaged. The rule is gossamer's own; see
     docs/reproductions/topology-aware.md."""
 
-    power: float = Field(default=2.0, ge=0)
+    power: float = Field(default=2.0, ge=0, le=100)
 
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
@@ -117,7 +117,10 @@ class DeviationMean(Aggregator):
         models = torch.stack([own, *vectors])
         mean = (shares * models).sum(0)
         away = models - mean
-        pulls = shares * away.abs().pow(self.power)
+        farthest = away.abs().amax(0)
+        # Without a scale, their powers would vanish, or be too large for a float. A power of two changes no bit.
+        scale = torch.where(farthest > 0, farthest / torch.frexp(farthest).mantissa, 1)
+        pulls = shares * (away.abs() / scale).pow(self.power)
         total = pulls.sum(0)
         # Equal values have no deviation that could weight them.
         return torch.where(total > 0, mean + (pulls * away).sum(0) / total, mean)

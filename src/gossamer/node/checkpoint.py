@@ -23,7 +23,7 @@ from gossamer.errors import BadInput
 from gossamer.messages import decode, describe, encode, raw
 from gossamer.messages.tags import Message, Model, Payload
 
-VERSION = "4"
+VERSION = "5"
 """Version of the file format. A file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"

@@ -5,6 +5,7 @@ So no message is lost when the task that waits for it is cancelled or times out 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -161,6 +162,7 @@ class Mailbox:
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._unread_of: set[int] = set()  # senders of which unread messages were dropped
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
+        self._longest_late = 0  # the most parts of their tags
         self.retired = False
         self._check_at = 2 * MOST_UNREAD  # number of messages at which unread ones are dropped
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
@@ -185,7 +187,7 @@ class Mailbox:
 
     def _is_late(self, message: Message) -> bool:
         # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
-        for length in range(len(message.tag) + 1):
+        for length in range(min(len(message.tag), self._longest_late) + 1):
             key = message.source, message.tag[:length]
             if key in self._late:
                 self._late[key] -= 1
@@ -361,6 +363,7 @@ class Mailbox:
         if len(admitted) < len(wanted):
             missing = wanted - taken.keys()
             self._late.update((rank, prefix) for rank in missing - malformed)
+            self._longest_late = max(self._longest_late, len(prefix))
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
         self._took(admitted)
@@ -435,7 +438,7 @@ class Mailbox:
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes, in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
-        return {"late": late, "ages": list(self._ages)}
+        return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
         """Overwrite the messages in the mailbox that their sources sent before they were saved with the saved
@@ -449,9 +452,11 @@ class Mailbox:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
     def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
-        """Continue with saved values. The node must not have received anything yet."""
-        self.messages = list(messages)
-        self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
+        """Continue with saved values. Messages that have arrived already come after the saved ones."""
+        self.messages = [*messages, *self.messages]
+        late = json.loads(saved["late"])
+        self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in late})
+        self._longest_late = max((len(prefix) for _, prefix in self._late), default=0)
         if self.presence is not None:
             self.presence.remember(self.rank, {source for source, _ in self._late})
         count, total, largest = saved["ages"]

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from gossamer.codecs.codec import Coder
 from gossamer.errors import BadInput, GossamerError
 from gossamer.learning.parameters import is_finite
@@ -235,7 +237,7 @@ class NodeRuntime:
             "reset": self.own.reset,
             "diverged": self._diverged,
             "columns": dict(self.columns),
-            "losses": list(self.own.losses),
+            "losses": torch.tensor(self.own.losses, dtype=torch.float64),
             **self.mailbox.saved(),
         }
         return Checkpoint(
@@ -282,7 +284,7 @@ class NodeRuntime:
         self.node.lr, self.own.reset = saved.node["lr"], saved.node["reset"]
         self._diverged = saved.node["diverged"]
         self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
-        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
+        self.columns, self.own.losses = dict(saved.node["columns"]), saved.node["losses"].tolist()
 
 
 def _thawed(saved: Checkpoint) -> dict[str, Payload]:

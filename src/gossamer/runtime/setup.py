@@ -309,7 +309,7 @@ def _check_secure_aggregation(
         refused = "checkpoints need a common round; accepted: checkpoint.every_rounds in place of every_s"
     elif any(len(topology.mixing_weights(rank, 0)) == 1 for rank in ranks):
         refused = "a node has one sender, whose model would be the sum; accepted: two or more"
-    elif any(min(topology.mixing_weights(rank, 0).values()) <= 0 for rank in ranks):
+    elif any(min(topology.mixing_weights(rank, 0).values(), default=1) <= 0 for rank in ranks):
         refused = "a weight is not positive; accepted: weights above 0"
     else:
         return
@@ -320,7 +320,8 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
     limit: int = experiment.algorithm.message_limit(layout.size, experiment.nodes)
     if (secure := experiment.secure_aggregation) is None:
         return limit
-    return max(limit, secure.ring_bits // 8 * (layout.size + layout.buffer_size) + 65536)
+    words = secure.ring_bits // 8 * (layout.size + layout.buffer_size)
+    return max(limit, words + 65536 + 256 * experiment.nodes)  # the last are rosters of all senders
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

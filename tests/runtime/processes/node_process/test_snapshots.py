@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,13 @@ from hypothesis import strategies as st
 from transport_scene import Peer, listen, on_loop, settle
 
 from gossamer import Experiment
-from gossamer.messages.tags import Model
+from gossamer.messages.tags import Message, Model, Traffic
 from gossamer.node.checkpoint import Checkpoint, read
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
-from gossamer.runtime.processes.protocol import Marked
+from gossamer.runtime.processes.protocol import Expect, Marked, Saved
 
 NODES = 3
 EXPERIMENT = Experiment.of(
@@ -197,6 +198,41 @@ def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     for rank in (1, 0):
         assembly.away(rank)
     assert not (folder.checkpoints / "1").exists()
+
+
+@on_loop
+async def test_a_second_resume_knows_the_messages_of_sources_that_were_silent_since_the_first(
+    tmp_path: Path,
+) -> None:
+    async with run_in(tmp_path) as run:
+        told: list[Any] = []
+        context: Any = SimpleNamespace(
+            folder=run.folder,
+            checkpoint=SimpleNamespace(snapshots=lambda asked: 5),
+            job=SimpleNamespace(digest=None, next_checkpoint=1),
+        )
+        model = Model(torch.zeros(2), torch.zeros(0))
+        saved = Checkpoint(
+            0,
+            5,
+            0.0,
+            model,
+            None,
+            {},
+            {},
+            arriving=[Message(1, ("t",), 5, 0.0, number=5)],  # the last one that node 1 had sent
+            engine={"traffic": asdict(Traffic()), "received": {1: 5}, "sent": {1: 6}},
+        )
+        node: Any = SimpleNamespace(deliver=lambda message: None)
+        resumed = NodeCheckpoints(node, EXPERIMENT, context, told.append)
+        resumed.begin(run.members[0].peer.transport, saved, resumed=True)
+        resumed.snapshot(1)
+        resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing more
+        while not any(isinstance(each, Saved) for each in told):
+            await asyncio.sleep(0.001)
+        again = read(run.folder.checkpoints / "1" / "node-0.safetensors")
+        assert [each.payload for each in again.arriving] == [5]
+        assert {int(rank): count for rank, count in again.engine["sent"].items()} == {1: 6, 2: 0}
 
 
 pairs = st.permutations(range(NODES)).map(lambda ranks: ranks[:2])

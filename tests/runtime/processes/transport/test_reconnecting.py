@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -137,7 +139,7 @@ async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
         for n in range(3):
             await a.send(1, n, "t")
         assert [got.payload for got in await b.receive(3)] == [0, 1, 2]
-        assert a.transport.busy
+        assert a.transport.send_queue.busy
         assert away[0].cancel()
         assert a.traffic.messages_lost == 0
 
@@ -367,3 +369,51 @@ async def test_a_snapshot_counts_the_messages_before_it() -> None:
                 await late.until(lambda: len(late.events) == 4)  # with the greeting
                 assert [event.payload for event in late.events if isinstance(event, Arrived)] == [0, 1, 2]
                 assert counted == [{1: 1, 2: 2}]
+
+
+@on_loop
+async def test_a_peer_that_hangs_up_whenever_it_has_answered_is_lost_and_not_dialled_all_the_time() -> None:
+    async with network(1, raw_ranks=1, detection_s=0.2) as ((a,), (listener,)):
+        a.send(1, 1, "t")
+
+        async def answer() -> None:
+            for number in itertools.count(1):
+                async with await accept(listener, 1, connection=number):
+                    pass
+
+        answering = asyncio.ensure_future(answer())
+        await a.until(lambda: a.lost)
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+        assert (
+            "could not be reached for 0.2 s: its connections break as soon as they are made" in a.lost[0][1]
+        )
+        assert a.transport.peers[1].dialled < 30  # with pauses of 0.02 s at last
+
+
+@on_loop
+async def test_a_message_that_the_network_loses_is_not_sent_again_if_its_connection_breaks_meanwhile() -> (
+    None
+):
+    shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1, loss=0.5), 2, 0, asyncio.get_running_loop())
+    lost = [False, True, False]
+    drawn: list[int] = []
+
+    def depart(to: int) -> tuple[bool, float]:
+        drawn.append(to)
+        return lost[len(drawn) - 1], 0.0
+
+    shaper.depart = depart  # type: ignore[method-assign]
+    async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
+        for payload in (0, torch.ones(15_000), 2):  # the second one takes half a second
+            a.send(1, payload, "t")
+        async with await accept(listener, 1) as end:
+            await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
+            end.reset()
+        async with await accept(listener, 1, connection=2, expected=1) as end:
+            await end.until(lambda: end.events)
+            end.decoder.expected = 1
+            await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
+            assert [event.payload for event in end.events if isinstance(event, Arrived)] == [2]
+    assert (len(drawn), a.traffic.messages_lost) == (3, 1)

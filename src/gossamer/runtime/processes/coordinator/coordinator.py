@@ -186,8 +186,6 @@ class Coordinator:
 
     def _take(self, report: protocol.NodeReport) -> None:
         rank, node, message = report.rank, self._lifecycle.nodes.get(report.rank), report.message
-        if node is None and isinstance(message, protocol.Exited):
-            raise RunFailed(f"node {rank}: {message.how}")
         if node is None or node.incarnation != report.incarnation or rank not in self._lifecycle.alive:
             return
         self._note(rank, message)

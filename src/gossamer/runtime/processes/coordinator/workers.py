@@ -113,11 +113,11 @@ class Workers(ABC):
                 model = getattr(message.message, "model", None)
                 if model is not None and len(model) != self._model_bytes:
                     raise ChannelError(f"a model of {len(model)} bytes of node {rank}")
-                self._keep(message)
-                self._emit(message)
+                self._emit(self._keep(message))
 
-    def _keep(self, report: NodeReport) -> None:
-        """Write the files of a node, which may send only its own."""
+    def _keep(self, report: NodeReport) -> NodeReport:
+        """Write the files of a node, which may send only its own. Returns its report, which says so if a file of a
+        checkpoint can't be written."""
         rank, name = report.rank, rf"node-{report.rank}\.safetensors"
         for path, data in report.files.items():
             if not re.fullmatch(
@@ -125,9 +125,15 @@ class Workers(ABC):
             ):
                 raise ChannelError(f"the file {path!r} of node {rank}")
             target = self._folder.path / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic(target) as temporary:
-                temporary.write_bytes(data)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(target) as temporary:
+                    temporary.write_bytes(data)
+            except OSError as error:
+                if not isinstance(saved := report.message, protocol.Saved):
+                    raise
+                return structs.replace(report, message=_unwritten(saved, error))
+        return report
 
     # --- requests of the coordinator
 
@@ -243,10 +249,14 @@ class JoinedWorkers(Workers):
             self._say(f"{worker.name} has joined with {_number(worker.slots, 'slot')}")
         else:
             self._say(f"{worker.name} is back")
-        worker.away = None
         own = self._listener.proof("coordinator", join.nonce)
         welcome = protocol.Welcome(own, worker.session.received, time.monotonic())
-        worker.session.attach(end, join.received, welcome)
+        try:
+            worker.session.attach(end, join.received, welcome)
+        except ChannelError:
+            end.close()
+            raise
+        worker.away = None
         return None
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
@@ -339,3 +349,10 @@ def packed(experiment: Experiment) -> tuple[str, dict[str, bytes]]:
     data_root = described.pop("data_root", None)
     text = yaml.safe_dump({**renamed(described), "data_root": data_root}, sort_keys=False, allow_unicode=True)
     return text, {name: Path(path).read_bytes() for path, name in names.items()}
+
+
+def _unwritten(saved: protocol.Saved, error: OSError) -> protocol.Saved | protocol.Event:
+    """What a node would have reported if it had not been able to write the file of its checkpoint."""
+    if saved.number is None:
+        return protocol.Event("checkpoint", f"its checkpoint could not be written: {error}")
+    return structs.replace(saved, error=str(error))

@@ -148,7 +148,10 @@ class NodeCheckpoints:
             case protocol.Note("snapshot", number):
                 self.snapshot(number)
             case protocol.Expect(number=number, sent=sent) if number in self._open:
-                self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
+                # Also of sources that have sent nothing since the run was resumed.
+                self._expected[number] = {
+                    rank: sent.get(rank, 0) + self._before.get(rank, 0) for rank in {*sent, *self._before}
+                }
                 self._look(number)
             case protocol.Note("settled", number):
                 self._settled = number

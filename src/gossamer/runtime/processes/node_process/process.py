@@ -376,8 +376,6 @@ class NodeProcess:
         return {
             "traffic": asdict(self._transport.send_queue.saved_traffic()),
             "computing_s": self._host.computing_s,
-            "drawn": {},
-            "secrets": 0,
         }
 
 

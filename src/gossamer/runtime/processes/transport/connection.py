@@ -193,6 +193,7 @@ class Outgoing(Connection):
         self.who = f"{to.rank} (dialled at {host}:{port})"
         self.greeted: asyncio.Future[str | None] = node.loop.create_future()
         self.written = self.unacknowledged = 0
+        self._greeted_at = 0.0
         to.dialled += 1
         self._number = to.dialled
 
@@ -230,6 +231,7 @@ class Outgoing(Connection):
                 self.refuse(f"acknowledged {event.nbytes} bytes of {self.unacknowledged}")
                 return
             self.unacknowledged -= event.nbytes
+            self.to.redial_s = 0.0
             self.to.acknowledge(self.written - self.unacknowledged)
             self.node.wake()
 
@@ -248,6 +250,7 @@ class Outgoing(Connection):
             self.node.send_queue.resume(peer, hello.expected)
             self.peer = peer
             peer.outgoing, peer.silent = self, 0
+            self._greeted_at = self.node.loop.time()
             self.greeted.set_result(None)
             self.node.wake()
 
@@ -261,6 +264,8 @@ class Outgoing(Connection):
             self.greeted.set_result(self.why)
         if self.to.outgoing is self:
             self.to.outgoing = None
+            if self.node.loop.time() - self._greeted_at >= self.node.detection_s:
+                self.to.redial_s = 0.0
             self.node.send_queue.requeue_current(self.to)
             self.node.broke(self.to)
 
@@ -322,6 +327,7 @@ class Incoming(Connection):
         node = self.node
         self._identified()
         node.meet(peer, hello.incarnation)
+        peer.lost_at = node.loop.time() + node.detection_s
         peer.close_incoming()
         peer.answered = hello.connection
         peer.incoming, self.peer, self.who = self, peer, str(peer.rank)

@@ -76,6 +76,7 @@ class Peer:
         self.silent = 0  # ticks since its last sign of life, while it is connected
         self.dial: asyncio.Task[None] | None = None
         self.lost_at = 0.0  # when it counts as lost, unless it answers before
+        self.redial_s = 0.0  # pause before it is dialled again; 0 once a connection to it has served
         self.redial_now = asyncio.Event()  # set to redial it at once
         # Messages to it.
         self.used = False  # whether there have been messages for it

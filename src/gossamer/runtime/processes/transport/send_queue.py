@@ -126,6 +126,7 @@ class SendQueue:
             node.traffic.messages_sent += not again
             if lost:
                 node.traffic.messages_lost += 1
+                self._queue.pop(sending, None)  # where it is if its connection has broken meanwhile
                 sending.release()
             else:
                 self._use_number(link, peer, sending)

@@ -201,14 +201,10 @@ class Transport:
                 self.dial(peer)
         return sending
 
-    @property
-    def busy(self) -> bool:
-        return self.send_queue.busy
-
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
         async with asyncio.timeout(timeout):
-            while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
+            while self.send_queue.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
 
     def add_snapshot(self, told: Callable[[dict[int, int]], None]) -> None:
@@ -233,7 +229,7 @@ class Transport:
     def mark_found(self, rank: int) -> None:
         """Treat a lost peer as alive again: the next message to it dials it."""
         peer = self.peers[rank]
-        peer.lost, peer.ended = None, -1
+        peer.lost, peer.ended, peer.redial_s = None, -1, 0.0
         peer.lost_at = self.loop.time() + self.detection_s
         peer.redial_now.set()
 
@@ -285,22 +281,25 @@ class Transport:
         """Dial a peer until it answers. A dial that is already waiting is made at once."""
         peer.redial_now.set()
         if peer.dial is None and peer.outgoing is None and not self.closing:
-            peer.lost_at = self.loop.time() + self.detection_s
+            if not peer.redial_s:
+                peer.lost_at = self.loop.time() + self.detection_s
             peer.dial = self._spawn(self._dial(peer))
 
     async def _dial(self, peer: Peer) -> None:
-        delay_s = REDIAL_FIRST_S
+        peer.redial_now.clear()
+        why: str | None = "its connections break as soon as they are made"
         while peer.outgoing is None:
-            peer.redial_now.clear()
-            if (why := await self._try(peer)) is None:
-                continue
-            left_s = peer.lost_at - self.loop.time()
-            if left_s <= 0 and peer.lost is None:
-                self.lose(peer, f"could not be reached for {self.detection_s:g} s: {why}")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(delay_s, left_s) if left_s > 0 else delay_s):
-                    await peer.redial_now.wait()
-            delay_s = min(2 * delay_s, REDIAL_LAST_S)
+            if peer.redial_s:
+                left_s = peer.lost_at - self.loop.time()
+                if left_s <= 0 and peer.lost is None:
+                    self.lose(peer, f"could not be reached for {self.detection_s:g} s: {why}")
+                    peer.redial_now.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(peer.redial_s, left_s) if left_s > 0 else peer.redial_s):
+                        await peer.redial_now.wait()
+                peer.redial_now.clear()
+            peer.redial_s = min(2 * peer.redial_s, REDIAL_LAST_S) or REDIAL_FIRST_S
+            why = await self._try(peer)
         peer.dial = None
 
     async def _try(self, peer: Peer) -> str | None:
@@ -328,7 +327,6 @@ class Transport:
             self.send_queue.forget(peer, State.RESEND)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None
-        peer.lost_at = self.loop.time() + self.detection_s
         if restarted or lost is not None:
             self.contact(peer.rank, None)
 

@@ -1,0 +1,97 @@
+"""Workers that joined: one that is lost, one that comes back wrongly, and files that can't be written."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gossamer.results import folder as results_folder
+from gossamer.runtime.processes.channel import ChannelError, Session
+from gossamer.runtime.processes.coordinator.coordinator import Coordinator
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, _Worker
+from gossamer.runtime.processes.protocol import Event, FromWorker, JoinRequest, NodeReport, Saved
+
+
+class Scene:
+    """A worker that runs nodes 1 and 2, and what the coordinator hears of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.heard: list[NodeReport] = []
+        self.said: list[str] = []
+        self.ours, self.theirs = socket.socketpair()
+        self.session = Session[FromWorker](
+            FromWorker, selectors.DefaultSelector(), lambda message: None, lambda why: None
+        )
+        self.worker = _Worker("worker 1", 2, self.session)
+        workers: Any = JoinedWorkers.__new__(JoinedWorkers)
+        workers._workers, workers._at = {"a": self.worker}, {1: self.worker, 2: self.worker}
+        workers._incarnations, workers._closing, workers._model_bytes = {}, False, 0
+        workers._emit, workers._say, workers._silent_s = self.heard.append, self.said.append, 10.0
+        workers._folder = SimpleNamespace(path=folder)
+        workers._listener = SimpleNamespace(proof=lambda *parts: b"", drop_silent=lambda: None)
+        self.workers: JoinedWorkers = workers
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for end in (made.ours, made.theirs):
+        end.close()
+
+
+@pytest.mark.parametrize(
+    ("saved", "reported"),
+    [
+        (Saved(3, 5, 1.0), Saved(3, 5, 1.0, "the disk is full")),
+        (Saved(None, 5, 1.0), Event("checkpoint", "its checkpoint could not be written: the disk is full")),
+    ],
+)
+def test_a_file_of_a_checkpoint_that_the_coordinator_cannot_write_costs_only_the_checkpoint(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, saved: Saved, reported: Saved | Event
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(results_folder, "sync", full)
+    place = "restart" if saved.number is None else "checkpoints/3"
+    scene.workers._take(scene.worker, NodeReport(1, 0, saved, {f"{place}/node-1.safetensors": b"x"}))
+    [heard] = scene.heard
+    assert type(heard.message) is type(reported)
+    assert "No space left on device" in str(heard.message)
+
+
+def test_a_worker_is_lost_before_all_of_its_nodes_have_joined(scene: Scene) -> None:
+    deaths: list[int] = []
+    coordinator: Any = Coordinator.__new__(Coordinator)
+    coordinator._lifecycle = SimpleNamespace(
+        nodes={1: SimpleNamespace(incarnation=0)},
+        alive={1},
+        take=lambda rank, message, now: deaths.append(rank),
+    )
+    coordinator._note = lambda rank, message: None
+    coordinator._rows = SimpleNamespace(reached=False)
+    scene.workers._emit = coordinator._take
+    scene.workers._lose("a", "it was out of reach for 10 s")
+    assert deaths == [1]  # node 2 will join on another worker
+
+
+def test_a_worker_that_comes_back_with_a_wrong_count_is_still_away(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gossamer.runtime.processes.coordinator.workers.keep_alive", lambda end, silent_s: None
+    )
+    scene.worker.away = time.monotonic() - 60
+    with pytest.raises(ChannelError, match="acknowledged 7 messages of 0"):
+        scene.workers._admit(JoinRequest("v", "a", 2, 7, b"n", b"p"), "host", lambda: scene.ours)
+    assert scene.ours.fileno() == -1
+    scene.workers.drop_silent()
+    assert [report.rank for report in scene.heard] == [1, 2]
