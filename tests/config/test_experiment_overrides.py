@@ -7,7 +7,7 @@ from experiment_texts import DESIGN, refused, text
 
 from gossamer import BadInput, Experiment
 from gossamer.algorithms.d_psgd import DPSGD
-from gossamer.config import Processes
+from gossamer.config import Processes, Simulate
 from gossamer.learning.optimizer import SGD
 from gossamer.network import LogNormal, Slowdowns, UniformNetwork
 
@@ -146,3 +146,10 @@ def test_what_is_said_of_the_engine_is_kept_or_refused_when_its_name_is_given_ap
         assert Experiment.parse(source, [override], "processes").engine == Processes(pace=True)
     (problem,) = refused(source, "engine.workers=2", engine="processes")
     assert problem.startswith("engine.workers: unknown field")
+
+
+def test_the_engine_of_a_mapping_without_a_name_is_replaced() -> None:
+    """Its options are those of simulate, the default."""
+    text = "task: least-squares\nalgorithm: d-psgd\nnodes: 2\nstop: {rounds: 1}\nengine: {workers: 2}"
+    assert Experiment.parse(text, ["engine.name=processes"]).engine == Processes()
+    assert Experiment.parse(text, ["engine.threads=2"]).engine == Simulate(workers=2, threads=2)

@@ -306,3 +306,14 @@ def test_a_partition_of_a_network_that_changes(tmp_path: Path) -> None:
     assert [time_s for time_s, _ in course] == [1.0, 1.5, 2.0]
     assert [conditions.path(0, 1) is None for _, conditions in course] == [True, True, False]
     assert [conditions.rates[0] for _, conditions in course] == [1e6, 5e5, 5e5]
+
+
+def test_a_fraction_that_is_no_node_is_refused() -> None:
+    said = refused({"name": "crash", "nodes": 0.01, "at_s": 1})
+    assert said.startswith("faults.0.nodes: 0 of 8 nodes; accepted: 1 to 8")
+
+
+def test_churn_from_a_file_has_nodes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "churn.csv").write_text("time_s,node,event\n1,0,crash\n")
+    with pytest.raises(BadInput, match="the file has its own"):
+        described({"name": "churn", "path": str(tmp_path / "churn.csv"), "nodes": [3]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import msgpack
@@ -189,3 +191,27 @@ def test_both_sides_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> Non
     for payload in ({str(i): i for i in range(31)}, [*largest[2], part], [*largest[3], model], [coded] * 13):
         with pytest.raises(ValueError, match="more than"):
             encode(payload)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda v: {"model": Model(v), "round": 1},
+        lambda v: [v, 1],
+        lambda v: Part(v, torch.arange(3), 9),
+        lambda v: Model(Part(v, torch.arange(3), 9)),
+    ],
+)
+def test_no_tensor_is_kept_by_a_cycle_of_objects(wrap: Any) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        vector = torch.ones(3)
+        kept = weakref.ref(vector)
+        payload = freeze(wrap(vector), lambda tensor: True)
+        encoded = encode(payload)
+        decode(encoded.structure, encoded.buffers)
+        del vector, payload, encoded
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -200,3 +200,13 @@ def test_files_are_named_relative_to_the_experiment_and_the_shipped_one_by_its_n
     )
     said = {"name": "matrix", "bandwidth_mbps": placed("aws-ten-regions", Path())}
     assert build("network", said, {"folder": latency.parent}) == Matrix(bandwidth_mbps="aws-ten-regions")
+
+
+def test_numbers_that_name_sites_are_no_latencies(tmp_path: Path) -> None:
+    """As pandas writes them."""
+    path = tmp_path / "latency.csv"
+    path.write_text(",0,1,2\n0,,10,20\n1,30,,40\n2,50,60,\n")
+    conditions = Matrix(latency_ms=path).conditions(3, 1)
+    found = conditions.path(0, 1)
+    assert found is not None
+    assert found.latency_s == 0.010

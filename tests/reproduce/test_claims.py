@@ -122,3 +122,13 @@ def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:
 def test_a_condition_that_says_too_little_or_too_much_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accept|at_least|baseline|METRIC|extra"):
         Check.model_validate({"cell": "fast", "measure": "bytes", "at_least": 1, **changes})
+
+
+def test_a_cell_that_is_several_groups_is_bad_input(groups: list[Group]) -> None:
+    twice = [
+        Group(f"{group.label} {k}", group.runs, {"cell": group.label, "k": k}, SEEDS)
+        for group in groups
+        for k in (1, 2)
+    ]
+    with pytest.raises(BadInput, match="'fast' is 2 groups; accepted: one, such as fast 1, fast 2"):
+        verdict(twice, cell="fast", measure="test_accuracy", at_least=0)

@@ -14,6 +14,7 @@ import torch
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
+from gossamer.results.formatting import bytes_text
 from gossamer.results.groups import labels
 from gossamer.results.run import Run, load_run, load_runs, model_of
 from synthetic_run import PARAMETERS, summary, synthetic
@@ -228,3 +229,19 @@ def test_a_broken_list_of_a_sweeps_runs_is_named(tmp_path: Path, text: str) -> N
     (tmp_path / "sweep.json").write_text('{"runs": []}')
     with pytest.raises(BadInput, match="no run of the sweep is done"):
         load_runs(tmp_path)
+
+
+def test_a_sweep_without_a_finished_run_hides_no_other_run(tmp_path: Path) -> None:
+    only = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"name": "sweep", "runs": []}))
+    assert load_runs(tmp_path) == [only]
+    with pytest.raises(BadInput, match="no run of the sweep is done"):
+        load_runs(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(999, "999 B"), (999_499, "999 kB"), (999_600, "1 MB"), (999.6e6, "1 GB")]
+)
+def test_bytes_have_the_unit_of_what_is_shown(value: float, text: str) -> None:
+    assert bytes_text(value) == text

@@ -92,3 +92,24 @@ def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
         spread(groups([plain]), "test_accuracy")
     with pytest.raises(BadInput, match="--by-hops ood_accuracy: no run has recorded it"):
         spread(groups([plain]), "ood_accuracy")
+
+
+def test_evaluations_by_the_clock_are_compared_at_equal_times(tmp_path: Path) -> None:
+    """The nodes' rounds differ at these times."""
+    run = played(
+        tmp_path,
+        algorithm="ad-psgd",
+        compute={"name": "log-normal", "median_seconds": 0.1, "sigma": 0.5},
+        evaluation={"every_rounds": None, "every_s": 0.5, "samples": None},
+        stop={"time_s": 2},
+    )
+    found = by_hops(run, "ood_accuracy")
+    last = run.metrics.filter(pl.col("time_s") == 2, pl.col("node") == 1)["ood_accuracy"].last()
+    assert found.filter(hops=0)["final"].item() == pytest.approx(last)
+
+
+def test_nothing_is_halfway_to_sources_that_are_not_evaluated(tmp_path: Path) -> None:
+    run = played(tmp_path, evaluation={"every_rounds": 1, "samples": None, "nodes": [0, 2, 3, 4]})
+    found = by_hops(run, "ood_accuracy")
+    assert found["hops"].to_list() == [1, 2, 3]
+    assert found["half_round"].null_count() == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,23 @@ def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
     assert code == 130
     assert "STOPPED  2 runs are left; the same command goes on with them" in out.splitlines()
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
+
+
+def test_a_baseline_that_is_no_cell_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("sweep", "sweep.yaml", "--baseline", "slwo", "--quiet", *HERE)
+    assert code == 2
+    assert "--baseline slwo: no group is called that (did you mean 'slow'?)" in err
+    assert not list(tmp_path.rglob("metrics.parquet"))
+
+
+def test_a_run_that_is_missing_from_a_sweep_or_lacks_its_experiment_is_no_whole_record(
+    cli: Cli, tmp_path: Path
+) -> None:
+    cli("sweep", "sweep.yaml", "--quiet", *HERE)
+    first, second, *_ = sorted(file.parent for file in tmp_path.rglob("experiment.yaml"))
+    (first / "experiment.yaml").unlink()
+    shutil.rmtree(second)
+    code, out, err = cli("verify", "runs")
+    assert code != 0
+    assert f"{first.name}/experiment.yaml: missing" in out + err
+    assert f"{second.name}: missing" in out + err

@@ -481,3 +481,14 @@ def test_one_assignment_gives_divshare_and_its_rivals_another_number_of_steps(fi
     assert [each.experiment.algorithm.local_steps for each in fewer] == [3] * len(steps)
     if seconds:
         assert [each.experiment.compute.seconds_per_step for each in fewer] == [0.5] * len(steps)
+
+
+@pytest.mark.parametrize("axis", ["rounds", "run", "status", "cause"])
+def test_an_axis_with_the_name_of_a_result_is_refused(tmp_path: Path, axis: str) -> None:
+    with pytest.raises(BadInput, match=f"grid.{axis}: a column of the results has this name"):
+        sweep(tmp_path, grid={axis: {"few": {"stop.rounds": 2}, "many": {"stop.rounds": 3}}})
+
+
+def test_a_file_with_any_name_is_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "_étude.yaml").write_text(yaml.safe_dump({"base": TINY}), encoding="utf-8")
+    assert Sweep.load(tmp_path / "_étude.yaml", out=tmp_path).name == "tude"

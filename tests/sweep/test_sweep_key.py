@@ -80,3 +80,19 @@ def test_what_is_in_the_data_root_is_taken_for_what_it_is_called(tmp_path: Path)
     before = sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
     data.write_text("another")
     assert sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
+
+
+def test_the_files_in_a_folder_count_too(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.csv").write_text("a,b\n" + "1,2\n" * 20)
+    task = {"name": "hub", "path": str(data), "inputs": "a", "targets": "b"}
+
+    def key() -> str:
+        [planned] = sweep(tmp_path, base={"task": task}).planned
+        return planned.run
+
+    before = key()
+    assert key() == before
+    (data / "train.csv").write_text("a,b\n" + "1,3\n" * 20)
+    assert key() != before

@@ -149,3 +149,9 @@ def test_labels_of_mixed_kinds_are_text(tmp_path: Path) -> None:
     table = sweep(tmp_path, grid={"batch_size": [4, "full"], "optimizer.lr": [1, 0.5]}).results()
     assert table["batch_size"].unique(maintain_order=True).to_list() == ["4", "full"]
     assert table["optimizer.lr"].unique(maintain_order=True).to_list() == [1.0, 0.5]
+
+
+def test_an_interval_without_width_is_at_the_mean() -> None:
+    table = pl.DataFrame({"cell": ["a", "a"], "seed": [1, 2], "status": ["done"] * 2, "cause": [None] * 2})
+    found = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
+    assert found.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)

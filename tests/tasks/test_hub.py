@@ -240,3 +240,10 @@ def test_crop_and_flip_moves_and_mirrors_images() -> None:
         assert any(torch.equal(each, p) or torch.equal(each, p.flip(2)) for p in places)
     assert torch.equal(found, crop_and_flip(images, np.random.default_rng(3), padding=2))
     assert not torch.equal(found, crop_and_flip(images, np.random.default_rng(4), padding=2))
+
+
+def test_the_test_split_is_no_part_of_the_training_data_whatever_its_name(tmp_path: Path) -> None:
+    drawn(10).drop("list", "ids").write_csv(tmp_path / "houses.csv")
+    drawn(5, 1).drop("list", "ids").write_csv(tmp_path / "holdout.csv")
+    task = hub(tmp_path, test="holdout")
+    assert (len(task.train[1]), len(task.test[1])) == (10, 5)

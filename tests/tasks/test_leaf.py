@@ -205,3 +205,18 @@ def test_femnist_of_a_data_root() -> None:
     assert (len(task.train[1]) + len(task.test[1]), len(CHARACTERS)) == (16_393, 62)
     assert float(task.train[0].max()) == 1
     assert float(task.train[0].mean()) > 0.7  # paper is 1
+
+
+def test_a_user_in_two_files_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path, "femnist")
+    (folder / "train" / "other.json").write_text((folder / "train" / "all_data_0.json").read_text())
+    with pytest.raises(BadInput, match="other.json: user user0 is in another file too"):
+        loaded(folder, "femnist")
+
+
+def test_users_without_samples_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "all.json").write_text(json.dumps({"user_data": {"ann": {"x": [], "y": []}}}))
+    with pytest.raises(BadInput, match="no user has samples"):
+        loaded(tmp_path, "femnist")

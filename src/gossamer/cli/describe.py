@@ -183,7 +183,7 @@ def verify(
     logging.getLogger("gossamer").setLevel(logging.CRITICAL)  # problems are printed below
     from gossamer.results.verify import problems_of, runs_in
 
-    folders = dict.fromkeys(folder for path in runs for folder in (path, *runs_in(path)))
+    folders = dict.fromkeys(folder for path in runs for folder in runs_in(path))
     found = {str(folder): problems_of(folder) for folder in folders}
     problems = [problem for each in found.values() for problem in each]
     if as_json:

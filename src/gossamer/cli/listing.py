@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import yaml
 from gossamer.cli import completion
 from gossamer.cli.options import Json, argument
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.results.formatting import ANY_WIDTH
 
 _WIDEST = 100
 _EXAMPLES = ("experiment", "sweep")
@@ -78,19 +80,23 @@ def _chosen(field: str, name: str, accepted: Mapping[str, Any]) -> Any:
 
 
 def _console() -> Any:
-    """A console with the terminal's width, up to a readable one, or 80 columns in a file or a pipe."""
+    """A console with the terminal's width, up to a readable one. In a file or a pipe nothing is cut."""
     from rich.console import Console
 
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    width = min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else ANY_WIDTH
     return Console(markup=False, highlight=False, width=width)
 
 
 def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
-    """Print names with a text next to each, which is wrapped or truncated."""
+    """Print names with a text next to each, which a terminal shows wrapped or truncated."""
     from rich.table import Table
 
+    longest = max(map(len, texts), default=0)
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(f"{name:{longest}}  {text}" for name, text in texts.items()))
+        return
     table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(no_wrap=True, min_width=max(map(len, texts), default=0))
+    table.add_column(no_wrap=True, min_width=longest)
     table.add_column(no_wrap=not whole, overflow="fold" if whole else "ellipsis", ratio=1)
     for row in texts.items():
         table.add_row(*row)

@@ -151,9 +151,10 @@ def sweep(
 
     loaded = Sweep.load(file, overrides or (), out)
     chosen = loaded.chosen(only or ())
+    from gossamer.results.groups import find_baseline
     from gossamer.sweep.display import as_data, print_summary, watching_sweep
     from gossamer.sweep.execute import run_sweep
-    from gossamer.sweep.table import compared
+    from gossamer.sweep.table import compared, groups_of
 
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
@@ -164,6 +165,8 @@ def sweep(
             print_plan(loaded, chosen)
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
+    if baseline is not None:
+        find_baseline(baseline, groups_of(loaded))  # refuses another name before the runs
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:

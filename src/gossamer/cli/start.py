@@ -46,15 +46,14 @@ def new(
     ] = None,
 ) -> None:
     """Write a new algorithm, an experiment with it, and a test of it."""
+    from gossamer.config import as_name
     from gossamer.config.registry import find
     from gossamer.config.schema import json_schema
 
     files = {
         file.name: file.read_text(encoding="utf-8") for file in sorted(_TEMPLATE.iterdir()) if file.is_file()
     }
-    experiment = files["experiment.yaml"].replace(
-        "my-study", re.sub(r"[^\w.-]", "-", folder.resolve().name), 1
-    )
+    experiment = files["experiment.yaml"].replace("my-study", as_name(folder.resolve().name), 1)
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         source = inspect.getsource(sys.modules[cls.__module__])

@@ -13,6 +13,7 @@ from gossamer.config.experiment import Stop as Stop
 from gossamer.config.experiment import Target as Target
 from gossamer.config.experiment import Timeline as Timeline
 from gossamer.config.experiment import WarmStart as WarmStart
+from gossamer.config.experiment import as_name as as_name
 from gossamer.config.experiment import assign as assign
 from gossamer.config.experiment import assign_all as assign_all
 from gossamer.config.experiment import engine_name as engine_name

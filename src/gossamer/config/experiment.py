@@ -238,6 +238,11 @@ _Codecs = (
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 
+def as_name(text: str) -> str:
+    """The name of an experiment or a sweep, made from a text such as a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:100] or "study"
+
+
 def engine_name(value: Any) -> Any:
     """The name in a file's ``engine`` field, which is not validated yet."""
     return value.get("name", "simulate") if isinstance(value, Mapping) else value
@@ -369,9 +374,9 @@ class Experiment(Section):
     @classmethod
     def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
         given = list(overrides)
+        if isinstance(raw.get("engine"), Mapping):
+            raw["engine"] = {"name": "simulate", **raw["engine"]}
         if engine is not None:
-            if isinstance(raw.get("engine"), Mapping):
-                raw["engine"] = {"name": "simulate", **raw["engine"]}
             # This counts as the last assignment. A different engine drops the options of the old one.
             given = [each for each in given if not each.startswith("engine.name=")]
             given.append(f"engine.name={engine}")

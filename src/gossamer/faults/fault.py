@@ -129,7 +129,7 @@ def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, 
         return tuple(sorted(set(which)))
     assert not isinstance(which, str)
     count = which if isinstance(which, int) else int(which * nodes + 0.5)
-    if count > nodes:
+    if not 1 <= count <= nodes:
         raise BadInput(f"{field}.nodes: {count} of {nodes} nodes; accepted: 1 to {nodes}")
     drawn = generator(seed, f"{field}.nodes").choice(nodes, count, replace=False)
     return tuple(sorted(int(rank) for rank in drawn))

@@ -111,6 +111,11 @@ class Churn(TemporaryFault):
         means = (self.mean_up_s, self.mean_down_s)
         if None in means if self.path is None else means != (None, None):
             raise ValueError("mean_up_s and mean_down_s, or path")
+        drawn = (self.nodes, self.by, self.from_s, self.to_s)
+        if self.path is not None and drawn != ("all", "crash", 0, None):
+            raise ValueError(
+                "nodes, by, from_s and to_s with mean_up_s and mean_down_s; the file has its own"
+            )
         return self
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:

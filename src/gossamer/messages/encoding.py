@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,33 +102,30 @@ def encode(payload: Payload) -> Encoded:
     return Encoded(structure, buffers)
 
 
-def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
+def freeze(payload: Payload, keep: Callable[[Tensor], bool], *, depth: int = 0) -> Payload:
     """The payload that the receiver would get: containers are copied (tuples become lists), tensors are
     detached and cloned. A tensor that can't change any more may be kept. TypeError for an object that can't
-    be sent; :func:`encode` checks the other limits."""
-
-    def frozen(item: Any, depth: int) -> Any:
-        if type(item) in _SCALARS:
+    be sent; :func:`encode` checks the other limits. ``depth`` containers are open around the payload."""
+    item: Any = payload
+    if type(item) in _SCALARS:
+        return item
+    if isinstance(item, Tensor):
+        if keep(item):
             return item
-        if isinstance(item, Tensor):
-            if keep(item):
-                return item
-            _check_tensor(item)
-            return item.detach().clone(memory_format=torch.contiguous_format)
-        if isinstance(item, Model):
-            return Model(*(frozen(vector, depth) for vector in item))
-        if isinstance(item, Part):
-            return Part(frozen(item.values, depth), frozen(item.where, depth), item.size)
-        if isinstance(item, dict | list | tuple):
-            if depth >= MAX_DEPTH:
-                raise ValueError(f"payload: nested deeper than {MAX_DEPTH} levels")
-            if isinstance(item, dict):
-                return {key: frozen(inner, depth + 1) for key, inner in item.items()}
-            return [frozen(inner, depth + 1) for inner in item]
-        # A codec's output has no other owner, so it need not be copied.
-        return item if isinstance(item, Coded) else _base(item)
-
-    return frozen(payload, 0)
+        _check_tensor(item)
+        return item.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(item, Model):
+        return Model(*(freeze(vector, keep, depth=depth) for vector in item))
+    if isinstance(item, Part):
+        return Part(freeze(item.values, keep, depth=depth), freeze(item.where, keep, depth=depth), item.size)
+    if isinstance(item, dict | list | tuple):
+        if depth >= MAX_DEPTH:
+            raise ValueError(f"payload: nested deeper than {MAX_DEPTH} levels")
+        if isinstance(item, dict):
+            return {key: freeze(inner, keep, depth=depth + 1) for key, inner in item.items()}
+        return [freeze(inner, keep, depth=depth + 1) for inner in item]
+    # A codec's output has no other owner, so it need not be copied.
+    return item if isinstance(item, Coded) else _base(item)
 
 
 _PROTECTED = "_gossamer_protected"
@@ -166,34 +164,41 @@ def overwrite(there: Any, saved: Any) -> Any:
 
 def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
     """A payload's structure and its tensors, on their devices. Only coordinates are copied."""
-    tensors: list[Tensor] = []
+    writer = _Writer()
+    return writer.pack(payload), writer.tensors
 
-    def pack(*items: Any) -> bytes:
-        return b"".join(msgpack.packb(item, default=extension, strict_types=True) for item in items)
 
-    def extension(item: Any) -> Any:
+class _Writer:
+    """Writes structures, and collects the tensors in them. (Its methods are no closures, since a cycle of these would
+    keep the tensors until Python looks for cycles.)"""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    def pack(self, *items: Any) -> bytes:
+        return b"".join(msgpack.packb(item, default=self._extension, strict_types=True) for item in items)
+
+    def _extension(self, item: Any) -> Any:
         """The msgpack form of an object that msgpack does not know."""
         if isinstance(item, Tensor):
             _check_tensor(item)
-            tensors.append(item)
+            self.tensors.append(item)
             return msgpack.ExtType(_TENSOR, struct.pack(f"<B{item.dim()}Q", _CODES[item.dtype], *item.shape))
         if isinstance(item, Part):
             _checked(item)
-            return msgpack.ExtType(_PART, pack(item.values, _narrow(item.where, item.size), item.size))
+            return msgpack.ExtType(_PART, self.pack(item.values, _narrow(item.where, item.size), item.size))
         if isinstance(item, Coded):
-            return msgpack.ExtType(_CODED, pack(item.payload))
+            return msgpack.ExtType(_CODED, self.pack(item.payload))
         if isinstance(item, Model):
             _checked(item)
             if item.buffers.shape[0]:
-                return msgpack.ExtType(_MODEL, pack(*item))
+                return msgpack.ExtType(_MODEL, self.pack(*item))
             if isinstance(item.parameters, Tensor):
-                return msgpack.ExtType(_PARAMETERS, extension(item.parameters).data)
-            return msgpack.ExtType(_MODEL, pack(item.parameters))
+                return msgpack.ExtType(_PARAMETERS, self._extension(item.parameters).data)
+            return msgpack.ExtType(_MODEL, self.pack(item.parameters))
         if isinstance(item, list | tuple):
             return list(item)
         return dict(item) if isinstance(item, dict) else _base(item)
-
-    return pack(payload), tensors
 
 
 @lru_cache(maxsize=1024)
@@ -323,7 +328,9 @@ class Reader:
 
     def __init__(self, data: bytes, buffers: Sequence[Tensor] | None, around: Reader | None = None) -> None:
         self._data, self._buffers = data, buffers
-        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=self._extension)
+        own = weakref.proxy(self)  # so that no cycle keeps the buffers
+        hook = lambda code, data: own._extension(code, data)  # noqa: E731
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=hook)
         self._unpacker.feed(data)
         self.at: Callable[[], int] = self._unpacker.tell  # number of bytes read
         self._count: Iterator[int] = itertools.count(1) if around is None else around._count

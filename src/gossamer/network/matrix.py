@@ -146,6 +146,9 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     numbers = cells.select(pl.all().cast(pl.Float64, strict=False))
     words = numbers.select(pl.all().is_null()).to_numpy() & cells.select(pl.all().is_not_null()).to_numpy()
     top, left = int(words[0, 1:].any()), int(words[1:, 0].any())
+    if not (top or left) and len(cells) == cells.width:
+        numbered = [None, *range(len(cells) - 1)]  # the names that pandas writes
+        top = left = int(list(numbers.row(0)) == numbered == numbers.to_series(0).to_list())
     if words[top:, left:].any():
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]

@@ -165,8 +165,8 @@ class Node:
             own: a vector of any length, or a :class:`Model`; integer vectors are summed in the ring of their dtype.
             inbox: rank -> a vector, a :class:`Part` of one or a :class:`Model`.
             weights: rank -> weight.
-            self_weight: weight of ``own``. None is one minus the sum of ``weights``. If it is given, the sum
-                is not checked.
+            self_weight: weight of ``own``. None is one minus the sum of ``weights``, which is negative if that
+                is above one.
             missing: what replaces values that did not arrive, from absent ranks or at coordinates that a part
                 lacks. None is the experiment's ``gather.missing``.
             aggregate: whether the experiment's aggregator combines the models in ``own`` and ``inbox``.

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from gossamer.config import Section
+from gossamer.errors import BadInput
 from gossamer.results.comparison import Number, compare, measure
 from gossamer.results.groups import Group, find_baseline
 
@@ -115,7 +116,12 @@ def combined_verdict(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _find(check: Check, groups: Sequence[Group]) -> Finding:
-    own = next(iter(find_baseline(check.cell, groups).groups.values()))
+    own, *others = dict.fromkeys(find_baseline(check.cell, groups).groups.values())
+    if others:
+        labels = ", ".join(group.label for group in (own, *others))
+        raise BadInput(
+            f"reproduction: {check.cell!r} is {len(others) + 1} groups; accepted: one, such as {labels}"
+        )
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
     row = compare(groups, [measure(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
     number = check.number

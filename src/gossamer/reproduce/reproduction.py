@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import polars as pl
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from gossamer.config import Section, examples
+from gossamer.config import Section, as_name, examples
 from gossamer.config.experiment import read_mapping
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput
@@ -21,12 +21,11 @@ from gossamer.reproduce.claims import Claim, Finding, Verdict, find
 from gossamer.results.folder import write_text
 from gossamer.results.formatting import bytes_text, seconds_text
 from gossamer.results.plots import write_figures
-from gossamer.sweep.sweep import Sweep, text_keys
+from gossamer.sweep.sweep import Overrides, Sweep
 from gossamer.sweep.table import compared, groups_of, results
 
 Size = Literal["small", "full"]
 _FOLDER = "reproductions"
-_Changes = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
 
 class Figure(Section):
@@ -54,8 +53,8 @@ class Reproduction(Section):
     paper: str
     published: str
     departures: list[str] = Field(default_factory=list)
-    small: _Changes
-    full: _Changes
+    small: Overrides
+    full: Overrides
     figure: Figure = Figure()
     claims: list[Claim] = Field(min_length=1)
 
@@ -90,9 +89,10 @@ def load(
         described.departures.append(
             f"These are the departures of the file itself; the small size changes {', '.join(described.small)} as well."
         )
+    raw.setdefault("name", as_name(file.stem))
     if size is not None:
         changes = deepcopy(dict(getattr(described, size)))
-        raw["name"] = f"{raw.get('name', file.stem)}-{size}"
+        raw["name"] = f"{raw['name']}-{size}"
         raw |= {field: changes.pop(field) for field in ("seeds", "cells", "grid") if field in changes}
         raw["overrides"] = {**(raw.get("overrides") or {}), **changes}
     return described, Sweep.of(raw, file.resolve().parent, overrides, out)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_ANY_WIDTH = 100_000
+ANY_WIDTH = 100_000
 _SMALL = 0.001
 _ANY_DIGITS = 12
 _LONGEST_VALUE = 24
@@ -66,7 +66,7 @@ def seconds_text(value: int | float | None) -> str:
 def bytes_unit(value: float) -> tuple[str, float]:
     """A suitable unit for a number of bytes, and its size in bytes."""
     units = ("B", "kB", "MB", "GB", "TB", "PB")
-    return next(((unit, 1000.0**i) for i, unit in enumerate(units) if value < 1000 ** (i + 1)), ("PB", 1e15))
+    return next(((unit, 1000.0**i) for i, unit in enumerate(units) if value < 999.5 * 1000**i), ("PB", 1e15))
 
 
 def bytes_text(value: int | float | None) -> str:
@@ -115,7 +115,7 @@ def print_table(
         shown.add_column(heading, overflow="fold", justify="right" if number else "left", no_wrap=number)
     for row in rows:
         shown.add_row(*row)
-    width = None if sys.stdout.isatty() else _ANY_WIDTH
+    width = None if sys.stdout.isatty() else ANY_WIDTH
     Console(markup=False, highlight=False, width=width).print(shown)
 
 

@@ -313,7 +313,7 @@ def load_runs(path: str | Path) -> list[Run]:
         return _swept(path)
     sweeps = sorted(file.parent for file in path.glob("*/sweep.json"))
     runs = [Run(folder) for folder in sorted(_folders(path)) if not {*folder.parents} & {*sweeps}]
-    return runs + [run for sweep in sweeps for run in _swept(sweep)] or [load_run(path)]
+    return runs + [run for sweep in sweeps for run in _swept(sweep, required=False)] or [load_run(path)]
 
 
 def _folders(path: Path) -> list[Path]:
@@ -323,15 +323,15 @@ def _folders(path: Path) -> list[Path]:
     return [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
 
 
-def _swept(folder: Path) -> list[Run]:
-    """The finished runs of a sweep, from its ``sweep.json``."""
+def _swept(folder: Path, *, required: bool = True) -> list[Run]:
+    """The finished runs of a sweep, from its ``sweep.json``. BadInput if they are ``required`` and none is."""
     path = folder / "sweep.json"
     entries = files.read_json(path, SweepRecord, folder, recorder.MOST_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
     for entry in done:
         files.checked(folder / entry["folder"] / "experiment.yaml", root=folder, accepted="a run")
     runs = [Run(folder / entry["folder"], entry["cell"], dict(entry.get("labels") or {})) for entry in done]
-    if not runs:
+    if required and not runs:
         raise BadInput(f"{folder}: no run of the sweep is done; accepted: a sweep with runs that are")
     if len(runs) < len(entries):
         log.info("%s: %d of %d runs are done; the others are left out", folder, len(runs), len(entries))

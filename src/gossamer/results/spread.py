@@ -17,7 +17,7 @@ from gossamer.errors import BadInput
 from gossamer.results.formatting import NOTHING, Table, interval_text, is_share, metric_title
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
-from gossamer.results.tidy import check_recorded, confidence, mean_over_rounds
+from gossamer.results.tidy import assigned, check_recorded, confidence, mean_over_rounds
 
 
 def hops(run: Run, metric: str) -> dict[int, int]:
@@ -38,32 +38,34 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
     """A metric of a run by distance, from the evaluations that all nodes at the distance have. A row per
     distance: ``hops``; ``nodes``, the number of nodes; ``area``, the mean over the rounds of the nodes' mean
     (by trapezoids); ``final``, their mean at the end; ``half_round``, the first round in which their mean is
-    halfway from its first value to the sources' last value (null if it never is, or if the sources end below
-    the first value)."""
+    halfway from its first value to the sources' last value (null if it never is, if the sources end below
+    the first value, or if they are not evaluated). Where evaluations are timed, a round is the mean of the
+    nodes' rounds."""
     distances = hops(run, metric)
     schema = {"node": pl.Int32, "hops": pl.Int64}
     at = pl.DataFrame({"node": distances.keys(), "hops": distances.values()}, schema=schema)
-    rows = (
-        run.metrics.filter(pl.col(metric).is_not_null())
-        .unique(("node", "round"), keep="last")
-        .join(at, "node")
-    )
+    rows = assigned(run).filter(pl.col(metric).is_not_null()).join(at, "node")
     if rows.is_empty():
         raise BadInput(
             f"--by-hops {metric}: no node of the run {run.id} has recorded it; accepted: evaluation.nodes: all"
         )
     means = (
-        rows.group_by("hops", "round").agg(nodes=pl.len(), mean=pl.col(metric).mean()).sort("hops", "round")
+        rows.group_by("hops", "point")
+        .agg(nodes=pl.len(), mean=pl.col(metric).mean(), round=pl.col("round").mean())
+        .sort("hops", "point")
     )
     means = means.filter(pl.col("nodes") == pl.col("nodes").max().over("hops"))
     found: list[dict[str, Any]] = []
+    goal: float | None = None  # of the sources, which come first
     for (distance,), curve in means.group_by("hops", maintain_order=True):
         first, last = curve["mean"][0], curve["mean"][-1]
         area = mean_over_rounds(curve["round"].to_numpy(), curve["mean"].to_numpy())
         row = {"hops": distance, "nodes": curve["nodes"][0], "area": last if area is None else area}
-        goal = next((each["final"] for each in found if each["hops"] == 0), last)
-        arrived = curve.filter(pl.col("mean") >= (first + goal) / 2)["round"]
-        late = arrived.cast(pl.Float64).first() if goal > first else None
+        if distance == 0:
+            goal = last
+        late = None
+        if goal is not None and goal > first:
+            late = curve.filter(pl.col("mean") >= (first + goal) / 2)["round"].first()
         found.append({**row, "final": last, "half_round": late})
     return pl.DataFrame(found, schema_overrides={"half_round": pl.Float64})
 

@@ -19,9 +19,10 @@ _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", 
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The folders of all runs in a folder, which may be that of a run, of a sweep, or of runs and sweeps.
-    BadInput for a folder without runs."""
-    return sorted(file.parent for file in path.rglob("experiment.yaml")) or [load_run(path).path]
+    """The folders of all runs and sweeps in a folder, which may be one itself. BadInput for a folder without
+    runs."""
+    names = ("experiment.yaml", "status.json", "sweep.json")
+    return sorted({file.parent for name in names for file in path.rglob(name)}) or [load_run(path).path]
 
 
 def problems_of(path: Path) -> list[str]:
@@ -36,7 +37,12 @@ def problems_of(path: Path) -> list[str]:
             return None
 
     if (path / "sweep.json").exists():
-        attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MOST_FIGURES_BYTES)
+        record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MOST_FIGURES_BYTES)
+        for folder in [each["folder"] for each in (record or {"runs": []})["runs"] if each["folder"]]:
+            if not (path / folder).exists():
+                found.append(f"{path / folder}: missing; accepted: the folder of each run in sweep.json")
+    elif not (path / "experiment.yaml").exists():
+        found.append(f"{path / 'experiment.yaml'}: missing; accepted: the whole record of a run")
     if (path / "experiment.yaml").exists():
         for part in _PARTS:
             attempt(getattr, Run(path), part)

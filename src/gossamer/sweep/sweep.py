@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
-from gossamer.config import Experiment, Section, assign, assign_all, examples
+from gossamer.config import Experiment, Section, as_name, assign, assign_all, examples
 from gossamer.config.experiment import Seed, ordered, read_mapping
 from gossamer.config.registry import placed
 from gossamer.config.validation import bad_input
@@ -45,8 +45,10 @@ def _counted(value: Any) -> Any:
     return value
 
 
+COLUMNS = {"run", "status", "cause", "rounds", "time_s", "wall_s", "bytes_sent"}
+"""Columns of the results, after which no axis is named."""
 _Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
-_Overrides = Annotated[dict[str, Any], BeforeValidator(text_keys)]
+Overrides = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
 
 class SweepFile(Section):
@@ -54,10 +56,10 @@ class SweepFile(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     base: str | dict[str, Any]
-    overrides: _Overrides | None = None
+    overrides: Overrides | None = None
     seeds: Annotated[list[Seed] | None, BeforeValidator(_counted)] = None
-    cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(text_keys)] = None
-    grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(text_keys)] = None
+    cells: Annotated[dict[_Name, Overrides | None] | None, BeforeValidator(text_keys)] = None
+    grid: Annotated[dict[str, list[Any] | Overrides] | None, BeforeValidator(text_keys)] = None
     reproduction: dict[str, Any] | None = None  # read by gossamer reproduce
 
     @field_validator("cells", "grid", "seeds")
@@ -104,6 +106,10 @@ def _cells(file: SweepFile, base_name: str) -> list[Cell]:
     cells and grid has one cell, ``base_name``."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
     _check_not_own("grid", file.grid or {})
+    for key in COLUMNS & (file.grid or {}).keys():
+        raise BadInput(
+            f"grid.{key}: a column of the results has this name; accepted: another name of the axis"
+        )
     for name, overrides in named.items():
         _check_not_own(f"cells.{name}", overrides or {})
     axes = [[(key, *each) for each in _axis(key, values)] for key, values in (file.grid or {}).items()]
@@ -221,7 +227,7 @@ class Sweep:
             raise BadInput(
                 f"{path}: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)"
             )
-        raw = {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}
+        raw = {"name": as_name(file.stem), **raw}
         return cls.of(raw, file.resolve().parent, overrides, out)
 
     @classmethod
@@ -353,12 +359,21 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():
         try:
-            digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+            digests[path] = _digest(path)
         except OSError:  # the run will report it
             digests[path] = None
     if paths:
         described["files"] = {str(path): digests[path] for path in paths}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    """A hash of a file, or of the names and contents of the files of a folder."""
+    if not path.is_dir():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    inner = sorted(file for file in path.rglob("*") if file.is_file())
+    listed = "".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in inner)
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _paths(value: Any) -> Iterator[Path]:

@@ -149,11 +149,17 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
     values = pl.col(metric).cast(pl.Float64).filter(status="done").drop_nulls()
     cells = table.group_by(labels, maintain_order=True).agg(values)
     found = [confidence(each) for each in cells[metric].to_list()]
+    ends = [
+        (None, None)
+        if each is None or each.half_width is None
+        else (each.mean - each.half_width, each.mean + each.half_width)
+        for each in found
+    ]
     figures = {
         "runs": [each.count if each else 0 for each in found],
         "mean": [each and each.mean for each in found],
-        "low": [each and each.half_width and each.mean - each.half_width for each in found],
-        "high": [each and each.half_width and each.mean + each.half_width for each in found],
+        "low": [low for low, _ in ends],
+        "high": [high for _, high in ends],
     }
     kinds = {"runs": pl.Int64, **dict.fromkeys(("mean", "low", "high"), pl.Float64)}
     return cells.drop(metric).hstack(pl.DataFrame(figures, schema=kinds))

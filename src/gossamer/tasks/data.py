@@ -209,21 +209,22 @@ def hub_folder(
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def read_split(place: Path, split: str) -> pl.DataFrame:
+def read_split(place: Path, split: str, *others: str) -> pl.DataFrame:
     """The rows of a split, from Parquet, Arrow (as saved by ``datasets``), CSV or JSON Lines files, texts
     (one row per file, ``text``) or images (``image``, and ``label``, the folder's name). Empty if there is no
-    such split.
+    such split. ``others`` are further splits that the folder may have.
 
-    The name of a split is the first word of the name of each file or of a parent folder. A single file is the
-    split ``train``, and so is a folder without names of splits. BadInput for a file that can't be read."""
+    The name of a split is the first word of the name of each file or of a parent folder. Where nothing is
+    named ``train``, the files of no other split are. BadInput for a file that can't be read."""
     kinds = [[pattern] for pattern in DATA] + [list(IMAGES)]
     found = [place] if place.is_file() else []
     for patterns in kinds:
         found = found or [path for pattern in patterns for path in place.rglob(pattern)]
     found = sorted(path for path in found if not path.name.startswith("cache-"))  # of datasets
     words = {path: _first_words(path.relative_to(place)) for path in found}
-    named = any(each & {"train", "test", "validation", split} for each in words.values())
-    chosen = [path for path in found if split in words[path] or (split == "train" and not named)]
+    chosen = [path for path in found if split in words[path]]
+    if split == "train" and not chosen:
+        chosen = [path for path in found if not words[path] & {"test", "validation", *others}]
     tables = [_read_table(path) for path in chosen]
     return pl.concat(tables) if tables else pl.DataFrame()
 

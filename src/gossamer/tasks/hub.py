@@ -102,7 +102,7 @@ class Hub(data.Source, TaskSource):
         place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not place.exists():
             raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
-        train, test = data.read_split(place, self.train), data.read_split(place, self.test)
+        train, test = data.read_split(place, self.train, self.test), data.read_split(place, self.test)
         for field, split, rows in (("train", self.train, train), ("test", self.test, test)):
             if rows.is_empty() and split != "test":
                 raise BadInput(f"task.{field}: {place} has no rows of the split {split!r}; accepted: some")

@@ -52,12 +52,17 @@ def read_users(folder: Path) -> Users:
     for file in sorted(folder.glob("*.json")):
         try:
             users = json.loads(file.read_bytes())["user_data"]
-            found |= {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in users.items()}
+            here: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in users.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             accepted = "LEAF's, with user_data: user -> x, y"
             raise BadInput(
                 f"task.path: {file} can't be read ({cause(error)}); accepted: {accepted}"
             ) from None
+        if twice := here.keys() & found.keys():
+            raise BadInput(
+                f"task.path: {file}: user {min(twice)} is in another file too; accepted: each user once"
+            )
+        found |= here
     if not found:
         raise BadInput(
             f"task.path: {folder} has no users in JSON files; accepted: LEAF's folder with train and test"
@@ -127,6 +132,8 @@ class LeafTask(TaskSource):
                     f"task.path: {file}, user {user}: {cause(error)}; accepted: {accepted}"
                 ) from None
         counts = torch.tensor([len(targets) for _, targets in pairs])
+        if not counts.any():
+            raise BadInput("task.path: no user has samples; accepted: LEAF's folder with train and test")
         inputs, targets = (torch.cat([pair[k] for pair in pairs if len(pair[1])]) for k in (0, 1))
         return inputs, targets, torch.arange(len(pairs)).repeat_interleave(counts)
 
