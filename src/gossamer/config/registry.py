@@ -20,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PydanticUserError,
     ValidationError,
     create_model,
     field_validator,
@@ -250,6 +251,11 @@ def imported(path: str, source: str) -> Any:
             f"{source}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
     except Exception as error:
+        if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
+            fault = error.message.partition(". ")[0]
+            raise BadInput(
+                f"{source}: in {module_name!r}: {fault}; accepted: a type, such as steps: int = 5"
+            ) from None
         raise BadInput(f"{source}: importing {module_name!r} raised {cause(error)}") from error
     finally:
         _imported.pop()

@@ -89,6 +89,7 @@ class Trainer(ABC):
 
     name = ""
     evaluates_many = False  # whether models are then also evaluated many at once
+    compiles_first = False  # whether the first step waits for compilation
 
     def __init__(
         self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None

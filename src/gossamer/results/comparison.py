@@ -54,10 +54,13 @@ COLUMNS: dict[str, Any] = {
 }
 
 _NOTE = (
-    "Means over runs ± half of the 95 % confidence interval (Student's t). Without a number of every run there is no mean."
+    "Means over runs ± half of the 95 % confidence interval (Student's t). A mean is shown only if every run has a value."
     " Of runs that were repeated with the same seed, the newest that is done counts."
 )
-_PAIRED = " Differences and ratios are of pairs of runs with the same seed, so their intervals leave out what the seed does."
+_PAIRED = (
+    " Differences and ratios are of pairs of runs with the same seed, so variation that a seed causes in both runs of a pair"
+    " cancels out."
+)
 
 
 class Measure(NamedTuple):

@@ -40,7 +40,7 @@ def test_auto_is_recorded_as_what_it_stood_for(tmp_path: Path) -> None:
     observer = Listening()
     first = play(tmp_path, observer)
     assert first.experiment["engine"]["trainer"] == "fused"
-    assert "trainer: fused (compiled at its first use, for some seconds)" in observer.said
+    assert "trainer: fused" in observer.said
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
     assert_frame_equal(first.metrics.drop("wall_s"), again.metrics.drop("wall_s"), check_exact=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ class FusedTrainer(Trainer):
         classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
         labels = targets if classes else none.astype(np.int64)
         self._samples = inputs, labels, none.astype(np.float32) if classes else targets
+        cache = kernels.train.stats.cache_path
+        self.compiles_first = not (cache and any(Path(cache).glob("kernels.train-*.nbi")))
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         if self._rule is None:

@@ -179,12 +179,9 @@ class Executor:
         assert isinstance(experiment.engine, Simulate)
         self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, rows, workers)
         if experiment.engine.trainer == "auto":
-            why = (
-                f"not fused: {setup.not_fused}"
-                if setup.not_fused
-                else "compiled at its first use, for some seconds"
-            )
-            say(f"trainer: {setup.trainer} ({why})")
+            say(f"trainer: {setup.trainer}" + (f" (not fused: {setup.not_fused})" if setup.not_fused else ""))
+        if self.trainer.compiles_first:
+            say("the trainer's kernels are compiled first, which takes some seconds, once")
         device, samples = experiment.engine.device, experiment.evaluation.samples
         together = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, together)
