@@ -153,8 +153,9 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         )
     checkpoint.check(experiment)
     ended = checkpoint.experiment["stop"]["rounds"]
-    if stop.rounds != ended and ended in checkpoint.rounds.values() and not experiment.algorithm.gathers:
-        # An asynchronous node behaves differently after its last round.
+    together = experiment.algorithm.gathers and not checkpoint.ends_apart(ended)
+    if stop.rounds != ended and ended in checkpoint.rounds.values() and not together:
+        # A node behaves differently after its last round.
         earlier = newest(
             folder.checkpoints, verified=True, fits=lambda checkpoint: ended not in checkpoint.rounds.values()
         )

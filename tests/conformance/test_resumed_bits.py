@@ -511,3 +511,68 @@ def test_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> No
     assert not rows.select("node", "round").is_duplicated().any()
     losses = rows.group_by("round").agg(pl.col("test_loss").mean()).sort("round")["test_loss"]
     assert losses[-1] < losses[0] / 3
+
+
+TICKS: dict[str, Any] = {
+    "algorithm": "d-psgd",
+    "compute": {"name": "constant", "seconds_per_step": 0.1},
+    "evaluation": {"every_s": 0.2, "every_rounds": 2},
+    "checkpoint": {"every_rounds": 2, "keep": 100},
+}
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "given", "changes"),
+    [
+        ({"time_s": 0.4}, {"time_s": 0.8}, "stop.time_s=0.8", {}),
+        ({"rounds": 4}, {"rounds": 8}, "stop.rounds=8", {}),
+        (
+            {"rounds": 5},
+            {"rounds": 10},
+            "stop.rounds=10",
+            {"compute": {"name": "per-node", "seconds_per_step": [0.1, 0.1, 0.1, 0.35]}},
+        ),
+        (
+            {"rounds": 10, "bytes": 2000},
+            {"rounds": 20, "bytes": 2000},
+            "stop.rounds=20",
+            {"evaluation": {"every_rounds": 2}},
+        ),
+    ],
+    ids=["time", "rounds", "nodes that end apart", "bytes"],
+)
+def test_an_extended_run_has_every_row_of_a_longer_one(
+    tmp_path: Path, short: dict[str, Any], long: dict[str, Any], given: str, changes: dict[str, Any]
+) -> None:
+    def experiment(stop: dict[str, Any]) -> Experiment:
+        return Experiment.of({**SETTINGS, **PLAIN, **TICKS, **changes, "stop": stop})
+
+    whole = gossamer.run(experiment(long), tmp_path / "whole")
+    resumed = gossamer.resume(gossamer.run(experiment(short), tmp_path / "short").path, [given])
+    key = ["node", "time_s", "round", "moment"]
+    columns = [*key, "test_loss", "bytes_sent", "bytes_received", "train_loss"]
+    one, other = (run.metrics.select(columns).sort(key) for run in (whole, resumed))
+    assert one.equals(other)
+    assert torch.equal(whole.parameters, resumed.parameters)  # type: ignore[arg-type]
+
+
+def test_checkpoints_keep_no_messages_to_nodes_that_have_ended(tmp_path: Path) -> None:
+    """Nobody reads them; the last node makes ten times as many."""
+    peaks = [
+        gossamer.run(
+            Experiment.of(
+                {
+                    **SETTINGS,
+                    **PLAIN,
+                    "algorithm": "swift",
+                    "compute": {"name": "per-node", "seconds_per_step": [0.01] * 3 + [0.1]},
+                    "evaluation": {"every_rounds": None},
+                    "checkpoint": {"every_rounds": rounds // 3},
+                    "stop": {"rounds": rounds},
+                }
+            ),
+            tmp_path,
+        ).figures["peak_vectors"]
+        for rounds in (30, 90)
+    ]
+    assert peaks[1] < 1.3 * peaks[0]

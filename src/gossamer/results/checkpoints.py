@@ -59,6 +59,11 @@ class RunCheckpoint:
         identity |= {"rank": str(rank), "round": str(self.rounds[rank])}
         return checkpoint.read(self.path(rank), identity, place)
 
+    def ends_apart(self, rounds: int | None) -> bool:
+        """Whether nodes had ended after this many rounds while others continued (in a simulation)."""
+        ended = [rank for rank, count in self.rounds.items() if count == rounds]
+        return any(self.time_s is not None and self.times_s[rank] < self.time_s for rank in ended)
+
     def snapshots(self, asked: Checkpoints) -> int:
         """The number of snapshots that some node has already taken, which a run that continues from here need
         not take."""
@@ -221,7 +226,10 @@ def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int
     for kind, keep in kept.items():
         path = folder.path / f"{kind}.parquet"
         if path.exists():
-            write_table(path, files.read_table(path, folder.path).filter(keep))
+            table = files.read_table(path, folder.path).filter(keep)
+            if kind == "metrics" and "moment" in table.columns:
+                table = table.with_columns(pl.col("moment").str.replace(f"{MOMENTS}end", "", literal=True))
+            write_table(path, table)
     if checkpoint.time_s is None and (folder.path / "setup.json").exists():
         setup, last = read_setup(folder.path), max(checkpoint.rounds.values())
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}

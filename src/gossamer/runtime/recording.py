@@ -17,8 +17,8 @@ from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import RunCheckpoint
+from gossamer.results.recorder import MOMENTS, average, consensus_distance
 from gossamer.results.recorder import NETWORK as NETWORK
-from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
@@ -302,8 +302,8 @@ class RunRecord:
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
         self._view_rounds = 0  # those of the last graph of views
         self.reached = False
-        # In a replayed run: the time of each node's last row, and the target's metric by node and time.
-        self._on_record: dict[int, float] = {}
+        # In a replayed run: what is on record, as (node, time, moment), and the target's metric by node and time.
+        self._on_record: set[tuple[int, float, str]] = set()
         self._values: dict[tuple[int, float], Any] = {}
         self._graphs_on_record = -1
         self._need: Callable[[int], None] = lambda rank: None
@@ -329,15 +329,15 @@ class RunRecord:
         """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.
         ``need`` is called with the rank of each node whose model an unrecorded row needs."""
         self._need, self._graphs_on_record = need, graphs
-        times_s = metrics.group_by("node").agg(pl.col("time_s").max())
-        self._on_record = dict(times_s.iter_rows())
+        moments = pl.col("moment").fill_null("round").str.split(MOMENTS)
+        self._on_record = set(metrics.select("node", "time_s", moments).explode("moment").iter_rows())
         if self._metric in metrics.columns:
             values = metrics.select("node", "time_s", self._metric).iter_rows()
             self._values = {(rank, time_s): value for rank, time_s, value in values}
 
-    def is_on_record(self, rank: int, time_s: float) -> bool:
-        """Whether the record has a row of a node (or the network) at this time."""
-        return time_s <= self._on_record.get(rank, -1.0)
+    def is_on_record(self, rank: int, time_s: float, moment: Moment) -> bool:
+        """Whether the record has this row of a node (or the network)."""
+        return (rank, time_s, moment_text(moment)) in self._on_record
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models, by round, at evaluation points that other nodes have not reached yet."""
@@ -382,7 +382,7 @@ class RunRecord:
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
         rank, time_s = row["node"], row["time_s"]
-        if not self.is_on_record(rank, time_s):
+        if not self.is_on_record(rank, time_s, moment):
             self._metrics.append(row)
             self._show(row)
         elif self._metric is not None:
@@ -399,7 +399,7 @@ class RunRecord:
             "wall_s": max(row["wall_s"] for row in rows),
             "moment": moment_text(moment),
         }
-        if not self.is_on_record(NETWORK, row["time_s"]):
+        if not self.is_on_record(NETWORK, row["time_s"], moment):
             for rank in snapshots:
                 self._need(rank)
             parameters = [model.parameters for model in models]

@@ -330,3 +330,50 @@ def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> Non
         55_000, abs=3
     )  # three connections at once, where links are shared
     assert traffic.messages_cancelled == 31 - traffic.messages_sent
+
+
+@both
+@pytest.mark.parametrize("every_ms", [0.5, 1.5])
+def test_changes_elsewhere_do_not_matter(sharing: str, every_ms: float) -> None:
+    """A byte takes a millisecond; another node's uplink changes all the time."""
+
+    def conditions(elsewhere: float) -> Map:
+        return Map([0.008, elsewhere, *[8.0] * 6], lambda source, to: Path((source, 4 + to)))
+
+    then = [(every_ms / 1000 * k, conditions(8.0 + k % 2)) for k in range(1, 500)]
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions(8.0), then=then))
+    scene.send(0, 1, of_size(1000))
+    assert scene.play()[0][2] == pytest.approx(1000 * MS, abs=US)
+
+
+@pytest.mark.parametrize("elsewhere_s", [[], [1.05], [1.05, 1.1], [0.5]])
+def test_bits_on_a_long_path_keep_their_times_through_changes(elsewhere_s: list[float]) -> None:
+    """1 MB leaves at 10 MB/s for 0.1 s and then hardly; the downlink slows down while the last bits arrive."""
+
+    def conditions(up: float, down: float, other: float) -> Map:
+        return Map(
+            [up, other, 8.0, 8.0, 8.0, down, 8.0, 8.0],
+            lambda source, to: Path((source, 4 + to), latency_s=1.0),
+        )
+
+    then, up, down, other = [], 80.0, 80.0, 8.0
+    for at_s, what in sorted([(0.1, "up"), (1.15, "down"), *((at_s, "other") for at_s in elsewhere_s)]):
+        up, down = (0.008 if what == "up" else up), (0.8 if what == "down" else down)
+        other = 17 - other if what == "other" else other
+        then.append((at_s, conditions(up, down, other)))
+    scene = Scene(4, Drawn(sharing="fifo", first=conditions(80.0, 80.0, 8.0), then=then))
+    scene.send(0, 1, of_size(1_001_000))
+    assert scene.play()[0][2] == pytest.approx(2100 * MS, abs=US)
+
+
+@both
+def test_nothing_crosses_a_link_that_stops_when_its_path_changes(sharing: str) -> None:
+    """100 KB at 1 MB/s; the uplink has no rate from 0.05 s to 10 s, and the path another limit."""
+
+    def conditions(mbps: float, limit: float) -> Map:
+        return Map([mbps, *[8.0] * 7], lambda source, to: Path((source, 4 + to), rate=limit))
+
+    then = [(0.05, conditions(0.0, 9e5)), (10.0, conditions(8.0, 1e6))]
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions(8.0, 1e6), then=then))
+    scene.send(0, 1, of_size(100_000))
+    assert scene.play()[0][2] == pytest.approx(10_050 * MS, abs=US)

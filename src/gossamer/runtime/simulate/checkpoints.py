@@ -49,7 +49,7 @@ class SimCheckpoints:
     ) -> None:
         experiment = context.setup.experiment
         self._context, self._recorder, self._nodes, self._replay = context, recorder, nodes, replay
-        self._asked = experiment.checkpoint
+        self._asked, self._gathers = experiment.checkpoint, experiment.algorithm.gathers
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
         context.links.flights = self
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
@@ -82,10 +82,22 @@ class SimCheckpoints:
             self._look_at(node)  # its rounds are over, but its tasks may still answer messages
         if self._replay is not None:
             message = self._replay.delivered(message, rank)
-        for round_end in {self._newest.get(rank), *(parts.get(rank) for parts in self._open.values())}:
-            if round_end is not None:
+        if (
+            self._gathers or not node.mailbox.retired
+        ):  # otherwise no task will take it, in a resumed run neither
+            for round_end in self._round_ends_before(message, rank):
                 round_end.since.append(message)
         node.deliver(message)
+
+    def _round_ends_before(self, message: Message, rank: int) -> set[_RoundEnd]:
+        """The saved states of a node to which an arriving message may have been in flight: it was not sent after its
+        sender was saved."""
+        found = {self._newest[rank]} if rank in self._newest else set()
+        for parts in self._open.values():
+            sender = parts.get(message.source)
+            if rank in parts and (sender is None or message.number < sender.sent.get(rank, 0)):
+                found.add(parts[rank])
+        return found
 
     def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round, unless it computes in the background."""

@@ -212,7 +212,6 @@ class FairLinks(Links):
         connection.pause = WINDOW if transfer.size > WINDOW else 0
         path = self._leave(transfer)
         self._route(connection, path, transfer.lost)
-        self._predict(connection)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
         """Route a connection. A lost message uses only its uplink."""
@@ -228,6 +227,7 @@ class FairLinks(Links):
             connection.links, connection.weight, connection.limit = links, weight, limit
             self._shares.add(connection)
             self._update_at(self.clock.now_ns)
+        self._predict(connection)
 
     def _end(self, connection: _Connection) -> None:
         connection.messages.popleft()

@@ -217,6 +217,8 @@ class FaultRunner:
             if restarted:
                 for other in self.presence.remembering(rank) & self._up:
                     self._nodes[other].mailbox.forget_late({rank})
+        if (last := self._experiment.stop.rounds) is not None:
+            least = min(least, last)
         first = self.presence.join(rank, least)
         if self._gathers:
             for _, waiter in self.presence.watching(rank):

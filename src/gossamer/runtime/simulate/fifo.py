@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,21 +24,34 @@ class _FifoTransfer(Transfer):
     """A transfer over an uplink and a downlink."""
 
     rate: float = 0.0  # of the uplink, bytes per second
-    mark_ns: int = 0  # when the rate last changed
-    gone: int = 0  # bytes that had left by then
+    # The instants at which the rate changed, its start first, each with the bytes that had left by then.
+    marks: list[tuple[int, float]] = field(default_factory=list)
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
-    taken: int = 0  # bytes that the downlink had taken by then
+    taken: float = 0  # bytes that the downlink had taken by then
     last_bit_ns: int = 0  # when the downlink will have taken all of it
     event: ClockEvent | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
-        if time_ns >= self.end_ns:
-            return self.carried
-        if time_ns < self.mark_ns:
-            since, until, before, after = self.start_ns, self.mark_ns, 0, self.gone
-        else:
-            since, until, before, after = self.mark_ns, self.end_ns, self.gone, self.carried
-        return before + (after - before) * max(time_ns - since, 0) // (until - since)
+        """Whole bytes that have left by an instant."""
+        before, more, part, whole = self._between(time_ns)
+        return int(before + more * part // whole)
+
+    def exactly_gone_by(self, time_ns: int) -> float:
+        before, more, part, whole = self._between(time_ns)
+        return before + more * part / whole
+
+    def _between(self, time_ns: int) -> tuple[float, float, int, int]:
+        """The bytes that had left by the last mark, those that leave until the next one, and the time since
+        then of the time between them, in nanoseconds."""
+        until = self.end_ns
+        after: float = self.carried  # (an integer, unless the rate has changed)
+        if time_ns >= until:
+            return self.carried, 0, 0, 1
+        for since, before in reversed(self.marks):
+            if time_ns >= since:
+                return before, after - before, time_ns - since, until - since
+            until, after = since, before
+        return 0, 0, 0, 1
 
 
 class FifoLinks(Links):
@@ -87,15 +100,21 @@ class FifoLinks(Links):
             self._schedule(transfer, self.clock.now_ns + transfer.latency_ns, Order.ARRIVAL, self._arrive)
 
     def _pace(self, transfer: _FifoTransfer, path: Path | None) -> None:
+        now_ns = self.clock.now_ns
+        gone = transfer.exactly_gone_by(now_ns) if transfer.marks else 0
+        transfer.marks.append((now_ns, gone))
+        transfer.rate = self._rate_of(transfer, path)
+        transfer.end_ns = now_ns + duration_ns(transfer.size - gone, transfer.rate)
+        if transfer.lost and transfer.size > WINDOW:
+            transfer.accept_at(transfer.end_ns)
+
+    def _rate_of(self, transfer: _FifoTransfer, path: Path | None) -> float:
         rate = self._rates[transfer.message.source]
         if path is not None and not transfer.lost:
             rate = min(rate, path.rate)
             for link in path.links[1:-1]:
                 rate = min(rate, self._rates[link])
-        transfer.rate, transfer.mark_ns = rate, self.clock.now_ns
-        transfer.end_ns = transfer.mark_ns + duration_ns(transfer.size - transfer.gone, rate)
-        if transfer.lost and transfer.size > WINDOW:
-            transfer.accept_at(transfer.end_ns)
+        return rate
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         uplink = self._uplinks[rank]
@@ -161,10 +180,11 @@ class FifoLinks(Links):
     def _changed(self, before: list[float]) -> None:
         now = self.clock.now_ns
         for rank, downlink in enumerate(self._downlinks):
-            if downlink and (first := downlink[0]).begin_ns < now:
-                at_most = before[self._nodes + rank] * ((now - first.begin_ns) / NS)
-                arrived = first.gone_by(now - first.latency_ns)
-                first.taken = int(min(first.taken + at_most, arrived))
+            rate = before[self._nodes + rank]
+            if rate != self._rates[self._nodes + rank] and downlink and (first := downlink[0]).begin_ns < now:
+                at_most = rate * ((now - first.begin_ns) / NS)
+                arrived = first.exactly_gone_by(now - first.latency_ns)
+                first.taken = min(first.taken + at_most, arrived)
                 first.begin_ns = now
         for rank, uplink in enumerate(self._uplinks):
             self._settle(rank)
@@ -179,13 +199,13 @@ class FifoLinks(Links):
 
     def _replan(self, transfer: _FifoTransfer) -> None:
         """Replan a message that is being sent, under new conditions. Without a path it is lost."""
-        source, now = transfer.message.source, self.clock.now_ns
-        transfer.gone = transfer.gone_by(now)
-        path = self._conditions.path(source, transfer.to)
+        path = self._conditions.path(transfer.message.source, transfer.to)
         if path is None and not transfer.lost:
             transfer.lost = True
             if transfer.event is not None:
                 transfer.event.cancel()
             if transfer in self._downlinks[transfer.to]:
                 self._downlinks[transfer.to].remove(transfer)
+        elif self._rate_of(transfer, path) == transfer.rate:
+            return
         self._pace(transfer, path)

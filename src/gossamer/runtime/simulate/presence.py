@@ -39,7 +39,7 @@ class SimPresence:
 
     def begin_round(self, rank: int, round: int) -> None:
         """A present node begins a later round."""
-        self._in_round[self._rounds[rank]] -= 1
+        self._take_out(rank)
         self._in_round[round] += 1
         self._rounds[rank] = round
         begun = self._begun[rank]
@@ -48,20 +48,26 @@ class SimPresence:
     def leave(self, rank: int) -> None:
         """A node no longer takes part."""
         self.up.discard(rank)
-        self._in_round[self._rounds[rank]] -= 1
+        self._take_out(rank)
         self._gone[rank] = self._returns
 
     def join(self, rank: int, least: int) -> int:
         """A node takes part (again). Returns its first round: ``least`` or, if nodes wait for each other, the
         round that most others are in."""
         if rank in self.up:  # it was frozen
-            self._in_round[self._rounds[rank]] -= 1
+            self._take_out(rank)
         first = first_round(self._in_round, least) if self._gather else least
         self._returned[rank] = self._returns, first
         self._returns += 1
         self.up.add(rank)
         self._in_round[self._rounds[rank]] += 1
         return first
+
+    def _take_out(self, rank: int) -> None:
+        round = self._rounds[rank]
+        self._in_round[round] -= 1
+        if not self._in_round[round]:
+            del self._in_round[round]
 
     def first(self, rank: int, peer: int) -> int:
         """The first round in which a node waits for a peer: neither had begun it when one of the two last

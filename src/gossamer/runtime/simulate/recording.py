@@ -121,8 +121,8 @@ class SimRecorder:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
         due = []
-        for _, row, model, _ in pending:
-            if not self._rows.is_on_record(row["node"], row["time_s"]):
+        for moment, row, model, _ in pending:
+            if not self._rows.is_on_record(row["node"], row["time_s"], moment):
                 if self._replay is not None:
                     self._replay.need(row["node"])
                 if row["node"] in self._setup.evaluated:

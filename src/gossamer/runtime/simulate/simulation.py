@@ -89,7 +89,7 @@ class SimulateEngine:
         experiment, ended = self._setup.experiment, checkpoint.experiment["stop"]["rounds"]
         last = experiment.stop.rounds
         extended = ended in checkpoint.rounds.values() and last != ended
-        if extended and not experiment.algorithm.gathers:
+        if extended and (not experiment.algorithm.gathers or checkpoint.ends_apart(ended)):
             raise ReplayDiffers(f"nodes had ended after {ended} rounds and now continue")
         if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
             raise ReplayDiffers(f"the run has gone beyond {last} rounds")
