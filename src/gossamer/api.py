@@ -275,8 +275,8 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
             # The record states what ran, even if a later version would choose differently.
-            engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
-            ran = experiment.override(engine=engine)
+            engine = experiment.engine.model_copy(update={"trainer": outcome.trainer})
+            ran = experiment.model_copy(update={"engine": engine})
             write_text(folder.path / "experiment.yaml", ran.to_yaml())
 
     unwritten = close_record(

@@ -65,9 +65,15 @@ class Aggregator(Component):
         if isinstance(own, Model):
             halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
             mixed = self.aggregate_models(own, list(map(Model, *halves)), given, share)
-            return Model(*(fresh(len(each)).copy_(each) for each in mixed))
+            return Model(*(self._filled(fresh, each, own[h]) for h, each in enumerate(mixed)))
         vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
-        return fresh(len(own)).copy_(self.aggregate(own, vectors, given, share))
+        return self._filled(fresh, self.aggregate(own, vectors, given, share), own)
+
+    def _filled(self, fresh: Fresh, result: Tensor, own: Tensor) -> Tensor:
+        if result.shape != own.shape:
+            found = f"{self.name_of()} returns a tensor of shape {tuple(result.shape)}"
+            raise ValueError(f"aggregator: {found}; accepted: {tuple(own.shape)}, as the node's own")
+        return fresh(len(own)).copy_(result)
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
         if not isinstance(vector, Tensor):

@@ -148,7 +148,8 @@ class Evaluator:
         totals = torch.zeros(models, len(self._measures), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for start in range(0, len(pair[1]), BATCH):
-                x, y = _chosen(pair, slice(start, start + BATCH))
+                # Copies, since a user's model or metric may write into them.
+                x, y = (for_each(torch.clone, part) for part in _chosen(pair, slice(start, start + BATCH)))
                 totals += means(x, y).double() * len(y)
         found = [dict(zip(self._measures, row, strict=True)) for row in totals.tolist()]
         for name, measure in self._measures.items():
@@ -198,7 +199,8 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
     try:
         with torch.no_grad():
             for inputs, targets in (task.train, *task.tests.values()):
-                highest = int(targets.flatten(1).amax(1).argmax() if targets.dim() > 1 else targets.argmax())
+                values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
+                highest = int(values.flatten(1).amax(1).argmax() if values.dim() > 1 else values.argmax())
                 x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
                 training = inputs is task.train[0]
                 if training and task.augment is not None:

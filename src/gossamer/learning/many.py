@@ -31,6 +31,8 @@ def batching_obstacle(module: nn.Module) -> str | None:
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             return "keep dropout's draws apart by node"
+        if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
+            return "renormalise embeddings in place for many nodes at once"
         if isinstance(layer, nn.RNNBase):  # its kernels accept the weights of only one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
     return None

@@ -369,7 +369,7 @@ def _in_order(loops: ModuleType) -> bool:
     table = torch.from_numpy(rng.normal(size=(20, length))).float()
     for count in (1, 2, 3, 6, 33):
         numbers, weights = rng.integers(0, 20, size=count), rng.normal(size=count)
-        found, expected = torch.empty(2, length).unbind()
+        found, expected = torch.empty(2, length, dtype=torch.float32).unbind()
         total = Sum([table[number] for number in numbers], weights.tolist())
         total.write(expected)
         vectors = np.array([vector.data_ptr() for vector in total.vectors])

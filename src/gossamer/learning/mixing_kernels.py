@@ -26,7 +26,7 @@ COLUMNS = 512
 """Width of a block: the pieces of a thousand rows that are read again and again stay in a core's cache."""
 LANES, REGISTERS = 16, 4
 WIDTH = LANES * REGISTERS
-_SMALL = torch.full((1,), 2.0**-12)
+_SMALL = torch.full((1,), 2.0**-12, dtype=torch.float32)
 FUSED = True if (-1 - 2 * _SMALL).add(1 + _SMALL, alpha=1 + 2.0**-12).item() != 0 else None
 """Whether torch's kernels fuse here: they do if the processor can, and they may."""
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)

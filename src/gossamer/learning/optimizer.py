@@ -83,7 +83,7 @@ class Optimizer(Component):
 
 def counter(parameters: Tensor) -> Tensor:
     """A step counter of zero, [..., 1], on the CPU, since it is read before each step."""
-    return torch.zeros((*parameters.shape[:-1], 1))
+    return torch.zeros((*parameters.shape[:-1], 1), dtype=torch.float32)
 
 
 @register("optimizer", "sgd")
@@ -151,7 +151,7 @@ class TorchOptimizer(Optimizer):
         return state | {"steps": counter(parameters)} if self.counts else state
 
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        steps = state.get("steps", torch.zeros(1))
+        steps = state.get("steps", torch.zeros(1, dtype=torch.float32))
         fused = self.fused and parameters.device.type == "cpu"
         by_node = len(steps) > 1 and bool(steps.min() < steps.max())
         if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):

@@ -49,6 +49,9 @@ class Field:
         return v[..., self.start : self.stop].view((*v.shape[:-1], *self.shape))
 
 
+MOST_WHOLE = 2**24  # up to which float32 holds every integer
+
+
 @dataclass(frozen=True)
 class Layout:
     """The shapes behind the flat vectors: one field per trained parameter and per persistent buffer."""
@@ -74,6 +77,16 @@ class Layout:
             if parameter.dtype != torch.float32:
                 raise BadInput(
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
+                )
+        for name, buffer in _buffers(module):
+            whole = (
+                not (buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta) and buffer.numel()
+            )
+            if buffer.is_complex() or (whole and int(buffer.to(torch.int64).abs().max()) > MOST_WHOLE):
+                found = "complex" if buffer.is_complex() else f"an integer above {MOST_WHOLE:,}"
+                raise BadInput(
+                    f"task.model: buffer {name!r} has {found}, but buffers are sent as float32; accepted: other values, or"
+                    " persistent=False"
                 )
         layout = Layout(_fields(_trained(module)), _fields(_buffers(module)))
         if layout.size == 0:
@@ -136,7 +149,7 @@ def flatten(module: nn.Module) -> Model:
 
     def flat(named: Iterable[tuple[str, Tensor]]) -> Tensor:
         parts = [tensor.detach().reshape(-1).to("cpu", torch.float32) for _, tensor in named]
-        return torch.cat(parts) if parts else torch.empty(0)
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     return Model(flat(_trained(module)), flat(_buffers(module)))
 
@@ -170,6 +183,9 @@ def named_parameters(
     return {field.name: field.of(v) for field in fields}
 
 
+_IN_USE = "_gossamer_in_use"  # attribute of parameters that are views of a vector
+
+
 class FlatModule:
     """A module whose trained parameters are views of one vector, ``parameters`` [P]."""
 
@@ -177,8 +193,13 @@ class FlatModule:
         self.module, self.layout = module, Layout.of(module)
         self.laid_out = channels_last if _begins_with_convolution(module) else lambda inputs: inputs
         self._trained = [parameter for _, parameter in _trained(module)]
-        self.parameters = torch.empty(self.layout.size, device=self._trained[0].device)
+        self.parameters = torch.empty(self.layout.size, dtype=torch.float32, device=self._trained[0].device)
         for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
+            if hasattr(parameter, _IN_USE):
+                raise BadInput(
+                    "task.model: returns the same parameters twice; accepted: a new module at each call"
+                )
+            setattr(parameter, _IN_USE, True)
             parameter.data = field.of(self.parameters)
         paths = (field.name.rpartition(".") for field in self.layout.buffers)
         self._places = [(module.get_submodule(path), leaf) for path, _, leaf in paths]

@@ -63,7 +63,7 @@ class Rows:
     def fresh(self) -> Float[Tensor, " length"]:
         """A new row, writable until it is shared; its values are undefined."""
         if not self._pooled:
-            row = torch.empty(self.length, device=self.device)
+            row = torch.empty(self.length, dtype=torch.float32, device=self.device)
             setattr(row, _ROW, True)
             return row
         with self._lock:
@@ -87,7 +87,11 @@ class Rows:
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
         """A new, writable vector of any length; a row if it has the length of one."""
-        return self.fresh() if length == self.length else torch.empty(length, device=self.device)
+        return (
+            self.fresh()
+            if length == self.length
+            else torch.empty(length, dtype=torch.float32, device=self.device)
+        )
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row with these values: the vector itself if it is a whole row."""
@@ -98,7 +102,9 @@ class Rows:
         """Copies of vectors as the rows of a matrix, aligned like the rows of the store."""
         if len(vectors[0]) != self.length:
             return torch.stack(list(vectors))
-        matrix = torch.empty(len(vectors), self.stride, device=self.device)[:, : self.length]
+        matrix = torch.empty(len(vectors), self.stride, dtype=torch.float32, device=self.device)[
+            :, : self.length
+        ]
         return torch.stack(list(vectors), out=matrix)
 
     def stack_models(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,13 @@ class SequentialTrainer(Trainer):
                 # The first step shows whether the model draws random numbers.
                 self._draws = not all(map(torch.equal, before, self._generator_states()))
             self._workers.between()
-        return results + self._workers.map(run, jobs[len(results) :])
+        left = jobs[len(results) :]
+        before = self._generator_states()
+        results += self._workers.map(run, left)
+        if left and not all(map(torch.equal, before, self._generator_states())):
+            self._draws = True  # a later step draws, unlike the first one; jobs have no effects
+            results = results[: -len(left)] + self._share(run, left)
+        return results
 
     def _seed(self, seed: int) -> None:
         """Seed only the generators from which a module on this device may draw; seeding all would take 0.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROW_COLUMNS = {field.name for field in fields(Traffic)} | {
+    *("node", "round", "step", "time_s", "wall_s", "moment", "train_loss", "test_loss", "consensus_distance"),
+    *("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share"),
+}
 _RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping, type(None))
 
 
@@ -523,7 +527,9 @@ class Node:
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
-        recorded."""
+        recorded, ValueError for the name of a column that every row has."""
+        if taken := ROW_COLUMNS & values.keys():
+            raise ValueError(f"node.record: {min(taken)}: every row has this column; accepted: another name")
         for name, value in values.items():
             if not isinstance(value, _RECORDED):
                 found = type(value).__name__

@@ -60,7 +60,7 @@ class Trackers(Observer):
     def __init__(self, trackers: Sequence[Tracker], observer: Observer) -> None:
         for tracker in trackers:
             tracker.check()
-        self._active, self._observer = [tracker.model_copy() for tracker in trackers], observer
+        self._active, self._observer = [tracker.model_copy(deep=True) for tracker in trackers], observer
 
     def start(self, description: Mapping[str, Any]) -> None:
         self._observer.start(description)
@@ -103,9 +103,6 @@ class Averaging(Tracker):
                 f" pip install 'gossamer[{self.package}]'"
             )
 
-    def begin(self, experiment: Experiment, folder: Path) -> None:
-        self._evaluations = Evaluations()
-
     def row(self, row: Mapping[str, Any]) -> None:
         if (values := self._evaluations.add(row)) is not None:
             self.report({name: fmean(each) for name, each in values.items()}, row["round"])
@@ -135,7 +132,6 @@ class TensorBoard(Averaging):
     def begin(self, experiment: Experiment, folder: Path) -> None:
         from tensorboard.summary import Writer
 
-        super().begin(experiment, folder)
         name, _ = _sweep(folder) or ("", "")
         own = self.folder and self.folder / name / folder.parent.name / folder.name
         self._writer = Writer(str(own or folder / "tensorboard"))
@@ -165,7 +161,6 @@ class MLflow(Averaging):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        super().begin(experiment, folder)
         tags = dict(zip(("sweep", "cell"), _sweep(folder) or (), strict=False))
         name = self.project or tags.get("sweep", experiment.name)
         self._client = MlflowClient(tracking_uri=self.uri)
@@ -201,7 +196,6 @@ class WandB(Averaging):
     def begin(self, experiment: Experiment, folder: Path) -> None:
         import wandb
 
-        super().begin(experiment, folder)
         group, *cell = _sweep(folder) or (None,)
         self._run = wandb.init(
             project=self.project or group or experiment.name,

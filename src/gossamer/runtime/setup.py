@@ -148,6 +148,10 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
             if tensor.shape != field.shape:
                 wanted = f"accepted: {list(field.shape)}, as in task.model"
                 raise BadInput(f"{source}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
+            if not tensor.isfinite().all():
+                raise BadInput(
+                    f"{source}: {field.name!r} has values that are not finite; accepted: finite ones"
+                )
             field.of(vector).copy_(tensor)
     return model
 

@@ -40,7 +40,7 @@ class Partition(Component):
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts, subject = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
-        parts = [np.sort(part.astype(np.int64)) for part in parts]
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
         if len(parts) != nodes or not all(map(len, parts)):
             found = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
             raise BadInput(f"{subject}: {found}; accepted: one a node, of at least one sample")
@@ -238,6 +238,8 @@ def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] |
     """The number of samples of each class at each node, or None if the targets are not classes."""
     targets = task.labels()
     if targets is None:
+        return None
+    if task.classes is None and not 0 <= int(targets.min()) <= int(targets.max()) < task.samples:
         return None
     labels, classes = targets.numpy(force=True), class_count(task)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])

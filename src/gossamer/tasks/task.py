@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,6 +150,13 @@ class Task:
             called = callable(given) and not isinstance(given, type)
             fits = called and not_called_with(given, "outputs", "targets") is None
             _require(fits, name, given, "a function of (outputs, targets)")
+        _require(
+            "loss" not in self.metrics, "metrics", "loss", "another name, since the loss is recorded too"
+        )
+        measures = ("loss", *self.metrics)
+        columns = Counter(f"{on}_{measure}" for on in self.tests for measure in measures)
+        twice = [column for column, count in columns.items() if count > 1]
+        _require(not twice, "metrics", twice, "names of sets and metrics that make different columns")
         _require([*self.tests][:1] == ["test"], "tests", [*self.tests], "sets by name, the first 'test'")
         for name in self.tests:
             allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)) is not None

@@ -30,6 +30,7 @@ from gossamer.network.compute import Constant
 from gossamer.node import Node, NodeRuntime
 from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Inbox
+from gossamer.node.node import ROW_COLUMNS
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.randomness import SHARED, generator
 from gossamer.runtime.setup import Setup
@@ -555,6 +556,8 @@ class Cohort(Node):
 
     @_same_for_all
     def record(self, **values: Any) -> None:
+        if ROW_COLUMNS & values.keys():
+            raise Divergence
         for value in values.values():
             for each in value.each if type(value) is PerNode else [value]:
                 if not isinstance(each, _SCALARS) or (isinstance(each, Tensor) and each.numel() != 1):
