@@ -177,7 +177,7 @@ def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: st
     workers = ThreadPool(1, between=lambda: calls.append(None))
     rows = Rows(start(task, 0).parameters.numel())
     SequentialTrainer(task, optimizer, rows, workers=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
-    assert len(calls) == 5
+    assert len(calls) == {"mlp": 5, "dropout": 10}[model]  # jobs that draw are done twice at first
 
 
 def test_the_batched_trainer_refuses_dropout() -> None:

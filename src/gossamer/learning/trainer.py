@@ -141,7 +141,7 @@ class SequentialTrainer(Trainer):
     """One node at a time, on each worker."""
 
     name = "sequential"
-    _draws: bool | None = None
+    _draws = False  # whether a step has drawn random numbers
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         return _with_losses(jobs, self._share(self._train, jobs))
@@ -150,24 +150,20 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
-        results: list[R] = []
-        while self._draws is not False and len(results) < len(jobs):
-            # One after the other, since torch has one generator for all threads.
-            job = jobs[len(results)]
+        """Run jobs on all workers, or again one after the other if they draw random numbers: torch has one generator
+        for all threads."""
+        if not self._draws:
+            before = self._generator_states()
+            results = self._workers.map(run, jobs)
+            if all(map(torch.equal, before, self._generator_states())):
+                return results
+            self._draws = True
+        drawn = []
+        for job in jobs:
             self._seed(job.seed)
-            before = self._generator_states() if self._draws is None else []
-            results.append(run(job))
-            if self._draws is None and (isinstance(job, GradientJob) or job.batches):
-                # The first step shows whether the model draws random numbers.
-                self._draws = not all(map(torch.equal, before, self._generator_states()))
+            drawn.append(run(job))
             self._workers.between()
-        left = jobs[len(results) :]
-        before = self._generator_states()
-        results += self._workers.map(run, left)
-        if left and not all(map(torch.equal, before, self._generator_states())):
-            self._draws = True  # a later step draws, unlike the first one; jobs have no effects
-            results = results[: -len(left)] + self._share(run, left)
-        return results
+        return drawn
 
     def _seed(self, seed: int) -> None:
         """Seed only the generators from which a module on this device may draw; seeding all would take 0.4

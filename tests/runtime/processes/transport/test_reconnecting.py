@@ -327,15 +327,20 @@ async def test_what_was_taken_back_has_no_number() -> None:
             assert isinstance(end.events[1], Arrived)
 
 
+async def break_on_the_uplink(a: Peer, listener: Any) -> None:
+    """Send three messages to node 1, and break the connection during the second one, which takes half a second."""
+    for payload in (0, torch.ones(15_000), 2):
+        a.send(1, payload, "t")
+    async with await accept(listener, 1) as end:
+        await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
+        end.reset()
+
+
 @on_loop
 async def test_messages_keep_their_order_if_a_connection_breaks_while_one_passes_the_uplink() -> None:
     shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
     async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
-        for payload in (0, torch.ones(15_000), 2):  # the second one takes half a second
-            a.send(1, payload, "t")
-        async with await accept(listener, 1) as end:
-            await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
-            end.reset()
+        await break_on_the_uplink(a, listener)
         async with await accept(listener, 1, connection=2, expected=0) as end:  # the first one did not arrive
             await end.until(lambda: sum(isinstance(event, Arrived) for event in end.events) == 3)
             arrived = [event.payload for event in end.events if isinstance(event, Arrived)]
@@ -406,11 +411,7 @@ async def test_a_message_that_the_network_loses_is_not_sent_again_if_its_connect
 
     shaper.depart = depart  # type: ignore[method-assign]
     async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
-        for payload in (0, torch.ones(15_000), 2):  # the second one takes half a second
-            a.send(1, payload, "t")
-        async with await accept(listener, 1) as end:
-            await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
-            end.reset()
+        await break_on_the_uplink(a, listener)
         async with await accept(listener, 1, connection=2, expected=1) as end:
             await end.until(lambda: end.events)
             end.decoder.expected = 1

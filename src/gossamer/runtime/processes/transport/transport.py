@@ -287,7 +287,7 @@ class Transport:
 
     async def _dial(self, peer: Peer) -> None:
         peer.redial_now.clear()
-        why: str | None = "its connections break as soon as they are made"
+        why = broken = "its connections break as soon as they are made"
         while peer.outgoing is None:
             if peer.redial_s:
                 left_s = peer.lost_at - self.loop.time()
@@ -299,7 +299,7 @@ class Transport:
                         await peer.redial_now.wait()
                 peer.redial_now.clear()
             peer.redial_s = min(2 * peer.redial_s, REDIAL_LAST_S) or REDIAL_FIRST_S
-            why = await self._try(peer)
+            why = await self._try(peer) or broken
         peer.dial = None
 
     async def _try(self, peer: Peer) -> str | None:
