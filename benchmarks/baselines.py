@@ -14,7 +14,9 @@ from gossamer.runtime.setup import Setup
 from gossamer.tasks.task import Task
 
 
-def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[], float]:
+def loop(
+    setup: Setup, rounds: int, *, mixing: bool, threads: int, device: str = "cpu"
+) -> Callable[[], float]:
     """Measures the seconds of ``rounds`` steps of every node, each with one ``nn.Module`` and one
     ``torch.optim.SGD``.
 
@@ -23,28 +25,31 @@ def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[
         rounds: steps of each node.
         mixing: average with the neighbours after each step, as a plain weighted sum of state dicts.
         threads: torch's threads.
+        device: holds models and data.
     """
     task, nodes = setup.task, setup.experiment.nodes
-    inputs, targets = task.train
+    inputs, targets = (part.to(device) for part in task.train)
     graph = setup.topology.graph(0)
     neighbours = [graph.neighbors(rank) for rank in range(nodes)]
 
     def once() -> float:
         torch.set_num_threads(threads)
         draw = np.random.default_rng(1)
-        models = [task.model() for _ in range(nodes)]
+        models = [task.model().to(device) for _ in range(nodes)]
         optimizers = [
             torch.optim.SGD(model.parameters(), lr=setup.experiment.optimizer.lr) for model in models
         ]
         start = time.perf_counter()
         for _ in range(rounds):
             for model, optimizer, part in zip(models, optimizers, setup.parts, strict=True):
-                batch = torch.from_numpy(draw.choice(part, setup.experiment.batch_size))
+                batch = torch.from_numpy(draw.choice(part, setup.experiment.batch_size)).to(device)
                 optimizer.zero_grad()
                 task.loss(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             if mixing:
                 _mix(models, neighbours)
+        if device != "cpu":
+            torch.cuda.synchronize()
         return time.perf_counter() - start
 
     return once

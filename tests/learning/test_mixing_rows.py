@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.learning import mixing, mixing_kernels
+from gossamer.learning import mixing, mixing_kernels, parameters
 from gossamer.learning.mixing import Mix, Sum, combine, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
@@ -146,7 +146,7 @@ def test_sums_that_round_twice_are_those_of_numpy_to_the_bit(
 
 def test_loops_do_as_torch_does_where_it_may_not_fuse() -> None:
     code = """
-from gossamer.learning import mixing, mixing_kernels
+from gossamer.learning import mixing, mixing_kernels, parameters
 assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
 """
     subprocess.run(
@@ -155,9 +155,10 @@ assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
 
 
 def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mixing._in_order(mixing_kernels)
+    load = mixing._loaded.__wrapped__
+    assert load() is mixing_kernels
     monkeypatch.setattr(mixing_kernels, "FUSED", None if mixing_kernels.FUSED else True)
-    assert not mixing._in_order(mixing_kernels)
+    assert load() is None
     monkeypatch.setattr(mixing, "_loaded", lambda: None)
     vectors = [torch.randn(70), torch.randn(70)]
     result = torch.empty(70)
@@ -250,18 +251,42 @@ def test_writing_sums_does_not_count_as_a_modification(workers: ThreadPool) -> N
     assert result._version == version
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: sums of vectors on a GPU")
-def test_sums_on_a_gpu_are_those_of_combine(workers: ThreadPool) -> None:
-    rows = Rows(1000, "cuda")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: sums of vectors on a GPU"
+)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("length", [10, 3000])
+def test_sums_on_a_gpu_have_the_bits_of_combine(
+    workers: ThreadPool, length: int, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(mixing, "_loaded_kernel", lambda device: None)
+    rows = Rows(length, "cuda")
     vectors = [rows.fresh().normal_() for _ in range(8)]
     sums, expected = [], []
     for rank in range(8):
-        inbox = {other: vectors[other] for other in range(8) if other != rank}
+        inbox = {other: vectors[other] for other in range(rank)}
         mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own")
         terms = mix.terms()
         assert terms is not None
         sums.append(Sum(*terms))
         expected.append(mix.run(rows.vector))
-    got = mixed(rows, sums, workers)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    results = [rows.fresh() for _ in sums]
+    assert (mix_rows(sums, results, workers) == "together") is kernel
+    for one, other in zip(results, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_gpu
+def test_sums_on_a_gpu_that_are_not_finite_are_not_noted_as_such(workers: ThreadPool) -> None:
+    rows = Rows(3000, "cuda")
+    vectors = [torch.full_like(rows.fresh(), value) for value in (1.0, 3e38, float("inf"))]
+    vectors.append(vectors[0].index_fill(0, torch.tensor([2999], device="cuda"), float("nan")))
+    sums = [Sum([vector], [2.0]) for vector in vectors]
+    results = [rows.fresh() for _ in sums]
+    mix_rows(sums, results, workers)
+    assert [hasattr(row, parameters._SEEN) for row in results] == [True, False, False, False]
+    assert list(map(parameters.is_finite, results)) == [True, False, False, False]

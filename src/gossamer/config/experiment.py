@@ -207,7 +207,14 @@ class Simulate(Section):
     workers: Threads | None = None
     threads: Threads = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    cuda_graphs: bool = Field(default=True, strict=True)
     cohort: bool = Field(default=True, strict=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Simulate:
+        if self.device != "cpu" and (self.workers or 1) > 1:
+            raise BadInput(f"engine.workers: {self.workers} for device {self.device!r}; accepted: 1")
+        return self
 
 
 class Processes(Section):

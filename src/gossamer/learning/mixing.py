@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
+from gossamer.learning.parameters import note_finite
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model, Part
 
@@ -272,52 +272,45 @@ class Sum:
 def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
-    if results[0].device.type != "cpu":
-        torch._foreach_copy_([row.data for row in results], list(_stacked(sums).unbind()))
-        return "together"
     terms, length = sum(len(each.vectors) for each in sums), len(results[0])
-    loops = _loops(terms * (_NS_PER_CALL + length * _NS_PER_TERM))
-    if loops is None:
-        for each, row in zip(sums, results, strict=True):
-            each.write(row.data)
-        few = _worked < LOADING_NS
-        return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    if results[0].device.type != "cpu":
+        kernel = _loaded_kernel(results[0].device)
+        if kernel is not None:
+            note_finite(results, kernel.add_rows(*_addresses(sums, results), length).tolist())
+            return "together"
+    elif loops := _loops(terms * (_NS_PER_CALL + length * _NS_PER_TERM)):
+        vectors, starts, weights, written = (each.numpy() for each in _addresses(sums, results))
+        streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
+        shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
+        units = -(-length // loops.WIDTH)
+        edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
+
+        def add(share: int) -> None:
+            columns = edges[share], edges[share + 1]
+            loops.add_rows(vectors, starts, weights, written, *columns, loops.FUSED, streamed)
+
+        workers.map(add, range(shares))
+        return "together"
+    for each, row in zip(sums, results, strict=True):
+        each.write(row.data)
+    few = results[0].device.type == "cpu" and _worked < LOADING_NS
+    return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+
+
+def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the compiled loops read, on the device of the results: the addresses of all terms; the starts of the
+    sums among them (sum i has those from ``starts[i]`` to ``starts[i + 1]``); the terms' weights; and the
+    addresses of the results."""
+    lengths = [len(each.vectors) for each in sums]
     terms_in_order = chain.from_iterable(each.vectors for each in sums)
-    vectors = np.fromiter(map(Tensor.data_ptr, terms_in_order), np.int64, terms)
-    written = np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))
-    starts, weights = _starts(sums).numpy(), _weights(sums).numpy()
-    streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
-    shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
-    units = -(-length // loops.WIDTH)
-    edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
-
-    def add(share: int) -> None:
-        columns = edges[share], edges[share + 1]
-        loops.add_rows(vectors, starts, weights, written, *columns, loops.FUSED, streamed)
-
-    workers.map(add, range(shares))
-    return "together"
-
-
-def _stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"]:
-    """The sums, with few launches of GPU kernels."""
-    distinct = {id(vector): vector for each in sums for vector in each.vectors}
-    numbers = {key: number for number, key in enumerate(distinct)}
-    table = torch.stack(list(distinct.values()))
-    positions = torch.tensor([numbers[id(vector)] for each in sums for vector in each.vectors])
-    starts, weights = _starts(sums)[:-1], _weights(sums)
-    positions, starts, weights = (each.to(table.device) for each in (positions, starts, weights))
-    return embedding_bag(positions, table, starts, mode="sum", per_sample_weights=weights)
-
-
-def _starts(sums: Sequence[Sum]) -> Int[Tensor, " starts"]:
-    """The terms of sum i are those from ``starts[i]`` to ``starts[i + 1]`` in the concatenation over all
-    sums."""
-    return torch.from_numpy(np.cumsum([0, *(len(each.vectors) for each in sums)]))
-
-
-def _weights(sums: Sequence[Sum]) -> Float[Tensor, " terms"]:
-    return torch.tensor(list(chain.from_iterable(each.weights for each in sums)), dtype=torch.float32)
+    given = [
+        torch.from_numpy(np.fromiter(map(Tensor.data_ptr, terms_in_order), np.int64, sum(lengths))),
+        torch.from_numpy(np.cumsum([0, *lengths])),
+        torch.tensor(list(chain.from_iterable(each.weights for each in sums)), dtype=torch.float32),
+        torch.from_numpy(np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))),
+    ]
+    vectors, starts, weights, written = (each.to(results[0].device) for each in given)
+    return vectors, starts, weights, written
 
 
 def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
@@ -357,24 +350,41 @@ def _loops(nanoseconds: float) -> ModuleType | None:
 @cache
 def _loaded() -> ModuleType | None:
     """The loops; None if their sums differ from torch's on this machine."""
-    from gossamer.learning import mixing_kernels
+    from gossamer.learning import mixing_kernels as loops
 
-    return mixing_kernels if _in_order(mixing_kernels) else None
+    def add(total: Sum, found: Tensor) -> None:
+        given = [each.numpy() for each in _addresses([total], [found])]
+        loops.add_rows(*given, 0, len(found), loops.FUSED, None)
+
+    length = 2 * loops.WIDTH + loops.LANES + 3  # each form of the inner loop
+    return loops if _in_order(add, length, torch.device("cpu")) else None
 
 
-def _in_order(loops: ModuleType) -> bool:
+@cache
+def _loaded_kernel(device: torch.device) -> ModuleType | None:
+    """The kernel for a GPU; None if there is no Triton or no C compiler, which Triton needs, or if the sums differ
+    from torch's."""
+    try:
+        from gossamer.learning import mixing_gpu
+
+        def add(total: Sum, found: Tensor) -> None:
+            mixing_gpu.add_rows(*_addresses([total], [found]), len(found))
+
+        return mixing_gpu if _in_order(add, mixing_gpu.BLOCK + 3, device) else None
+    except (ImportError, RuntimeError):
+        return None
+
+
+def _in_order(add: Callable[[Sum, Tensor], None], length: int, device: torch.device) -> bool:
     """Whether sums have the same bits as :func:`combine`, checked on a small case."""
     rng = np.random.default_rng(0)
-    length = 2 * loops.WIDTH + loops.LANES + 3  # each form of the inner loop
-    table = torch.from_numpy(rng.normal(size=(20, length))).float()
+    table = torch.from_numpy(rng.normal(size=(20, length))).float().to(device)
     for count in (1, 2, 3, 6, 33):
         numbers, weights = rng.integers(0, 20, size=count), rng.normal(size=count)
-        found, expected = torch.empty(2, length, dtype=torch.float32).unbind()
+        found, expected = torch.empty(2, length, dtype=torch.float32, device=device).unbind()
         total = Sum([table[number] for number in numbers], weights.tolist())
         total.write(expected)
-        vectors = np.array([vector.data_ptr() for vector in total.vectors])
-        starts, written = _starts([total]).numpy(), np.array([found.data_ptr()])
-        loops.add_rows(vectors, starts, _weights([total]).numpy(), written, 0, length, loops.FUSED, None)
+        add(total, found)
         if not torch.equal(found, expected):
             return False
     return True

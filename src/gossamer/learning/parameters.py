@@ -291,5 +291,13 @@ def is_finite(vector: Tensor) -> bool:
     return True
 
 
+def note_finite(vectors: Iterable[Tensor], finite: Iterable[bool]) -> None:
+    """Note which tensors are known to be finite, so that :func:`is_finite` needs no pass over them. (On a GPU it would
+    wait for all earlier work, once for each tensor.)"""
+    for vector, known in zip(vectors, finite, strict=True):
+        if known:
+            setattr(vector, _SEEN, vector._version)
+
+
 def _wide(vector: Tensor) -> torch.dtype:
     return torch.float64 if vector.dtype is torch.float64 else torch.float32

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
+from math import isfinite
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
+from gossamer.learning.cuda_graph import Recorded, Tensors
 from gossamer.learning.many import batching_obstacle, gradients_of_many, is_dense
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import (
@@ -25,6 +27,7 @@ from gossamer.learning.parameters import (
     bare_module,
     flatten,
     loss_of,
+    note_finite,
     packed,
     scores,
     unpacked,
@@ -79,31 +82,47 @@ class ApplyJob(NamedTuple):
 
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
-StepsResult = tuple[Model, State, Float[Tensor, ""]]
-"""The model and optimizer state after a job's last step, and the sum of the steps' losses, on the trainer's device."""
+StepsResult = tuple[Model, State, Float[Tensor, "2"]]
+"""The model and optimizer state after a job's last step; and the sum of the steps' losses and that of the parameters, on
+the trainer's device."""
 
 
 class Trainer(ABC):
     """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
-    share the jobs; results do not depend on their number."""
+    share the jobs; results do not depend on their number. On a GPU, steps are recorded as CUDA graphs
+    if ``cuda_graphs`` is set."""
 
     name = ""
     evaluates_many = False  # whether models are then also evaluated many at once
     compiles_first = False  # whether the first step waits for compilation
 
     def __init__(
-        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        rows: Rows,
+        workers: ThreadPool | None = None,
+        *,
+        cuda_graphs: bool = True,
     ) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
+        self._records = cuda_graphs and rows.device.type == "cuda"
         inputs, targets = task.train
         self._data = for_each(lambda tensor: tensor.to(rows.device), inputs), targets.to(rows.device)
         self.device_type = rows.device.type
         self._workers = workers or ThreadPool(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
+        self._prepare()
+
+    def _prepare(self) -> None:  # noqa: B027 - some kinds need nothing
+        """Set up what a kind of trainer needs besides. It is the end of the constructor."""
 
     def _make_module(self) -> nn.Module:
         return bare_module(self.task.model, self.rows.device).train()
+
+    def _recorded(self, function: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        return Recorded(function) if self._records else function
 
     def _augmented(self, batch: Tensor, seed: int, number: int) -> tuple[Tensor, ...]:
         """The inputs of a batch, if the task augments them. ``number`` counts the batches of a job with this
@@ -127,13 +146,14 @@ class Trainer(ABC):
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
 
 
-def _with_losses(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[TrainResult]:
-    """The results of jobs. Losses are fetched together from a GPU, since fetching one waits for all earlier
+def _results(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[TrainResult]:
+    """The results of jobs. Their sums are fetched together from a GPU, since fetching one waits for all earlier
     work."""
-    losses = torch.stack([loss for _, _, loss in stepped]).tolist() if stepped else []
+    sums = torch.stack([each for _, _, each in stepped]).tolist() if stepped else []
+    note_finite([model.parameters for model, _, _ in stepped], [isfinite(total) for _, total in sums])
     return [
         TrainResult(model, state, loss / max(len(job.batches), 1))
-        for job, (model, state, _), loss in zip(jobs, stepped, losses, strict=True)
+        for job, (model, state, _), (loss, _) in zip(jobs, stepped, sums, strict=True)
     ]
 
 
@@ -144,7 +164,7 @@ class SequentialTrainer(Trainer):
     _draws = False  # whether a step has drawn random numbers
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        return _with_losses(jobs, self._share(self._train, jobs))
+        return _results(jobs, self._share(self._train, jobs))
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs)
@@ -176,37 +196,42 @@ class SequentialTrainer(Trainer):
         on_device = [torch.cuda.get_rng_state(self.rows.device)] if self.device_type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
-    def _make_flat(self) -> FlatModule:
-        return FlatModule(self._make_module())
+    def _make_step(self) -> tuple[FlatModule, Callable[..., Tensors]]:
+        """A module, and a function from a batch and its augmented inputs, if any, to its loss and gradient [P]."""
+        flat, (inputs, targets) = FlatModule(self._make_module()), self._data
 
-    def _step(self, flat: FlatModule, batch: Tensor, seed: int, number: int) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and its gradient [P]."""
-        inputs, targets = self._data
-        batch, *given = (each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
-        x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
-        with torch.enable_grad():
-            loss = loss_of(self.task, scores(flat.module, for_each(flat.laid_out, x)), targets[batch])
-        return loss.detach(), flat.gradient(loss)
+        def step(batch: Tensor, *given: Tensor) -> Tensors:
+            x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
+            with torch.enable_grad():
+                loss = loss_of(self.task, scores(flat.module, for_each(flat.laid_out, x)), targets[batch])
+            return loss.detach(), flat.gradient(loss)
+
+        # A forward pass may put other tensors in the place of buffers, of which a recording would not know.
+        return flat, step if self.layout.buffers else self._recorded(step)
+
+    def _given(self, batch: Tensor, seed: int, number: int) -> Tensors:
+        return tuple(each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
 
     def _gradient(self, job: GradientJob) -> Float[Tensor, " params"]:
-        flat = self._workers.own(self._make_flat)
+        flat, step = self._workers.own(self._make_step)
         flat.load(job.at)
-        return self.rows.fresh().copy_(self._step(flat, job.batch, job.seed, 0)[1])
+        return self.rows.fresh().copy_(step(*self._given(job.batch, job.seed, 0))[1])
 
     def _train(self, job: TrainJob) -> StepsResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
-        flat = self._workers.own(self._make_flat)
+        flat, step = self._workers.own(self._make_step)
         flat.load(job.start)
         state = {name: copied(value) for name, value in job.state.items()}
         losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for number, batch in enumerate(job.batches):
-            loss, gradient = self._step(flat, batch, job.seed, number)
+            loss, gradient = step(*self._given(batch, job.seed, number))
             losses += loss  # now, since it may be a view of memory that the step overwrites
             self.optimizer.step(flat.parameters, gradient, state, job.lr)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
-        return Model(self.rows.fresh().copy_(flat.parameters), buffers), state, losses
+        model = Model(self.rows.fresh().copy_(flat.parameters), buffers)
+        return model, state, torch.stack([losses, flat.parameters.sum()])
 
 
 class BatchedTrainer(Trainer):
@@ -217,17 +242,14 @@ class BatchedTrainer(Trainer):
     name = "batched"
     evaluates_many = True
 
-    def __init__(
-        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
-    ) -> None:
-        super().__init__(task, optimizer, rows, workers)
+    def _prepare(self) -> None:
         if problem := batching_obstacle(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
         self._chunk = chunk_size(4 * self.layout.size, self.device_type)
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
-        return _with_losses(jobs, self._share(self._train, jobs, keys))
+        return _results(jobs, self._share(self._train, jobs, keys))
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs, [(len(job.batch),) for job in jobs])
@@ -244,7 +266,7 @@ class BatchedTrainer(Trainer):
         return [found[index] for index in range(len(jobs))]
 
     def _make_gradients(self) -> Callable[..., tuple[Tensor, ...]]:
-        return gradients_of_many(self.task, self._make_module(), self._data)
+        return self._recorded(gradients_of_many(self.task, self._make_module(), self._data))
 
     def _given(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
         """Batch ``number`` of some nodes, and its augmented inputs, if any: [nodes, ...]."""
@@ -256,7 +278,7 @@ class BatchedTrainer(Trainer):
         parameters, buffers = self.rows.stack_models([job.at for job in jobs])
         given = self._given([job.batch for job in jobs], [job.seed for job in jobs], 0)
         _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *given)
-        return [self.rows.store(gradient) for gradient in gradients]
+        return self._apart(gradients)
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[StepsResult]:
         parameters, buffers = self.rows.stack_models([job.start for job in jobs])
@@ -268,17 +290,20 @@ class BatchedTrainer(Trainer):
             loss, buffers, gradients = gradients_of(parameters, buffers, *given)
             losses += loss
             self.optimizer.step(parameters, gradients, state, jobs[0].lr)
-        results = []
-        for number, loss in enumerate(losses):
-            # Without buffers, all nodes share the empty vector.
-            kept = buffers[number].clone() if buffers.shape[1] else jobs[0].start.buffers
-            model = Model(self.rows.store(parameters[number]), kept)
-            own = {name: self._kept(matrix[number]) for name, matrix in state.items()}
-            results.append((model, own, loss))
-        return results
+        models = self._apart(parameters)
+        # Without buffers, all nodes share the empty vector.
+        kept = self._apart(buffers) if buffers.shape[1] else [job.start.buffers for job in jobs]
+        values = zip(*map(self._apart, state.values()), strict=True) if state else [()] * len(jobs)
+        states = [dict(zip(state, each, strict=True)) for each in values]
+        sums = torch.stack([losses, parameters.sum(dim=1)], dim=1).unbind()
+        return list(zip(map(Model, models, kept), states, sums, strict=True))
 
-    def _kept(self, value: Tensor) -> Tensor:
-        return self.rows.store(value) if len(value) == self.rows.length else value.clone()
+    def _apart(self, matrix: Float[Tensor, "nodes n"]) -> list[Float[Tensor, " n"]]:
+        """Copies of a matrix's rows; one that survives the others keeps only its own memory."""
+        rows, whole = list(matrix.unbind()), matrix.shape[1] == self.rows.length
+        vectors = [self.rows.fresh() if whole else torch.empty_like(row) for row in rows]
+        torch._foreach_copy_(vectors, rows)
+        return vectors
 
 
 def choose_trainer(

@@ -354,7 +354,12 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     names. Fields that do not change its results (name, threads, trackers) are left out; data in the data root
     is identified by its name. ``digests`` caches the hashes of files, so that each file is read once and a
     sweep sees only one state of it."""
-    left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers", "cohort"}}
+    left_out: Any = {
+        "name": True,
+        "checkpoint": True,
+        "trackers": True,
+        "engine": {"workers", "cohort", "cuda_graphs"},
+    }
     described = experiment.model_dump(mode="json", exclude=left_out)
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():

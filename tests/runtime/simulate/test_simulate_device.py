@@ -138,12 +138,17 @@ def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
 
 
 @needs_gpu
-def test_launches_do_not_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
-    def launches(nodes: int) -> int:
-        changes = {"nodes": nodes, "evaluation": {"every_rounds": None}}
+def test_launches_of_a_round_do_not_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
+    def launches(nodes: int, rounds: int) -> dict[str, int]:
+        changes = {"nodes": nodes, "evaluation": {"every_rounds": None}, "stop": {"rounds": rounds}}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            final(tmp_path / str(nodes), **changes, engine={"trainer": "batched", "device": "cuda"})
-        return sum(event.count for event in profile.key_averages())
+            final(tmp_path / f"{nodes}-{rounds}", **changes, engine={"trainer": "batched", "device": "cuda"})
+        return {event.key: event.count for event in profile.key_averages()}
 
-    launches(8)
-    assert launches(256) < 2 * launches(32)
+    def of_five_rounds(nodes: int) -> dict[str, int]:
+        few, many = launches(nodes, 5), launches(nodes, 10)
+        return {key: count - few.get(key, 0) for key, count in many.items()}
+
+    launches(8, 5)
+    few, many = of_five_rounds(32), of_five_rounds(256)
+    assert sum(many.values()) < 2 * sum(few.values()), (few, many)

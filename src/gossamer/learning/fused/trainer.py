@@ -15,11 +15,9 @@ from gossamer.learning.fused import kernels
 from gossamer.learning.fused.plan import plan_of
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.parameters import is_finite
-from gossamer.learning.rows import ALIGNMENT, Rows
-from gossamer.learning.thread_pool import ThreadPool
+from gossamer.learning.rows import ALIGNMENT
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
 from gossamer.messages.tags import Model
-from gossamer.tasks.task import Task
 
 AT_ONCE = 32
 """Maximum number of jobs in one call, whose overhead is that of a step of logistic regression."""
@@ -35,13 +33,10 @@ class FusedTrainer(Trainer):
     name = "fused"
     evaluates_many = True
 
-    def __init__(
-        self, task: Task, optimizer: Optimizer, rows: Rows, workers: ThreadPool | None = None
-    ) -> None:
-        super().__init__(task, optimizer, rows, workers)
-        self._plan, self._rule = plan_of(task, self.module), _rule_of(optimizer)
-        self._memory = rows.memory.reshape(-1)
-        inputs, targets = (part.contiguous().view(-1).numpy() for part in task.train)
+    def _prepare(self) -> None:
+        self._plan, self._rule = plan_of(self.task, self.module), _rule_of(self.optimizer)
+        self._memory = self.rows.memory.reshape(-1)
+        inputs, targets = (part.contiguous().view(-1).numpy() for part in self.task.train)
         classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
         labels = targets if classes else none.astype(np.int64)
         self._samples = inputs, labels, none.astype(np.float32) if classes else targets

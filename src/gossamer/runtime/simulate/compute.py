@@ -176,13 +176,16 @@ class Executor:
         self, setup: Setup, rows: Rows, workers: ThreadPool, profile: Profile, say: Callable[[str], None]
     ) -> None:
         experiment, self._setup, self._profile = setup.experiment, setup, profile
-        assert isinstance(experiment.engine, Simulate)
-        self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, rows, workers)
-        if experiment.engine.trainer == "auto":
+        options = experiment.engine
+        assert isinstance(options, Simulate)
+        self.trainer = trainer_of(setup.trainer)(
+            setup.task, experiment.optimizer, rows, workers, cuda_graphs=options.cuda_graphs
+        )
+        if options.trainer == "auto":
             say(f"trainer: {setup.trainer}" + (f" (not fused: {setup.not_fused})" if setup.not_fused else ""))
         if self.trainer.compiles_first:
             say("the trainer's kernels are compiled first, which takes some seconds, once")
-        device, samples = experiment.engine.device, experiment.evaluation.samples
+        device, samples = options.device, experiment.evaluation.samples
         together = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, together)
 

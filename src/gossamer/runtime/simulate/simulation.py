@@ -185,7 +185,8 @@ class Simulation:
             timeline.known_s = known_s
         self._clock = clock = Clock(self._waiting)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
-        self._workers = workers = ThreadPool(options.workers, options.threads, self._report_progress)
+        count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
+        self._workers = workers = ThreadPool(count, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(

@@ -1,0 +1,107 @@
+"""Runs on a GPU: microseconds per node-round, with mixing, next to the plain loop on the GPU (one ``nn.Module`` and one
+``torch.optim.SGD`` per node); and mixing alone, next to a copy of the matrix.
+
+python benchmarks/gpu.py [--json FILE] [--only WORD]"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baselines import loop
+from figures import Row, report
+from gossamer.learning.mixing import Sum, mix_rows
+from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import ThreadPool
+from gossamer.runtime.setup import prepare
+from run import experiment, seconds_of, synthetic
+from stubs import no_compute
+
+REPEATS = 3
+MLP = {"name": "mlp", "hidden": [128]}
+# Name, model, channels, size, nodes, batch size, rounds, rounds of the loop.
+CASES: list[tuple[str, Any, int, int, int, int, int, int]] = [
+    ("MLP, 100 nodes", MLP, 1, 28, 100, 16, 50, 5),
+    ("MLP, 1,000 nodes", MLP, 1, 28, 1000, 16, 20, 1),
+    ("MLP, 10,000 nodes", MLP, 1, 28, 10_000, 16, 5, 0),
+    ("LeNet-5, 1,000 nodes", "lenet5", 1, 28, 1000, 16, 10, 0),
+    ("GN-LeNet, 64 nodes", "gn-lenet", 3, 32, 64, 8, 20, 5),
+    ("GN-LeNet, 1,000 nodes", "gn-lenet", 3, 32, 1000, 8, 5, 0),
+]
+WAYS: dict[str, dict[str, Any]] = {
+    "gpu": {"device": "cuda"},
+    "not_recorded": {"device": "cuda", "cuda_graphs": False},
+    "one_by_one": {"device": "cuda", "trainer": "sequential"},
+}
+MOST_ONE_BY_ONE = 100  # nodes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
+    arguments = parser.parse_args()
+    report(rows(arguments.only), arguments.json)
+
+
+def rows(only: str) -> Iterator[Row]:
+    """Each way in turn, three times, after a short run that loads and compiles."""
+    for name, model, channels, size, nodes, batch, rounds, of_loop in CASES:
+        if only not in name:
+            continue
+        task = synthetic(model, channels, size, 32 * nodes)
+
+        def seconds(engine: dict[str, Any], rounds: int = rounds, given: Any = (task, nodes, batch)) -> float:
+            return seconds_of(experiment(*given, rounds, engine=engine)) / (given[1] * rounds)
+
+        ways: dict[str, Callable[[], float]] = {}
+        for way, engine in WAYS.items():
+            if way != "one_by_one" or nodes <= MOST_ONE_BY_ONE:
+                seconds(engine, 2)
+                ways[way] = lambda engine=engine: seconds(engine)  # type: ignore[misc]
+        if of_loop:
+            plain = loop(
+                prepare(experiment(task, nodes, batch, 1)), of_loop, mixing=True, threads=1, device="cuda"
+            )
+            ways["loop"] = lambda: plain() / (nodes * of_loop)  # noqa: B023 - called at once
+        taken = {way: [measure() for _ in range(REPEATS)] for way, measure in ways.items()}
+        yield {"row": name, **{f"{way}_us": statistics.median(each) * 1e6 for way, each in taken.items()}}
+    for nodes, length in ((1024, 89_834), (100, 101_770), (4096, 7850)):
+        name = f"mixing alone, {nodes} x {length}, degree 5"
+        if only in name:
+            yield {"row": name, **mixing_of(nodes, length)}
+
+
+def mixing_of(nodes: int, length: int) -> Row:
+    """Seconds of the sums of all nodes of a 5-regular graph, with the addresses gathered on the CPU, and of a copy."""
+    graph = prepare(no_compute(nodes, 1)).topology.graph(0)
+    store, workers = Rows(length, "cuda"), ThreadPool(1)
+    vectors = [store.fresh().normal_() for _ in range(nodes)]
+    sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
+    results = [store.fresh() for _ in range(nodes)]
+    source = torch.randn(nodes, length, device="cuda")
+    target = torch.empty_like(source)
+    mixed, copied = [], []
+    for _ in range(10):
+        mixed.append(_seconds(lambda: mix_rows(sums, results, workers)))
+        copied.append(_seconds(lambda: target.copy_(source)))
+    mix, copy = statistics.median(mixed), statistics.median(copied)
+    return {"us_per_node": mix / nodes * 1e6, "mix_ms": mix * 1e3, "copy_ms": copy * 1e3}
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
