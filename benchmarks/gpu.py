@@ -29,7 +29,7 @@ MLP = {"name": "mlp", "hidden": [128]}
 CASES: list[tuple[str, Any, int, int, int, int, int, int]] = [
     ("MLP, 100 nodes", MLP, 1, 28, 100, 16, 50, 5),
     ("MLP, 1,000 nodes", MLP, 1, 28, 1000, 16, 20, 1),
-    ("MLP, 10,000 nodes", MLP, 1, 28, 10_000, 16, 5, 0),
+    ("logistic, 10,000 nodes", "logistic", 1, 28, 10_000, 16, 5, 0),
     ("LeNet-5, 1,000 nodes", "lenet5", 1, 28, 1000, 16, 10, 0),
     ("GN-LeNet, 64 nodes", "gn-lenet", 3, 32, 64, 8, 20, 5),
     ("GN-LeNet, 1,000 nodes", "gn-lenet", 3, 32, 1000, 8, 5, 0),

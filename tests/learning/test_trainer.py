@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -133,6 +134,25 @@ def test_the_sequential_trainer_repeats_its_bits_whatever_else_it_did(model: str
         assert torch.equal(one.model.parameters, other.model.parameters)
         assert torch.equal(one.model.buffers, other.model.buffers)
         assert one.loss == other.loss
+
+
+def test_workers_that_share_jobs_make_no_module() -> None:
+    """Making one moves torch's generator for a while, which would look like a step that draws: then one worker works."""
+    task, makers = images("mlp"), set()
+
+    def make() -> nn.Module:
+        makers.add(threading.get_ident())
+        return task.model()
+
+    workers, optimizer = ThreadPool(4), SGD(lr=0.1)
+    rows = Rows(start(task, 0).parameters.numel())
+    shared = SequentialTrainer(replace(task, model=make), optimizer, rows, workers)
+    given = jobs(task, optimizer, [(1, 4, 0.1)] * 12)
+    shared.train(given)
+    shared.gradient([GradientJob(job.start, job.batches[0], 1) for job in given])
+    workers.close()
+    assert makers == {threading.get_ident()}
+    assert not shared._draws
 
 
 def test_dropout_is_drawn_by_the_jobs_seed() -> None:

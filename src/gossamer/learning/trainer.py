@@ -86,6 +86,9 @@ StepsResult = tuple[Model, State, Float[Tensor, "2"]]
 """The model and optimizer state after a job's last step; and the sum of the steps' losses and that of the parameters, on
 the trainer's device."""
 
+_Module = tuple[FlatModule, Callable[..., Tensors]]
+"""A module, and a function from a batch and its augmented inputs, if any, to its loss and gradient [P]."""
+
 
 class Trainer(ABC):
     """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
@@ -163,25 +166,39 @@ class SequentialTrainer(Trainer):
     name = "sequential"
     _draws = False  # whether a step has drawn random numbers
 
+    def _prepare(self) -> None:
+        self._modules: list[_Module] = []  # those that no worker uses now
+
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         return _results(jobs, self._share(self._train, jobs))
 
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs)
 
-    def _share(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
+    def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
         """Run jobs on all workers, or again one after the other if they draw random numbers: torch has one generator
         for all threads."""
+        # Made here and not by the workers, since making a module moves the generator for a while.
+        while len(self._modules) < min(self._workers.count, len(jobs)):
+            self._modules.append(self._make_flat())
+
+        def with_module(job: J) -> R:
+            module = self._modules.pop()
+            try:
+                return run(module, job)
+            finally:
+                self._modules.append(module)
+
         if not self._draws:
             before = self._generator_states()
-            results = self._workers.map(run, jobs)
+            results = self._workers.map(with_module, jobs)
             if all(map(torch.equal, before, self._generator_states())):
                 return results
             self._draws = True
         drawn = []
         for job in jobs:
             self._seed(job.seed)
-            drawn.append(run(job))
+            drawn.append(with_module(job))
             self._workers.between()
         return drawn
 
@@ -196,8 +213,7 @@ class SequentialTrainer(Trainer):
         on_device = [torch.cuda.get_rng_state(self.rows.device)] if self.device_type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
-    def _make_step(self) -> tuple[FlatModule, Callable[..., Tensors]]:
-        """A module, and a function from a batch and its augmented inputs, if any, to its loss and gradient [P]."""
+    def _make_flat(self) -> _Module:
         flat, (inputs, targets) = FlatModule(self._make_module()), self._data
 
         def step(batch: Tensor, *given: Tensor) -> Tensors:
@@ -212,16 +228,16 @@ class SequentialTrainer(Trainer):
     def _given(self, batch: Tensor, seed: int, number: int) -> Tensors:
         return tuple(each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
 
-    def _gradient(self, job: GradientJob) -> Float[Tensor, " params"]:
-        flat, step = self._workers.own(self._make_step)
+    def _gradient(self, module: _Module, job: GradientJob) -> Float[Tensor, " params"]:
+        flat, step = module
         flat.load(job.at)
         return self.rows.fresh().copy_(step(*self._given(job.batch, job.seed, 0))[1])
 
-    def _train(self, job: TrainJob) -> StepsResult:
+    def _train(self, module: _Module, job: TrainJob) -> StepsResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
-        flat, step = self._workers.own(self._make_step)
+        flat, step = module
         flat.load(job.start)
         state = {name: copied(value) for name, value in job.state.items()}
         losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
