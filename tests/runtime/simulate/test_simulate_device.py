@@ -138,6 +138,7 @@ def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_launches_of_a_round_do_not_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
     def launches(nodes: int, rounds: int) -> dict[str, int]:
         changes = {"nodes": nodes, "evaluation": {"every_rounds": None}, "stop": {"rounds": rounds}}
