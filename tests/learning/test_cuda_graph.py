@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own name
 
 from gossamer import Model, Task
 from gossamer.config.registry import build
-from gossamer.learning import SGD
+from gossamer.learning import SGD, cuda_graph
 from gossamer.learning.cuda_graph import MOST_GRAPHS, Recorded
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
@@ -40,11 +41,32 @@ def test_a_recording_computes_with_the_values_of_each_call() -> None:
 
 def test_a_function_that_reads_a_value_is_called_every_time() -> None:
     def sign(x: Tensor) -> tuple[Tensor]:
-        return (x if x.sum().item() > 0 else -x,)
+        kept = F.dropout(torch.ones(1000, device="cuda"))
+        return (x if x.sum().item() * kept.sum().item() > 0 else -x,)
 
     recorded, stream = Recorded(sign), torch.cuda.current_stream()
     assert [recorded(on_gpu(value))[0].item() for value in (1, -2, 3, -4)] == [1, 2, 3, 4]
     assert torch.cuda.current_stream() == stream
+    torch.rand(1, device="cuda")
+
+
+def test_a_function_that_draws_on_the_cpu_is_called_every_time() -> None:
+    def sometimes(x: Tensor) -> tuple[Tensor]:
+        return (x + 1 if torch.rand(()) < 0.5 else x,)
+
+    def results(function: Any) -> list[float]:
+        torch.manual_seed(1)
+        return [function(on_gpu(0))[0].item() for _ in range(20)]
+
+    assert results(Recorded(sometimes)) == results(sometimes)
+
+
+def test_large_inputs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MOST_BYTES", 100)
+    recorded = Recorded(lambda x: (x + 1,))
+    for length in (20, 20, 10, 10):
+        assert recorded(torch.zeros(length, device="cuda"))[0].tolist() == [1.0] * length
+    assert [each._inputs[0].numel() for each in recorded._recordings.values()] == [20]
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
@@ -91,7 +113,16 @@ MODELS: dict[str, Any] = {"digits": None, "dropout": Noisy, "batch norm": Normed
     [(SequentialTrainer, name) for name in MODELS]
     + [(BatchedTrainer, "digits"), (BatchedTrainer, "batch norm")],
 )
-def test_recorded_steps_have_the_bits_of_others(kind: type[Trainer], name: str, optimizer: SGD) -> None:
+def test_recorded_steps_have_the_bits_of_others(
+    kind: type[Trainer], name: str, optimizer: SGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Recorded] = []
+
+    def recorded(function: Any) -> Recorded:
+        made.append(Recorded(function))
+        return made[-1]
+
+    monkeypatch.setattr("gossamer.learning.trainer.Recorded", recorded)
     given = load_task(build("task", "digits"), None, 1)
     task = given if MODELS[name] is None else Task(MODELS[name], given.train, given.test, given.loss)
     start = Model(*(vector.cuda() for vector in initial_model(task.model, 1)))
@@ -119,3 +150,5 @@ def test_recorded_steps_have_the_bits_of_others(kind: type[Trainer], name: str, 
 
     for one, other in zip(run(True), run(False), strict=True):
         assert torch.equal(one, other)
+    buffers = (kind, name) == (SequentialTrainer, "batch norm")  # which a recording would not follow
+    assert [bool(each._recordings) for each in made] == ([] if buffers else [True])

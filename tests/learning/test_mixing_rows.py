@@ -146,7 +146,7 @@ def test_sums_that_round_twice_are_those_of_numpy_to_the_bit(
 
 def test_loops_do_as_torch_does_where_it_may_not_fuse() -> None:
     code = """
-from gossamer.learning import mixing, mixing_kernels, parameters
+from gossamer.learning import mixing, mixing_kernels
 assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
 """
     subprocess.run(

@@ -170,3 +170,11 @@ def test_rows_on_another_device_are_shared_and_other_vectors_copied() -> None:
     stored = rows.store(other)
     assert stored is not other
     assert rows.owns(stored)
+
+
+def test_off_the_cpu_only_contiguous_vectors_are_rows() -> None:
+    """A kernel reads rows from their addresses."""
+    rows, matrix = Rows(8, "meta"), torch.empty(8, 8, device="meta")
+    assert rows.is_row(matrix[0])
+    assert not rows.is_row(matrix[:, 0])
+    assert not rows.is_row(torch.empty((), device="meta").expand(8))

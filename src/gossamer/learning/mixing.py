@@ -293,8 +293,11 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
         return "together"
     for each, row in zip(sums, results, strict=True):
         each.write(row.data)
-    few = results[0].device.type == "cpu" and _worked < LOADING_NS
-    return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    if results[0].device.type != "cpu":
+        return "one at a time: Triton can't build the kernel here"
+    return (
+        f"one at a time: {'too few to load' if _worked < LOADING_NS else 'other bits here by'} compiled loops"
+    )
 
 
 def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -362,8 +365,8 @@ def _loaded() -> ModuleType | None:
 
 @cache
 def _loaded_kernel(device: torch.device) -> ModuleType | None:
-    """The kernel for a GPU; None if there is no Triton or no C compiler, which Triton needs, or if the sums differ
-    from torch's."""
+    """The kernel for a GPU; None if there is no Triton or no C compiler, which Triton needs, or if the sums differ from
+    torch's."""
     try:
         from gossamer.learning import mixing_gpu
 
@@ -371,7 +374,7 @@ def _loaded_kernel(device: torch.device) -> ModuleType | None:
             mixing_gpu.add_rows(*_addresses([total], [found]), len(found))
 
         return mixing_gpu if _in_order(add, mixing_gpu.BLOCK + 3, device) else None
-    except (ImportError, RuntimeError):
+    except Exception:  # noqa: BLE001 - of any kind, where Triton can't build a kernel
         return None
 
 

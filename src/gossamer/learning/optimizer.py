@@ -68,7 +68,7 @@ class Optimizer(Component):
     @final
     def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Clip the gradient and take one step. Parameters [..., P] and state are modified in place, and the
-        gradient may be overwritten."""
+        gradient may be overwritten; its memory belongs to the caller."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:

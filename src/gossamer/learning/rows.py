@@ -130,7 +130,7 @@ class Rows:
         ):
             return False
         if not self._pooled:
-            return True
+            return tensor.is_contiguous()
         # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self.stride * 4)
         return rest == 0 and 0 <= index < self.rows and tensor.is_contiguous()

@@ -179,7 +179,8 @@ class SequentialTrainer(Trainer):
         """Run jobs on all workers, or again one after the other if they draw random numbers: torch has one generator
         for all threads."""
         # Made here and not by the workers, since making a module moves the generator for a while.
-        while len(self._modules) < min(self._workers.count, len(jobs)):
+        wanted = 1 if self._draws else self._workers.count
+        while len(self._modules) < min(wanted, len(jobs)):
             self._modules.append(self._make_flat())
 
         def with_module(job: J) -> R:

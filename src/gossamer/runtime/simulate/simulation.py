@@ -133,7 +133,11 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
     gc.set_threshold(50_000 + OBJECTS_PER_NODE * nodes, 20, 100)
     gpus = [] if device == "cpu" else range(torch.cuda.device_count())
     try:
-        with torch.random.fork_rng(devices=gpus), nullcontext() if device == "cpu" else _repeatable():
+        with (
+            torch.random.fork_rng(devices=gpus),
+            nullcontext() if device == "cpu" else _repeatable(),
+            nullcontext() if device == "cpu" else torch.cuda.device(device),
+        ):
             yield
     finally:
         gc.set_threshold(*threshold_before)
