@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 
 import pytest
@@ -29,4 +30,6 @@ def test_every_module_imports_and_says_what_it_is_for() -> None:
     for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
         if module.name == "gossamer.__main__":
             continue
+        if module.name == "gossamer.learning.mixing_gpu" and importlib.util.find_spec("triton") is None:
+            continue  # it comes with torch for GPUs
         assert importlib.import_module(module.name).__doc__, f"{module.name} has no docstring"
