@@ -295,9 +295,8 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
         each.write(row.data)
     if results[0].device.type != "cpu":
         return "one at a time: Triton can't build the kernel here"
-    return (
-        f"one at a time: {'too few to load' if _worked < LOADING_NS else 'other bits here by'} compiled loops"
-    )
+    few = _worked < LOADING_NS
+    return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
 
 
 def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

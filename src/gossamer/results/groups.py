@@ -19,14 +19,8 @@ from gossamer.results.tidy import AXES, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
-    *(
-        "engine.trainer",
-        "engine.workers",
-        "engine.threads",
-        "engine.device",
-        "engine.cohort",
-        "engine.cuda_graphs",
-    ),
+    *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
+    *("engine.cohort", "engine.cuda_graphs"),
 )
 """Fields that affect only the draws, the location of the data, additional output and the way of computing."""
 
