@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from baselines import loop
 from figures import Row, report
-from gossamer.learning.mixing import Sum, mix_rows
-from gossamer.learning.rows import Rows
-from gossamer.learning.thread_pool import ThreadPool
 from gossamer.runtime.setup import prepare
-from run import experiment, seconds_of, synthetic
-from stubs import no_compute
+from run import experiment, mixing_of, seconds_of, synthetic
 
 REPEATS = 3
 MLP = {"name": "mlp", "hidden": [128]}
@@ -75,32 +68,7 @@ def rows(only: str) -> Iterator[Row]:
     for nodes, length in ((1024, 89_834), (100, 101_770), (4096, 7850)):
         name = f"mixing alone, {nodes} x {length}, degree 5"
         if only in name:
-            yield {"row": name, **mixing_of(nodes, length)}
-
-
-def mixing_of(nodes: int, length: int) -> Row:
-    """Seconds of the sums of all nodes of a 5-regular graph, with the addresses gathered on the CPU, and of a copy."""
-    graph = prepare(no_compute(nodes, 1)).topology.graph(0)
-    store, workers = Rows(length, "cuda"), ThreadPool(1)
-    vectors = [store.fresh().normal_() for _ in range(nodes)]
-    sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
-    results = [store.fresh() for _ in range(nodes)]
-    source = torch.randn(nodes, length, device="cuda")
-    target = torch.empty_like(source)
-    mixed, copied = [], []
-    for _ in range(10):
-        mixed.append(_seconds(lambda: mix_rows(sums, results, workers)))
-        copied.append(_seconds(lambda: target.copy_(source)))
-    mix, copy = statistics.median(mixed), statistics.median(copied)
-    return {"us_per_node": mix / nodes * 1e6, "mix_ms": mix * 1e3, "copy_ms": copy * 1e3}
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+            yield {"row": name, **mixing_of(nodes, length, 1, "cuda")}
 
 
 if __name__ == "__main__":

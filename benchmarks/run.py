@@ -187,23 +187,27 @@ def mixing(only: str) -> Iterator[Row]:
                 yield {"row": name, **mixing_of(nodes, length, threads)}
 
 
-def mixing_of(nodes: int, length: int, threads: int) -> Row:
+def mixing_of(nodes: int, length: int, threads: int, device: str = "cpu") -> Row:
     """Seconds of the sums of all nodes of a 5-regular graph, and of a copy, measured alternately."""
     keep_freed_memory()
     allow_compiled_loops()
     graph: Graph = prepare(no_compute(nodes, 1)).topology.graph(0)
-    rows, workers = Rows(length), ThreadPool(threads)
+    rows, workers = Rows(length, device), ThreadPool(threads)
     vectors = [rows.fresh().normal_() for _ in range(nodes)]
     sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
     results = [rows.fresh() for _ in range(nodes)]
-    source, target = torch.randn(nodes, length), torch.empty(nodes, length)
-    while mix_rows(sums, results, workers) != "together":
+    source = torch.randn(nodes, length, device=device)
+    target = torch.empty_like(source)
+    while mix_rows(sums, results, workers) != "together" and device == "cpu":
         pass  # until the compiled loops have been loaded
+    finish = (lambda: None) if device == "cpu" else torch.cuda.synchronize
 
     def timed(call: Callable[[], object], torch_threads: int) -> float:
         torch.set_num_threads(torch_threads)
+        finish()
         start = time.perf_counter()
         call()
+        finish()
         return time.perf_counter() - start
 
     pairs = [
