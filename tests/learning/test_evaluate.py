@@ -13,6 +13,8 @@ from torch import nn
 
 from gossamer import BadInput
 from gossamer.learning.evaluate import BATCH, Evaluator, try_out
+from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import ExpMean, RootMean, Task
@@ -94,6 +96,34 @@ def test_evaluation_uses_the_buffers_and_leaves_them_alone() -> None:
     assert torch.equal(model.buffers, before)
 
 
+class Sampling(nn.Module):
+    """A model that draws a latent variable in evaluation too, as variational models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(inputs.flatten(1))
+        return scores + torch.randn_like(scores)
+
+
+def test_a_model_that_samples_is_evaluated_with_the_same_draws_everywhere() -> None:
+    task = replace(images("mlp"), model=Sampling)
+    models = [start(task, seed) for seed in range(12)]
+    alone = Evaluator(task, 1)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    once = [alone.test(model) for model in models]
+    assert torch.equal(torch.get_rng_state(), before)  # the draws of training are not disturbed
+    workers = ThreadPool(4)
+    shared = Evaluator(task, 1, workers=workers, rows=Rows(len(models[0].parameters)))
+    assert shared.test_each(models) == once
+    assert [shared.test(model) for model in reversed(models)] == once[::-1]
+    assert Evaluator(task, 2).test(models[0]) != once[0]
+    workers.close()
+
+
 def test_a_function_of_a_mean_is_taken_over_all_batches_together() -> None:
     def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(1) == targets).float().mean()
@@ -139,9 +169,7 @@ def test_a_measure_may_give_a_plain_number() -> None:
 def test_what_torch_refuses_says_what_of_the_task_was_given_what() -> None:
     task = images("mlp")
     inputs, targets = task.test
-    said = (
-        r"^task.model, given inputs \(100, 1, 8, 7\) of torch.float32: RuntimeError: (addmm: )?mat1 and mat2"
-    )
+    said = r"^task.model, given inputs \(1, 1, 8, 7\) of torch.float32: RuntimeError: (addmm: )?mat1 and mat2"
     narrow = replace(task, test=(inputs[..., :7], targets))
     with pytest.raises(RuntimeError, match=said):
         Evaluator(narrow, seed=1).test(start(task, 4))

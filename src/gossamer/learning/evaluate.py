@@ -8,8 +8,9 @@ chunk, so that results do not depend on the number of workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from gossamer.learning.parameters import (
     FlatModule,
     bare_module,
     channels_last,
+    drawing_from,
+    generator_states,
     named_parameters,
     one_value,
     packed,
@@ -33,12 +36,14 @@ from gossamer.learning.parameters import (
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool, chunk_size, chunks
 from gossamer.messages.tags import Model
-from gossamer.randomness import SHARED, generator
+from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass, few enough for activations to stay in the cache
 LEAST = 4
 """Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
+
+_GENERATORS = Lock()  # torch has one generator a device for all threads
 
 MetricValues = dict[str, float]  # name -> value of the loss and of each metric
 
@@ -66,8 +71,10 @@ class Evaluator:
         self.task, self.device = task, device
         self.workers, self._say = workers or ThreadPool(1), say
         self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
-        self._rows, self._chunk = rows, 1 if rows is None else self._size(rows)
         self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}
+        self._seed = torch_seed(seed, "evaluate")
+        self._draws = self._finds_draws()
+        self._rows, self._chunk = rows, 1 if rows is None or self._draws else self._size(rows)
 
     def test(self, model: Model, on: str = "test") -> MetricValues:
         """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
@@ -123,8 +130,23 @@ class Evaluator:
     def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
         flat = self.workers.own(self._make_flat)
         flat.load(model)
-        [found] = self._results(partial(self._means, flat.module), pair)
+        with self._drawing() if self._draws else nullcontext():
+            [found] = self._results(partial(self._means, flat.module), pair)
         return found
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Let one thread at a time draw from torch's generators. Every model gets the same numbers."""
+        with _GENERATORS, drawing_from(self._seed, self.device):
+            yield
+
+    def _finds_draws(self) -> bool:
+        """Whether the model draws from torch's generators in evaluation, as one with latent variables may."""
+        module, (inputs, _) = self._make_flat().module, _chosen(self.sets["test"], slice(1))
+        with self._drawing(), torch.no_grad(), _naming("task.model", inputs):
+            before = generator_states(self.device)
+            scores(module, for_each(torch.clone, inputs))
+            return not all(map(torch.equal, before, generator_states(self.device)))
 
     def _together(self, models: Sequence[Model], on: str) -> list[MetricValues]:
         assert self._rows is not None

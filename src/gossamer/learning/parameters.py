@@ -161,12 +161,26 @@ def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
 
 
 @contextmanager
-def drawing_from(seed: int) -> Iterator[None]:
-    """Within this context, torch's draws on the CPU follow from a seed."""
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed also seeds the generators of all other devices, which takes 0.4 ms.
-        torch.default_generator.manual_seed(seed)
+def drawing_from(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Within this context, torch's draws on the CPU and on a device follow from a seed."""
+    gpus = [device] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        seed_generators(seed, device)
         yield
+
+
+def seed_generators(seed: int, device: torch.device | str) -> None:
+    """Seed only the generators from which a module on this device may draw; seeding all would take 0.4
+    ms."""
+    torch.default_generator.manual_seed(seed)
+    if torch.device(device).type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
+def generator_states(device: torch.device | str) -> list[Tensor]:
+    """The states of these generators."""
+    on_device = [torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
 
 
 def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:

@@ -26,10 +26,12 @@ from gossamer.learning.parameters import (
     Layout,
     bare_module,
     flatten,
+    generator_states,
     loss_of,
     note_finite,
     packed,
     scores,
+    seed_generators,
     unpacked,
 )
 from gossamer.learning.rows import Rows
@@ -191,28 +193,17 @@ class SequentialTrainer(Trainer):
                 self._modules.append(module)
 
         if not self._draws:
-            before = self._generator_states()
+            before = generator_states(self.rows.device)
             results = self._workers.map(with_module, jobs)
-            if all(map(torch.equal, before, self._generator_states())):
+            if all(map(torch.equal, before, generator_states(self.rows.device))):
                 return results
             self._draws = True
         drawn = []
         for job in jobs:
-            self._seed(job.seed)
+            seed_generators(job.seed, self.rows.device)
             drawn.append(with_module(job))
             self._workers.between()
         return drawn
-
-    def _seed(self, seed: int) -> None:
-        """Seed only the generators from which a module on this device may draw; seeding all would take 0.4
-        ms."""
-        torch.default_generator.manual_seed(seed)
-        if self.device_type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-
-    def _generator_states(self) -> list[Tensor]:
-        on_device = [torch.cuda.get_rng_state(self.rows.device)] if self.device_type == "cuda" else []
-        return [torch.get_rng_state(), *on_device]
 
     def _make_flat(self) -> _Module:
         flat, (inputs, targets) = FlatModule(self._make_module()), self._data
