@@ -12,3 +12,9 @@ def test_nodes_that_wait_for_the_same_are_named_together() -> None:
         f"nodes {named} and 4 more for tag 'never' from anyone; node 20 for tag 'm' from ranks [1];"
         " node 21 returned after 3 rounds"
     )
+
+
+def test_a_few_different_waits_are_described() -> None:
+    waits = {rank: [f"tag 'm' from ranks [{rank + 1}]"] for rank in range(8)}
+    first = "; ".join(f"node {rank} for tag 'm' from ranks [{rank + 1}]" for rank in range(5))
+    assert describe_waits(waits, {}) == f"{first}; and 3 more"

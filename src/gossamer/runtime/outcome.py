@@ -18,7 +18,8 @@ from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 
-_MOST_NAMED = 16  # the most ranks named for one wait, and the most waits described
+_MOST_NAMED = 16  # the most ranks named for one wait
+_MOST_CLAUSES = 5  # the most waits described
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,8 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
             f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MOST_NAMED])}{more} " if ranks else ""
         )
         texts.append(named + text)
-    return "; ".join(texts[:_MOST_NAMED])
+    left = [f"and {len(texts) - _MOST_CLAUSES} more"] if len(texts) > _MOST_CLAUSES else []
+    return "; ".join(texts[:_MOST_CLAUSES] + left)
 
 
 def describe_failure(error: BaseException, rank: int, round: int | None) -> RunFailed:
