@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
@@ -14,6 +14,8 @@ from gossamer.tasks import accuracy, model_factory
 
 class Talk(Algorithm):
     """Every round: sleep for a virtual step, send to five neighbours, gather, mix."""
+
+    runs_as_cohort: ClassVar[bool] = True
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

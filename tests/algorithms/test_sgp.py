@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import timing
-from timing import Data, Lossy, Table, Window, least_squares, play, wide
+from timing import Data, Table, Window, least_squares, play, wide
 
 from gossamer import BadInput, Node
 from gossamer.algorithms import SGP
@@ -95,39 +95,16 @@ def test_push_sum_agrees_on_the_mean_where_averaging_is_biased(tmp_path: Path) -
     assert np.abs(ends["d-psgd"][0] - mean).max() > 0.01
 
 
-def test_a_lost_message_takes_its_weight_and_no_more(tmp_path: Path) -> None:
-    """Nodes still agree on something among what they started with."""
-    timing.clear()
-    experiment = least_squares(
-        NODES,
-        30,
-        algorithm="sgp",
-        topology=directed(tmp_path),
-        optimizer={"name": "sgd", "lr": 1e-30},
-        wrappers=[Lossy()],
-        gather={"timeout_s": 0.01},
-    )
-    run = play(experiment, tmp_path)
-    assert 20 < len(ARCS) * 30 - len(timing.arrived) < 100
-    assert run.parameters is not None
-    X, start = wide(run.parameters), Data(experiment).initial
-    np.testing.assert_allclose(X, np.tile(X[0], (NODES, 1)), atol=1e-3)
-    assert (X[0] >= start.min(axis=0) - 1e-4).all()
-    assert (X[0] <= start.max(axis=0) + 1e-4).all()
-
-
-def test_a_network_that_loses_messages_is_refused(tmp_path: Path) -> None:
-    experiment = least_squares(
-        NODES,
-        3,
-        algorithm="sgp",
-        topology=directed(tmp_path),
-        network={"name": "uniform", "loss": 0.01},
-        gather={"timeout_s": 0.01},
-    )
-    with pytest.raises(
-        BadInput, match="network: sgp tolerates no message loss; accepted: network without loss"
-    ):
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"network": {"name": "uniform", "loss": 0.01}}, "network: sgp tolerates no message loss"),
+        ({"gather": {"timeout_s": 0.01}}, "gather: sgp needs every message"),
+    ],
+)
+def test_weights_can_not_be_lost(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
+    experiment = least_squares(NODES, 3, algorithm="sgp", topology=directed(tmp_path), **changes)
+    with pytest.raises(BadInput, match=refused):
         play(experiment, tmp_path)
 
 

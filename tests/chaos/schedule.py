@@ -143,13 +143,8 @@ def draw(seed: int) -> Schedule:
     name = one_of("algorithm", *ALGORITHMS)
     kind = KINDS[name.partition(",")[0]]
     nodes, rounds = one_of("nodes", 3, 4, 5, 6), one_of("rounds", 3, 4, 5, 6, 7)
-    number = one_of("number", 0, 0, 1, 2, 3, 4) if kind.tolerates_absence else 0
-    losing = (
-        bool(number)
-        and kind.tolerates_loss
-        and "deaf" not in ALGORITHMS[name][0]
-        and one_of("losing", True, False)
-    )
+    number = one_of("number", 0, 0, 1, 2, 3, 4) if not kind.needs_every_message else 0
+    losing = bool(number) and "deaf" not in ALGORITHMS[name][0] and one_of("losing", True, False)
     faults = (*FAULTS, *FAULTS, *LOSSES * losing, *LOSSES * losing, *OUTSIDE)
     needed = kind.model_construct().needed_ranks(nodes)
     away = [rank for rank in range(nodes) if rank not in needed]

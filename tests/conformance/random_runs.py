@@ -135,7 +135,7 @@ def surroundings(
         "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),
     }
     network = UniformNetwork(**links)
-    if ALGORITHMS[name].tolerates_loss and not lossless:
+    if not lossless:
         links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
         period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
         network = rng.choice(

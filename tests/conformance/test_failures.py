@@ -109,7 +109,7 @@ def test_a_second_interrupt_lets_no_node_take_another_turn(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            play(tmp_path, algorithm="user_algorithms:Interrupted", engine={"cohort": False})
+            play(tmp_path, algorithm="user_algorithms:Interrupted")
     finally:
         signal.signal(signal.SIGINT, before)
     assert Interrupted.turns == [0]

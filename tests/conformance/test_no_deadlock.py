@@ -57,7 +57,7 @@ def test_the_algorithms_are_known() -> None:
 
 # --- whoever comes and goes
 
-BEARING = [name for name, found in ALGORITHMS.items() if found.tolerates_absence and name != "fedavg"]
+BEARING = [name for name, found in ALGORITHMS.items() if not found.needs_every_message and name != "fedavg"]
 """(A client of fedavg that is cut off from its server for good waits for ever.)"""
 NEEDED = {name: ALGORITHMS[name].model_construct().needed_ranks(3) for name in BEARING}
 

@@ -100,9 +100,7 @@ def test_a_running_sweep_shows_its_runs(
 ) -> None:
     seen = tmp_path / "seen"
     algorithm = {"name": "sweeps:WaitsToBeSeen", "seen": str(seen)}
-    of = sweep(
-        tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1, "cohort": False}}
-    )
+    of = sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1}})
     with terminal(monkeypatch) as shown, watching_sweep(of) as table, ThreadPoolExecutor(1) as thread:
         assert isinstance(table, _LiveTable)
         look = _Row.look

@@ -24,7 +24,6 @@ class Algorithm(Component):
     Attributes:
         gathers: whether it waits for its neighbours with :meth:`Node.gather` (default). If so, a network that
             loses messages requires ``gather.timeout_s``.
-        tolerates_loss: whether it may run on a network that loses messages (default).
         tolerates_sampling: whether it may run with sampled neighbours (``cyclon``): it uses only
             out-neighbours, neither mixing weights nor the graph. Not the default.
         mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
@@ -34,18 +33,19 @@ class Algorithm(Component):
             models. Not the default.
         sends_differences: whether it sends differences, encoded by :meth:`Node.compress`, as
             :class:`~gossamer.Model`. Not the default.
-        needs_every_message: whether a late message would make the nodes' copies of each other's state
-            inconsistent. If so, ``gather`` has to wait for all messages. Not the default.
-        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default)."""
+        needs_every_message: whether one missing message would spoil all later rounds, as it does for nodes that keep
+            copies of each other's state. If so, no message may be lost, ``gather`` has to wait for all of
+            them, and no node may crash, leave, join or come back while it runs. Not the default.
+        runs_as_cohort: whether one call of :meth:`run` may act for all nodes of a simulation (docs/design.md), since it
+            acts only through its node. Not the default, and not inherited: each class declares it."""
 
     gathers: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = False
     sums_suffice: ClassVar[bool] = False
     sends_differences: ClassVar[bool] = False
     needs_every_message: ClassVar[bool] = False
-    tolerates_absence: ClassVar[bool] = True
+    runs_as_cohort: ClassVar[bool] = False
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 
     @abstractmethod

@@ -33,8 +33,6 @@ class _Compressed(Algorithm):
 
     sends_differences: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = False
-    tolerates_absence: ClassVar[bool] = False
 
     gamma: float = Field(default=0.4, gt=0, le=1)
 
@@ -105,8 +103,6 @@ class DeepSqueeze(_Compressed):
         local_steps: mini-batch steps a round."""
 
     needs_every_message: ClassVar[bool] = False
-    tolerates_loss: ClassVar[bool] = True
-    tolerates_absence: ClassVar[bool] = True
 
     local_steps: LocalSteps = 1
 

@@ -38,12 +38,13 @@ class D2(Algorithm):
         x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
 
     When the learning rate changes, c is scaled with it ("D2+" of Lin et al., 2021). A round is one local
-    step. The node's own model replaces that of a missing neighbour. A static W has to be symmetric with
-    eigenvalues above -1/3.
+    step. The node's own model replaces that of a missing neighbour; the corrections then no longer sum to
+    zero, which leaves a bias. A static W has to be symmetric with eigenvalues above -1/3.
 
     Args:
         exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
 
+    runs_as_cohort: ClassVar[bool] = True
     exact_diffusion: bool = False
 
     def check(self, setting: Setting) -> None:
@@ -124,12 +125,13 @@ class GradientTracking(Algorithm):
         -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
 
     A round is one local step and two messages to each neighbour: the model and the direction u + c. The
-    node's own values replace those of a missing message. W of ``topology.weights`` has to be doubly
-    stochastic, which is checked if it is static.
+    node's own values replace those of a missing message, which leaves a bias. W of ``topology.weights`` has
+    to be doubly stochastic, which is checked if it is static.
 
     Args:
         variant: "dsgt" mixes the models after the step, "diging" those before it."""
 
+    runs_as_cohort: ClassVar[bool] = True
     variant: Literal["dsgt", "diging"] = "dsgt"
 
     def check(self, setting: Setting) -> None:

@@ -62,6 +62,8 @@ class Epidemic(Algorithm):
 class EpidemicOracle(Epidemic):
     """EL-Oracle (de Vos et al., 2023): a fresh undirected s-regular graph over all nodes each round."""
 
+    runs_as_cohort: ClassVar[bool] = True
+
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
             found = f"{self.degree} for {setting.nodes} nodes"

@@ -59,8 +59,6 @@ class PowerGossip(Algorithm):
         rank: columns of V and U."""
 
     needs_every_message: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = False
-    tolerates_absence: ClassVar[bool] = False
 
     local_steps: LocalSteps = 1
     rank: int = Field(default=1, ge=1)

@@ -24,6 +24,7 @@ class Local(Algorithm):
     Args:
         local_steps: mini-batch steps a round."""
 
+    runs_as_cohort: ClassVar[bool] = True
     local_steps: LocalSteps = 1
 
     def sends_models(self) -> bool:

@@ -34,8 +34,8 @@ class SGP(Algorithm):
 
     where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the
     messages in flight sum to n. A lost message loses its weight for good, and the steps eta / w_i would grow
-    with every loss. Networks that lose messages and faults that remove nodes are therefore refused.
-    ``gather.timeout_s`` has to be null or longer than the delivery of any message.
+    with every loss. Networks that lose messages, faults that remove nodes and ``gather.timeout_s`` are
+    therefore refused.
 
     Args:
         local_steps: mini-batch steps a round.
@@ -43,8 +43,8 @@ class SGP(Algorithm):
             round in which it arrives, and a node waits for the messages of one exchange at the next. The k-th exchange uses
             the graph of round k. 0: exchange and wait in every round."""
 
-    tolerates_loss: ClassVar[bool] = False
-    tolerates_absence: ClassVar[bool] = False
+    runs_as_cohort: ClassVar[bool] = True
+    needs_every_message: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)
 

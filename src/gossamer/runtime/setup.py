@@ -199,7 +199,7 @@ def _check_network(experiment: Experiment, network: Network) -> None:
         raise BadInput(f"gather: {name} needs every message; accepted: timeout_s: null and lost_peer: fail")
     if not network.loses(experiment.nodes, experiment.seed):
         return
-    if not algorithm.tolerates_loss:
+    if algorithm.needs_every_message:
         field = "network" if experiment.network.loses(experiment.nodes, experiment.seed) else "faults"
         raise BadInput(f"{field}: {name} tolerates no message loss; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
@@ -212,7 +212,7 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     if not _absences(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
-    if not algorithm.tolerates_absence:
+    if algorithm.needs_every_message:
         raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     if needed := sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes))):
         raise BadInput(f"faults: node {needed[0]} is away, but {name} needs it; accepted: others")

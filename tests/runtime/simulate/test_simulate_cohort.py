@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -122,6 +122,7 @@ def test_the_record_is_the_same_as_without(
 class Odd(Algorithm):
     """D-PSGD, except for what ``way`` says happens in round 3."""
 
+    runs_as_cohort: ClassVar[bool] = True
     way: str
 
     async def run(self, node: Node) -> None:
@@ -195,6 +196,7 @@ class Odd(Algorithm):
 class Script(Algorithm):
     """D-PSGD whose node does in each round what ``does`` says, between sending and receiving."""
 
+    runs_as_cohort: ClassVar[bool] = True
     does: str
 
     async def run(self, node: Node) -> None:
@@ -262,6 +264,7 @@ def test_python_does_not_hide_differences(tmp_path: Path, does: str) -> None:
 class Loops(Algorithm):
     """Loops and messages that are unlike those of most algorithms."""
 
+    runs_as_cohort: ClassVar[bool] = True
     way: str
 
     async def run(self, node: Node) -> None:

@@ -53,6 +53,7 @@ def fits(setup: Setup, links: Links) -> bool:
     return (
         isinstance(experiment.engine, Simulate)
         and experiment.engine.cohort
+        and vars(type(experiment.algorithm)).get("runs_as_cohort", False)
         and links.only_latency_ns is not None
         and type(setup.compute) is Constant
         and setup.aggregator is None
