@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gossamer
-from gossamer import Experiment
-from gossamer.progress import Display, Lines
-from gossamer.results.observer import Observer
+from gossamer import Experiment, Observer, RunFailed, progress
+from gossamer.config import Processes, Simulate
+from gossamer.progress import Display, Lines, watching
 from gossamer.runtime.recording import NETWORK
 
 
@@ -111,3 +113,47 @@ def test_nodes_that_are_gone_count_like_the_mean_of_the_others(tmp_path: Path) -
         seen = Rounds()
         assert gossamer.run(experiment, tmp_path / engine, observer=seen).status == "done"
         assert max(seen.shares) > 4 * 17
+
+
+class Ends(Observer):
+    """Ends the run once all nodes together have completed ten rounds."""
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        self.stopping = rounds >= 10
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_an_observer_ends_a_run_in_any_thread(tmp_path: Path, engine: str) -> None:
+    experiment = described({"rounds": 1_000_000}).model_copy(
+        update={"engine": Simulate() if engine == "simulate" else Processes()}
+    )
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(gossamer.run, experiment, tmp_path, observer=Ends()).result()
+    assert run.status == "stopped"
+    assert run.parameters is not None
+
+
+def test_runs_in_several_threads_take_turns(tmp_path: Path) -> None:
+    experiment = described({"rounds": 3}).model_copy(update={"engine": Simulate()})
+    with ThreadPoolExecutor(3) as threads:
+        runs = list(threads.map(lambda k: gossamer.run(experiment, tmp_path / str(k)), range(3)))
+    alone = gossamer.run(experiment, tmp_path / "alone")
+    assert alone.parameters is not None
+    for run in runs:
+        assert run.parameters is not None
+        assert torch.equal(run.parameters, alone.parameters)
+
+
+def test_a_failed_run_leaves_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "on_live_terminal", lambda: True)
+
+    def fails() -> None:
+        with watching(described({"rounds": 3})) as bar:
+            bar.progress(4, 1.0)
+            raise RunFailed("it fails")
+
+    with pytest.raises(RunFailed):
+        fails()
+    assert capsys.readouterr().err.rpartition("\r")[2] == ""

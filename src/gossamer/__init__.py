@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gossamer.node import Node as Node
     from gossamer.node import NodeWrapper as NodeWrapper
     from gossamer.node import PeerLost as PeerLost
+    from gossamer.results.observer import Observer as Observer
     from gossamer.results.run import Run as Run
     from gossamer.results.run import load_run as load_run
     from gossamer.results.run import load_runs as load_runs
@@ -46,6 +47,7 @@ _NAMES = {
     "gossamer.errors": ("BadInput", "Deadlock", "GossamerError", "RunFailed"),
     "gossamer.messages.tags": ("Message", "Model", "Part"),
     "gossamer.node": ("Node", "NodeWrapper", "PeerLost"),
+    "gossamer.results.observer": ("Observer",),
     "gossamer.results.run": ("Run", "load_run", "load_runs"),
     "gossamer.results.trackers": ("Tracker",),
     "gossamer.sweep.execute": ("run_sweep",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -25,6 +26,9 @@ from gossamer.runtime.setup import resolved
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
+
+_turns = threading.RLock()
+"""Runs in several threads of a process take turns, since they share torch's generator and thread count."""
 
 
 def run(
@@ -237,7 +241,7 @@ def _carry_out(
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any more.
-        with engine, _own_event_loop():
+        with engine, _turns, _own_event_loop():
             outcome = engine.run(folder, trackers, checkpoint)
     except BaseException as error:
         close_after(error, folder)

@@ -33,8 +33,10 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Observe
         yield Observer()
     elif in_notebook() or on_live_terminal():
         bar = Bar(experiment)
-        yield bar
-        bar.end()
+        try:
+            yield bar
+        finally:
+            bar.end()
     else:
         yield Lines(experiment)
 

@@ -17,6 +17,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "seeds: unknown field (did you mean 'seed'?); accepted: aggregator, algorithm, batch_size, ",
     ),
     (
+        {"evaluation": {"every-rounds": 1}},
+        "evaluation.every-rounds: unknown field (did you mean 'every_rounds'?); accepted: every_rounds, every_s",
+    ),
+    ({"Seed": 3}, "Seed: unknown field (did you mean 'seed'?); accepted: aggregator, algorithm, "),
+    (
+        {"optimizer": {"name": "sgd", "lr": 0.1, "Momentum": 0.9}},
+        "optimizer.Momentum: unknown field (did you mean 'momentum'?); accepted: clip_norm, clip_value, ",
+    ),
+    (
         {"evaluation": {"every_round": 1}},
         "evaluation.every_round: unknown field (did you mean 'every_rounds'?); accepted: every_rounds, every_s",
     ),

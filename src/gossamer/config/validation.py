@@ -22,9 +22,11 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
     for problem in sorted(
         error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
     ):
-        location = [part for part in problem["loc"] if not _is_branch(part)]
+        unknown = problem["type"] == "extra_forbidden"
+        given = len(problem["loc"]) - unknown  # a part that is unknown is what the user wrote, not a branch
+        location = [part for k, part in enumerate(problem["loc"]) if k == given or not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
-        if problem["type"] == "extra_forbidden":
+        if unknown:
             fields = [f.alias or key for key, f in _model_at(model, location[:-1]).model_fields.items()]
             values[name] = f"unknown field{suggest(str(location[-1]), fields)}; accepted: "
             expected[name] = [listed(fields)]

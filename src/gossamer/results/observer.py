@@ -11,7 +11,13 @@ log = logging.getLogger("gossamer")
 
 class Observer:
     """Base class of observers of a run. A subclass overrides the methods for the events that it needs. By
-    default, messages go to the log."""
+    default, messages go to the log.
+
+    Attributes:
+        stopping: set it to True to end the run cleanly, as Ctrl-C does. The engine looks at it after each call
+            of :meth:`progress`."""
+
+    stopping = False
 
     def start(self, description: Mapping[str, Any]) -> None:
         """The run starts; see ``Setup.description``."""

@@ -67,6 +67,7 @@ class Trackers(Observer):
 
     def progress(self, rounds: int, time_s: float) -> None:
         self._observer.progress(rounds, time_s)
+        self.stopping = self._observer.stopping
 
     def say(self, text: str) -> None:
         self._observer.say(text)

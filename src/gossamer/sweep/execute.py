@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager, suppress
@@ -22,6 +19,7 @@ from gossamer.results.folder import RunFolder, locked, write_text, writing
 from gossamer.results.formatting import metric_title, numerals
 from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
+from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
@@ -29,8 +27,6 @@ from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_res
 
 _LOOK_S = 0.2
 """Seconds between two checks whether the user has stopped the sweep."""
-_run_lock = threading.Lock()
-"""Runs in one process take turns, since they share torch's generator and thread count."""
 
 
 @dataclass(frozen=True)
@@ -164,27 +160,28 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
         was created) and ``value`` (the first metric as text).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
-    with _run_lock, _stopped_by_file(Path(job["stop"])):
-        if Path(job["stop"]).exists():
-            return {**asdict(State()), "value": ""}
-        try:
-            experiment = Experiment.parse(job["experiment"])
-            watcher = Quiet(experiment)
-            done = run_experiment(
-                experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
-            )
-        except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
-            reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
-            folder = error.folder if isinstance(error, RunFailed) else None
-            return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
+    if (stop := Path(job["stop"])).exists():
+        return {**asdict(State()), "value": ""}
+    try:
+        experiment = Experiment.parse(job["experiment"])
+        watcher = _OneOfMany(experiment, stop)
+        done = run_experiment(
+            experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
+        )
+    except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
+        reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
+        folder = error.folder if isinstance(error, RunFailed) else None
+        return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
     return {"status": done.status, "cause": done.error, "folder": str(done.path), "value": watcher.value}
 
 
 class Quiet(Display):
-    """Prints nothing, since there may be hundreds of runs."""
+    """Prints nothing, since there may be hundreds of runs.
+
+    Attributes:
+        round: that of the latest evaluation."""
 
     round: int | None = None
-    """Of the latest evaluation."""
 
     def say(self, text: str) -> None:
         """Print and log nothing."""
@@ -198,26 +195,16 @@ class Quiet(Display):
         return f"{metric_title(self.headline[0])} {numerals(self.headline[1])[0]}" if self.headline else ""
 
 
-@contextmanager
-def _stopped_by_file(stop: Path) -> Iterator[None]:
-    """End a run in this process cleanly once the file ``stop`` exists, if the run handles signals, i.e. in a
-    main thread."""
-    over, usual = threading.Event(), signal.getsignal(signal.SIGTERM)
+class _OneOfMany(Quiet):
+    """Ends its run once the file ``stop`` exists."""
 
-    def watch() -> None:
-        while not over.wait(_LOOK_S):
-            # A run does not handle the signal during setup, nor after the first one.
-            if stop.exists() and signal.getsignal(signal.SIGTERM) is not usual:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+    def __init__(self, experiment: Experiment, stop: Path) -> None:
+        super().__init__(experiment)
+        self._stop, self._seconds, self._looked_s = stop, stopwatch(), 0.0
 
-    # Ray interrupts its tasks itself, and a second signal would end a run at once.
-    if threading.current_thread() is threading.main_thread() and "ray" not in sys.modules:
-        threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    def progress(self, rounds: int, time_s: float) -> None:
+        if (now_s := self._seconds()) - self._looked_s >= _LOOK_S:
+            self._looked_s, self.stopping = now_s, self._stop.exists()
 
 
 def _check(todo: Sequence[Planned]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -24,13 +22,13 @@ _TRIAL_S = 2.0
 
 
 class _Trial(Display):
-    """Ends a run cleanly, like Ctrl-C, once it has run long enough to estimate its total time."""
+    """Ends a run once it has run long enough to estimate its total time."""
 
     wall_s_of_all: float | None = None
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
-        self._seconds, self._over = stopwatch(), False
+        self._seconds = stopwatch()
         self._first: tuple[float, float] | None = None
 
     def start(self, description: Any) -> None:
@@ -43,9 +41,7 @@ class _Trial(Display):
         elif self._first is not None and share > self._first[0]:
             first, began = self._first
             self.wall_s_of_all = began + (1 - first) * (now - began) / (share - first)
-            if now >= _TRIAL_S and not self._over:
-                self._over = True
-                os.kill(os.getpid(), signal.SIGINT)
+            self.stopping = now >= _TRIAL_S
 
     def say(self, text: str) -> None:
         """A trial says nothing."""

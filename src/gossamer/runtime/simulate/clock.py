@@ -53,15 +53,16 @@ class ClockEvent:
 class Clock:
     """The virtual clock and its events.
 
-    ``waiting`` describes what every node waits for, for the message of a deadlock.
+    ``waiting`` describes what every node waits for, for the message of a deadlock. ``look`` is called at every
+    new instant.
 
     Attributes:
         now_ns: nanoseconds since the start, an integer.
         pending: the number of scheduled events that could wake a node."""
 
-    def __init__(self, waiting: Callable[[], str] = str) -> None:
+    def __init__(self, waiting: Callable[[], str] = str, look: Callable[[], None] = lambda: None) -> None:
         self.now_ns = self.pending = 0
-        self.waiting = waiting
+        self.waiting, self._look = waiting, look
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
@@ -120,6 +121,7 @@ class Clock:
             if first[0] > self.now_ns:
                 self.now_ns = first[0]
                 self._passes = self._turns = 0
+                self._look()
             rank = self._run_events()
         self._passes += 1
         if self._passes > MAX_PASSES:

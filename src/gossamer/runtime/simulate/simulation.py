@@ -187,10 +187,10 @@ class Simulation:
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
-        self._clock = clock = Clock(self._waiting)
+        self._clock = clock = Clock(self._waiting, self._look)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
         count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
-        self._workers = workers = ThreadPool(count, options.threads, self._report_progress)
+        self._workers = workers = ThreadPool(count, options.threads, self._look)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
@@ -413,7 +413,7 @@ class Simulation:
                     self._recorder.flush()
                 else:
                     self._rounds += len(self.nodes)
-                    self._observer.progress(self._rounds, self._clock.now())
+                    self._report_progress()
                 going = cohort.advance()
             self._clock.now_ns = cohort.now_ns
             cohort.update()
@@ -427,7 +427,7 @@ class Simulation:
         node = self.nodes[rank]
         self._rounds += 1
         if self._rounds % max(len(self.nodes) // 16, 1) == 0:
-            self._observer.progress(self._done(), self._clock.now())
+            self._report_progress()
         self._recorder.round_ended(node)
         self._save(node)
         if self._faults is not None:
@@ -459,12 +459,17 @@ class Simulation:
         else:
             self._tasks.ended(rank)
 
+    def _look(self) -> None:
+        """Report progress from time to time. Called after each piece of work and at each instant, as a round may
+        take long."""
+        if time.perf_counter() - self._reported >= PROGRESS_S:
+            self._report_progress()
+
     def _report_progress(self) -> None:
-        """Report progress from time to time. Called after each piece of work, as a round may take long."""
-        now = time.perf_counter()
-        if now - self._reported >= PROGRESS_S:
-            self._reported = now
-            self._observer.progress(self._done(), self._clock.now())
+        self._reported = time.perf_counter()
+        self._observer.progress(self._done(), self._clock.now())
+        if self._observer.stopping:
+            self._tasks.finish("stopped")
 
 
 async def _nothing() -> None:

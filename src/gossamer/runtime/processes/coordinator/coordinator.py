@@ -179,6 +179,8 @@ class Coordinator:
             if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
                 self._observer.progress(extrapolated(rounds, self._setup.experiment.nodes), self._time_s)
+                if self._observer.stopping:
+                    self.stop()
 
     def _show_row(self, row: Mapping[str, Any]) -> None:
         self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])
