@@ -24,8 +24,6 @@ test-all: lint   ## the slow tests too
 	$(BIN)/pytest -m "not timing" --numprocesses auto
 	$(BIN)/pytest -m timing
 
-# Recorded steps rest on torch's interpreter, which is deprecated: this says in advance when a release drops what they need.
-# (In an environment of its own; where no CPU build is at hand, pip fetches the libraries of CUDA too.)
 lint: $(READY)   ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

@@ -198,7 +198,7 @@ def test_a_sweeps_table_has_all_runs_that_are_whole(
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"name": "two", "base": SETTINGS, "seeds": 2}))
     assert cli("sweep", "sweep.yaml", "--jobs", "1")[0] == 0
     _, second = sorted(tmp_path.glob("runs/two/*/*/metrics.parquet"))
-    assert cli("verify", "runs/two") == (0, "whole: 2 runs\n", "")
+    assert cli("verify", "runs/two") == (0, "intact: 2 runs\n", "")
     os.truncate(second, 100)
     code, out, err = cli("sweep", "sweep.yaml")
     assert (code, err) == (0, "")
@@ -289,7 +289,7 @@ def test_a_torn_last_row_of_a_killed_run_is_left_out(cli: Cli, killed: Path) -> 
     path = killed / "segments" / "metrics-0.jsonl"
     os.truncate(path, path.stat().st_size - 7)
     assert load_run(killed).metrics.height == rows.height - 1
-    said = "whole: 1 run, 1 of them not at an end (running or killed)\n"
+    said = "intact: 1 run (1 unfinished: running or killed)\n"
     assert cli("verify", str(killed)) == (0, said, "")
 
 

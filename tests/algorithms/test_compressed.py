@@ -222,12 +222,16 @@ def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) ->
     ("codec", "said"),
     [
         ({"name": "qsgd"}, "codec: qsgd, whose error can exceed the difference itself.*contract: true"),
-        ([TOP, {"name": "quantize", "bits": 2}], "codec: quantize, whose error can exceed.*3 bits or more"),
+        (
+            [TOP, {"name": "quantize", "bits": 2}],
+            "codec: quantize, whose error can exceed.*rounding: nearest, or blocks of at most 8 values",
+        ),
     ],
 )
 def test_a_codec_that_loses_more_than_there_is_is_refused(codec: Any, said: str, tmp_path: Path) -> None:
+    task = {"name": "least-squares", "features": 9, "samples": 4 * NODES}
     with pytest.raises(BadInput, match=said):
-        gossamer.run(described("choco-sgd", 2, codec=codec), tmp_path)
+        gossamer.run(described("choco-sgd", 2, codec=codec, task=task), tmp_path)
 
 
 def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_ranks(case: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("nodes", "algorithm", "named"),
     [
-        (1, {}, r"nodes: 1 for fedavg, none of which holds data"),
+        (1, {}, r"nodes: got 1, which leaves fedavg no node with data"),
         (4, {"server": 4}, r"algorithm\.server: rank 4 of 4 nodes; accepted: 0 to 3"),
         (4, {"client_fraction": 0}, r"algorithm\.client_fraction"),
         (4, {"client_fraction": 1.5}, r"algorithm\.client_fraction"),

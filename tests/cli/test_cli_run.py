@@ -198,7 +198,7 @@ def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     assert (
         "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
     )
-    said = "what was recorded is kept; a page of it: gossamer report "
+    said = "The record so far was kept. To view it: gossamer report "
     done = load_run(err.splitlines()[-1].removeprefix(said))
     assert done.status == "failed"
     assert done.metrics.filter(pl.col("round") == 2).height > 0
@@ -220,10 +220,10 @@ def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli(*stopping, "algorithm.name=stops:Stops")
     assert code == 130
     assert re.match(r"STOPPED {14}at round [56] of 9; ", out)  # nodes 0 and 1 were a round ahead
-    assert "to go on" not in out
+    assert "To continue" not in out
     code, out, _ = cli(*stopping, "algorithm.name=stops:Stops", "--set", "checkpoint.every_rounds=2")
     folder = re.search(r"^run +(\S+)$", out, re.MULTILINE)[1]
-    assert out.splitlines()[-1].split(maxsplit=3) == ["to", "go", "on", f"gossamer resume {folder}"]
+    assert out.splitlines()[-1].split(maxsplit=2) == ["to", "continue", f"gossamer resume {folder}"]
     code, out, _ = cli(*stopping, "algorithm.name=stops:Stops", "--json")
     assert (code, json.loads(out)["status"]) == (130, "stopped")
 

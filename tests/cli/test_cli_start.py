@@ -53,7 +53,7 @@ def test_a_new_folder_has_an_experiment_that_runs(
     assert isinstance(accuracy, float)
     assert accuracy > 0.5
     code, _, err = cli("new", str(study))
-    assert (code, err.partition(": is")[0]) == (2, f"error: {study / 'algorithm.py'}")
+    assert (code, err.partition(": already")[0]) == (2, f"error: {study / 'algorithm.py'}")
 
 
 def test_an_unknown_algorithm_writes_nothing(cli: Cli, tmp_path: Path) -> None:

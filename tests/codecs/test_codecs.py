@@ -750,12 +750,12 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         (
             {"name": "low-rank", "rank": 60},
             {"algorithm": "choco-sgd", **DIGITS},
-            r"codec\.rank: 60, at which no matrix of the model takes less",
+            r"codec\.rank: got 60, which makes no matrix of the model smaller",
         ),
         (
             None,
             {"algorithm": {"name": "powergossip", "rank": 64}, **DIGITS},
-            r"algorithm\.rank: 64, at which no matrix of the model takes less",
+            r"algorithm\.rank: got 64, which makes no matrix of the model smaller",
         ),
         ([], {}, "a list of codecs"),
         (

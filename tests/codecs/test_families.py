@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,7 @@ from gossamer.codecs import (
     Wavelet,
     indices,
 )
-from gossamer.learning.parameters import Field
+from gossamer.learning.parameters import Field, Layout
 from gossamer.messages.tags import dense
 from gossamer.randomness import generator
 
@@ -363,6 +364,20 @@ def test_what_is_lost_of_a_difference_is_less_than_the_difference(codec: Codec) 
     for seed in range(20):
         x = torch.randn(P, generator=torch.Generator().manual_seed(seed))
         assert float((compressed(codec, x, SHAPES) - x).norm()) < float(x.norm())
+
+
+@pytest.mark.parametrize("block", [24, "vector"])
+@pytest.mark.parametrize("length", [60, 90])
+def test_a_longer_block_than_8_s_squared_can_lose_more_than_the_vector(block: Any, length: int) -> None:
+    """The worst case: all values but the largest are a quarter of the step between two levels."""
+    codec = Quantize(bits=3, block=block)  # s = 3, so at most 72 values
+    x = torch.full((length,), 1 / (4 * codec.s))
+    x[:: block if isinstance(block, int) else length] = 1.0
+    sender, receiver = pair(codec, torch.zeros(length), [(length,)])
+    decoded = [codec.decode(receiver, 0, codec.compress(sender, x, k), lambda: x) for k in range(300)]
+    ratio = fmean(float((dense(each) - x).norm() ** 2) for each in decoded) / float(x.norm()) ** 2
+    accepted = codec.contracts_only_with(Layout((Field("w", 0, (length,)),), ())) is None
+    assert accepted == (ratio < 1), ratio
 
 
 def test_a_part_is_dense_with_zeros() -> None:

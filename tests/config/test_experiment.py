@@ -147,7 +147,13 @@ def test_a_wrapper_reads_paths_as_other_components_and_is_named_by_its_index(tmp
 @pytest.mark.parametrize("threads", [1, 4])
 def test_another_engine_keeps_the_experiment_valid(trainer: str, threads: int) -> None:
     source = text(engine={"name": "simulate", "trainer": trainer, "threads": threads, "device": "cpu"})
-    assert Experiment.parse(source, engine="processes").engine == Processes()
+    kept = "auto" if trainer == "batched" else trainer  # real processes have no batches of nodes
+    assert Experiment.parse(source, engine="processes").engine == Processes(trainer=kept)  # type: ignore[arg-type]
+
+
+def test_evaluation_by_time_is_not_also_by_rounds() -> None:
+    assert Experiment.parse(text(evaluation={"every_s": 2})).evaluation.every_rounds is None
+    assert Experiment.parse(text(evaluation={"every_s": 2, "every_rounds": 3})).evaluation.every_rounds == 3
 
 
 def test_back_to_the_simulator() -> None:

@@ -153,3 +153,8 @@ def test_the_engine_of_a_mapping_without_a_name_is_replaced() -> None:
     text = "task: least-squares\nalgorithm: d-psgd\nnodes: 2\nstop: {rounds: 1}\nengine: {workers: 2}"
     assert Experiment.parse(text, ["engine.name=processes"]).engine == Processes()
     assert Experiment.parse(text, ["engine.threads=2"]).engine == Simulate(workers=2, threads=2)
+
+
+def test_a_field_of_the_initial_model_may_be_set() -> None:
+    found = Experiment.parse(text(), ["initial.from=none"]).model_dump(mode="json")["initial"]
+    assert found["from"].endswith("none")

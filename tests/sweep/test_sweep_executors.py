@@ -203,7 +203,7 @@ def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli:
     assert code == 1
     refused, lost = err.splitlines()
     assert refused.startswith(
-        "0/3  small, seed 2: pending: the executor takes no more runs: RuntimeError: no cluster answers"
+        "0/3  small, seed 2: pending: the executor failed: RuntimeError: no cluster answers"
     )
     assert lost == (
         "0/3  small, seed 1: pending: the executor lost it before it began: ConnectionError: the node is gone"

@@ -91,10 +91,12 @@ class Algorithm(Component):
         return False
 
 
-def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], share: float) -> list[int]:
+def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], share: float) -> Sequence[int]:
     """The ranks that take part in a round, ascending, at least one. All nodes draw them from a shared
     generator, so that no message is needed."""
     count = max(int(share * len(candidates) + 1e-9), 1)  # 2/49 of 49 is 2
+    if count == len(candidates):
+        return candidates
     chosen = node.rng(purpose, r, shared=True).choice(candidates, count, replace=False)
     return sorted(int(rank) for rank in chosen)
 

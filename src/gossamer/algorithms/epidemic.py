@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
@@ -81,9 +80,8 @@ class EpidemicLocal(Epidemic):
     in-degrees vary."""
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
-        table = _recipients(seed, node.size, self.degree)
-        senders = np.flatnonzero((table == node.rank).any(axis=1))
-        return table[node.rank].tolist(), senders.tolist()
+        recipients, senders = _directed_graph(seed, node.size, self.degree)
+        return recipients[node.rank], senders[node.rank]
 
 
 @lru_cache(maxsize=8)  # a simulation draws each round once, not once for each node
@@ -92,7 +90,14 @@ def _regular_graph(seed: int, nodes: int, degree: int) -> Graph:
 
 
 @lru_cache(maxsize=8)
-def _recipients(seed: int, nodes: int, degree: int) -> Int[np.ndarray, "nodes degree"]:
-    order = np.random.default_rng(seed).random((nodes, nodes))
-    np.fill_diagonal(order, np.inf)
-    return np.sort(np.argpartition(order, degree - 1, axis=1)[:, :degree], axis=1)
+def _directed_graph(seed: int, nodes: int, degree: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The recipients and the senders of each node, ascending."""
+    rng, recipients = np.random.default_rng(seed), []
+    senders: list[list[int]] = [[] for _ in range(nodes)]
+    for rank in range(nodes):
+        order = rng.random(nodes)
+        order[rank] = np.inf
+        recipients.append(sorted(np.argpartition(order, degree - 1)[:degree].tolist()))
+        for recipient in recipients[rank]:
+            senders[recipient].append(rank)
+    return recipients, senders

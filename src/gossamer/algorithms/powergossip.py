@@ -75,7 +75,7 @@ class PowerGossip(Algorithm):
         low = any(each.columns for each in self._matrices(fields))
         if not low and any(min(field.matrix) > 1 for field in fields):
             raise BadInput(
-                f"algorithm.rank: {self.rank}, at which no matrix of the model takes less; accepted: a smaller one, if any"
+                f"algorithm.rank: got {self.rank}, which makes no matrix of the model smaller; accepted: a smaller rank"
             )
 
     async def run(self, node: Node) -> None:

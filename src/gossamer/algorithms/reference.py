@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -159,7 +160,7 @@ class FedAvg(Algorithm):
         if node.rank == self.server:
             node.spawn(self._dismiss(node))
 
-    async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
+    async def _serve(self, node: Node, r: int, clients: Sequence[int]) -> None:
         began = node.now()
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))

@@ -191,11 +191,9 @@ def verify(
     else:
         checked = [folder for folder in folders if (folder / "experiment.yaml").exists()]
         going = sum(not (folder / "status.json").exists() for folder in checked)
-        unfinished = f", {going} of them not at an end (running or killed)" if going else ""
-        whole = (
-            [] if quiet or problems else [f"whole: {len(checked)} run{'s' * (len(checked) > 1)}{unfinished}"]
-        )
-        for line in problems or whole:
+        unfinished = f" ({going} unfinished: running or killed)" if going else ""
+        intact = [] if quiet else [f"intact: {len(checked)} run{'s' * (len(checked) > 1)}{unfinished}"]
+        for line in problems or intact:
             typer.echo(line)
     if problems:
         raise typer.Exit(1)

@@ -100,9 +100,9 @@ def _main() -> int:
         code = _say(1, str(error))
         if error.folder is not None:
             folder = shlex.quote(str(error.folder))
-            typer.echo(f"what was recorded is kept; a page of it: gossamer report {folder}", err=True)
+            typer.echo(f"The record so far was kept. To view it: gossamer report {folder}", err=True)
             if any((error.folder / "checkpoints").glob("*/manifest.json")):
-                typer.echo(f"to go on: gossamer resume {folder}", err=True)
+                typer.echo(f"To continue: gossamer resume {folder}", err=True)
         return code
     except GossamerError as error:
         return _say(1, str(error))

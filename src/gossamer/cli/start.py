@@ -62,7 +62,7 @@ def new(
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:
         if (folder / name).exists():
-            raise BadInput(f"{folder / name}: is there already; accepted: a folder without it")
+            raise BadInput(f"{folder / name}: already exists; accepted: a folder without it")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

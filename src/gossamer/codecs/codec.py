@@ -50,7 +50,6 @@ class Codec(Component):
         lossless: whether it takes values of any type and restores them exactly.
         only_differences: whether it is only for algorithms that send differences, because its error is too
             large for models.
-        contracts_with: the settings with which it :attr:`contracts`, for messages.
         decodes_alike: whether ``decode`` returns the same for every receiver of a payload, unless it reads
             ``own`` (default). If so, it is called once for all receivers within one process."""
 
@@ -60,15 +59,8 @@ class Codec(Component):
     final: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     only_differences: ClassVar[bool] = False
-    contracts_with: ClassVar[str] = "another codec"
     decodes_alike: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "self.memory(node), which checkpoints keep"
-
-    @property
-    def contracts(self) -> bool:
-        """Whether its error for a difference is smaller than the difference (a contraction), as algorithms
-        that send differences require."""
-        return True
 
     @property
     def comes_first(self) -> bool:
@@ -89,6 +81,12 @@ class Codec(Component):
     def check(self, layout: Layout) -> None:
         """Refuse parameters that do not suit a model of this layout, before any work starts, with a BadInput.
         The default accepts everything."""
+
+    def contracts_only_with(self, layout: Layout) -> str | None:
+        """None if the expected squared error for a difference of models is smaller than that of sending nothing, as
+        algorithms that send differences require (a contraction); otherwise the settings with which it is. The
+        default is None."""
+        return None
 
     def begin(self, node: Node) -> None:
         """Called with each node before its protocol starts, when its parameters are the initial ones."""

@@ -51,7 +51,7 @@ class LowRank(Codec):
         low = any(low for _, _, _, low in self._matrices(fields))
         if not low and any(min(field.matrix) > 1 for field in fields):
             raise BadInput(
-                f"codec.rank: {self.rank}, at which no matrix of the model takes less; accepted: a smaller one, if any"
+                f"codec.rank: got {self.rank}, which makes no matrix of the model smaller; accepted: a smaller rank"
             )
 
     def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[tuple[int, int, int, bool]]:

@@ -17,6 +17,7 @@ from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
 
 if TYPE_CHECKING:
+    from gossamer.learning.parameters import Layout
     from gossamer.node import Node
 
 _Values = Float[np.ndarray, " n"]
@@ -84,6 +85,12 @@ class _ScaledCodec(Codec):
         if count != parameter_count(node):
             raise ValueError(f"{count} values in blocks of tensors, of a vector of {parameter_count(node)}")
         return np.array([field.start for field in node.layout if math.prod(field.shape)])
+
+    def longest_block(self, layout: Layout) -> int:
+        """The most values in a block of a model."""
+        if self.block == "tensor":
+            return max(math.prod(field.shape) for field in layout.parameters)
+        return layout.size if self.block == "vector" else min(self.block, layout.size)
 
     def payload(
         self, codes: UInt16[np.ndarray, " n"], scales: Float[np.ndarray, " blocks"], bits: int
@@ -186,11 +193,11 @@ class Quantize(_Levels):
     """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and each number takes
     ``bits`` bits.
 
+    Algorithms that send differences need blocks of at most 8 s^2 values, or "nearest".
+
     Args:
         bits: bits per value.
         rounding: "stochastic", which is unbiased, or "nearest"."""
-
-    contracts_with: ClassVar[str] = "3 bits or more, or rounding: nearest"
 
     bits: int = Field(default=8, ge=2, le=16)
     rounding: Literal["stochastic", "nearest"] = "stochastic"
@@ -199,9 +206,13 @@ class Quantize(_Levels):
     def s(self) -> int:
         return int(2 ** (self.bits - 1)) - 1
 
-    @property
-    def contracts(self) -> bool:
-        return self.bits > 2 or self.rounding == "nearest"
+    def contracts_only_with(self, layout: Layout) -> str | None:
+        # The largest value of a block is exact. Any other x < m / s has the expected error x (m / s - x), which
+        # exceeds x^2 by at most (m / s)^2 / 8. So n values lose less than m^2 if n <= 8 s^2.
+        most = 8 * self.s**2
+        if self.rounding == "nearest" or self.longest_block(layout) <= most:
+            return None
+        return f"rounding: nearest, or blocks of at most {most} values"
 
     def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.maximum.reduceat(np.abs(x), starts)
@@ -219,8 +230,6 @@ class QSGD(_Levels):
         contract: divide by 1 + min(n / s^2, sqrt(n) / s), with n the block's length, as CHOCO-SGD requires:
             the error is then below that of sending nothing (Koloskova et al., ICML 2019, section 3.5)."""
 
-    contracts_with: ClassVar[str] = "contract: true"
-
     levels: int = Field(default=16, ge=1, le=2**14)
     contract: bool = False
 
@@ -228,9 +237,8 @@ class QSGD(_Levels):
     def s(self) -> int:
         return self.levels
 
-    @property
-    def contracts(self) -> bool:
-        return self.contract
+    def contracts_only_with(self, layout: Layout) -> str | None:
+        return None if self.contract else "contract: true"
 
     def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.sqrt(np.add.reduceat(np.square(x, dtype=np.float64), starts)).astype(np.float32)

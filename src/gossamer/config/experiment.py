@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -58,13 +58,19 @@ class Timeline(Section):
 
 class Evaluation(Section):
     """When models are evaluated for the record, and on which samples. Evaluation takes no time on the nodes'
-    clocks."""
+    clocks. With ``every_s``, the default of ``every_rounds`` is None."""
 
     every_rounds: Count | None = 10
     every_s: float | None = Field(default=None, ge=1e-6)
     nodes: Literal["all", "average"] | Count | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
     timeline: Timeline | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_one_clock(cls, given: Any) -> Any:
+        by_time = isinstance(given, Mapping) and given.get("every_s") is not None
+        return {"every_rounds": None, **given} if by_time else given
 
 
 class Target(Section):
@@ -384,9 +390,15 @@ class Experiment(Section):
         if isinstance(raw.get("engine"), Mapping):
             raw["engine"] = {"name": "simulate", **raw["engine"]}
         if engine is not None:
-            # This counts as the last assignment. A different engine drops the options of the old one.
+            # This counts as the last assignment. A different engine drops the options of the old one, except a
+            # trainer that it has too, so that the bits stay the same.
             given = [each for each in given if not each.startswith("engine.name=")]
             given.append(f"engine.name={engine}")
+            trainer = raw["engine"].get("trainer") if isinstance(raw.get("engine"), Mapping) else None
+            fields = _ENGINES[engine].model_fields if engine in _ENGINES else {}
+            known = get_args(fields["trainer"].annotation) if fields else ()
+            if trainer in known and not any(each.startswith("engine.trainer=") for each in given):
+                given.append(f"engine.trainer={trainer}")
         assign_all(raw, given, cls)
         return raw
 
@@ -476,7 +488,8 @@ def assign(raw: dict[str, Any], path: str, value: Any, source: str, model: type[
             default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
             inner = fields.get(name, default if isinstance(default, dict | str) else {})
             if isinstance(inner, str) and depth == 0:
-                inner = {"name": inner}  # a bare name stands for a component with default parameters
+                # A bare name stands for a component with default parameters; "initial" is no component.
+                inner = {} if name == "initial" else {"name": inner}
             key, fields[name] = name, inner
         fields[key] = copy(fields[key])  # a YAML alias is the same object
         fields = fields[key]

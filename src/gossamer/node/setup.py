@@ -81,6 +81,12 @@ class Setup:
         aggregator = self.experiment.aggregator
         return None if type(aggregator) is Mean else aggregator
 
+    def notes(self) -> list[str]:
+        """What a user should know of the choices made, in sentences."""
+        if self.experiment.engine.trainer != "auto":
+            return []
+        return [f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")]
+
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
         graph = self.topology.graph(0)

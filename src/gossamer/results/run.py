@@ -165,7 +165,7 @@ class Run:
             lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
         lines["run"] = str(self.path)
         if self.status == "stopped" and any(self.path.glob("checkpoints/*/manifest.json")):
-            lines["to go on"] = f"gossamer resume {self.path}"
+            lines["to continue"] = f"gossamer resume {self.path}"
         return lines
 
     def _repr_html_(self) -> str:

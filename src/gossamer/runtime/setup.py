@@ -46,7 +46,9 @@ def prepare(experiment: Experiment) -> Setup:
     _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
     if not holders:
-        raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, none of which holds data; accepted: more")
+        raise BadInput(
+            f"nodes: got {nodes}, which leaves {algorithm.name_of()} no node with data; accepted: more"
+        )
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task, seed)
     warm_start = _warm_start(experiment, task, layout)
@@ -279,8 +281,8 @@ def _check_codec(
         named, refused = f"codec: {part.name_of()}", None
         if algorithm.sends_pieces() and part.comes_first:
             refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
-        elif differences and not part.contracts:
-            refused = f"whose error can exceed the difference itself; accepted: {part.contracts_with}"
+        elif differences and (instead := part.contracts_only_with(layout)) is not None:
+            refused = f"whose error can exceed the difference itself; accepted: {instead}"
         elif part.only_differences and not differences:
             refused = f"which encodes only differences of models; accepted: {_able('sends_differences')}"
         elif part.needs_static_graph and not topology.static:

@@ -277,7 +277,7 @@ class _SweepRun:
         try:
             self._pending[executor.submit(carry_out, job)] = planned
         except Exception as error:  # noqa: BLE001 - the executor's, of any kind: it takes no more runs
-            self._ended(planned, State("pending", f"the executor takes no more runs: {cause(error)}"))
+            self._ended(planned, State("pending", f"the executor failed: {cause(error)}"))
             return False
         return True
 

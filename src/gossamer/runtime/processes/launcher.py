@@ -59,7 +59,7 @@ class ProcessesEngine:
     def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""
         observer.start(self.description)
-        for text in self._notes:
+        for text in [*self._setup.notes(), *self._notes]:
             observer.say(text)
         listen, place = self._listen, self._place
         least = 1 if listen is None else listen.min_workers

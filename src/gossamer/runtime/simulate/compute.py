@@ -181,8 +181,8 @@ class Executor:
         self.trainer = trainer_of(setup.trainer)(
             setup.task, experiment.optimizer, rows, workers, cuda_graphs=options.cuda_graphs
         )
-        if options.trainer == "auto":
-            say(f"trainer: {setup.trainer}" + (f" (not fused: {setup.not_fused})" if setup.not_fused else ""))
+        for text in setup.notes():
+            say(text)
         if self.trainer.compiles_first:
             say("the trainer's kernels are compiled first, which takes some seconds, once")
         device, samples = options.device, experiment.evaluation.samples

@@ -77,7 +77,7 @@ class SimulateEngine:
             return self._run(folder, observer, None)
         except Divergence:
             observer.say(
-                "the run is computed again from its start, node by node: its nodes part ways in a later round"
+                "the run is computed again from its start, node by node: the nodes diverge in a later round"
             )
         _forget(folder)
         experiment = self._setup.experiment
