@@ -266,6 +266,7 @@ def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixtur
 
 def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     code, _, err = cli("run", "small.yaml", "--no-report")
     assert code == 0
     for said in ("round 4/4", "left", "virtual time", "test loss"):
