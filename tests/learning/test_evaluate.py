@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_a_model_that_samples_is_evaluated_with_the_same_draws_everywhere() -> N
     assert shared.test_each(models) == once
     assert [shared.test(model) for model in reversed(models)] == once[::-1]
     assert Evaluator(task, 2).test(models[0]) != once[0]
+    workers.close()
+
+
+class SlowlyMade(Sampling):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.05)
+
+
+def test_making_modules_on_several_threads_does_not_disturb_draws() -> None:
+    task = replace(images("mlp"), model=SlowlyMade)
+    models = [start(task, seed) for seed in range(4)]
+    alone = [Evaluator(task, 1).test(model) for model in models]
+    workers = ThreadPool(4)
+    shared = Evaluator(task, 1, workers=workers)
+    before = torch.get_rng_state()
+    assert shared.test_each(models) == alone
+    assert torch.equal(torch.get_rng_state(), before)
     workers.close()
 
 

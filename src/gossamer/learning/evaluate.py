@@ -125,7 +125,8 @@ class Evaluator:
         return for_each(lambda x: channels_last(x.to(self.device)), inputs), targets.to(self.device)
 
     def _make_flat(self) -> FlatModule:
-        return FlatModule(bare_module(self.task.model, self.device).eval())
+        with _GENERATORS:  # making a module moves the generator for a while
+            return FlatModule(bare_module(self.task.model, self.device).eval())
 
     def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
         flat = self.workers.own(self._make_flat)
