@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gossamer import BadInput, Experiment
 from gossamer.config.registry import build
 from gossamer.learning import Aggregator, CoordinateMean, DeviationMean, Krum, Mean, Median, TrimmedMean
-from gossamer.learning.mixing import Mix, combine
+from gossamer.learning.mixing import Mix, combine, own_weight
 from gossamer.messages.tags import Model, Part
 from gossamer.runtime.setup import prepare
 
@@ -189,12 +189,12 @@ def test_krum_measures_parameters_and_not_buffers() -> None:
 
 
 def test_an_own_weight_that_is_a_rounding_error_is_zero() -> None:
-    """1 - ten times 0.1 is 1.1e-16."""
-    weights = dict.fromkeys(range(1, 11), 0.1)
-    assert 1 - sum(weights.values()) != 0
+    """1 - 49 times 1/49 is 1.1e-16."""
+    weights = dict.fromkeys(range(1, 50), 1 / 49)
+    assert own_weight(weights, weights, None) != 0
     inbox = {rank: torch.tensor([float(rank)]) for rank in weights}
     for aggregator in (Median(), CoordinateMean(), TrimmedMean(share=0.4)):
-        assert mixed(aggregator, torch.tensor([1e6]), inbox, weights).tolist() == [5.5]
+        assert mixed(aggregator, torch.tensor([1e6]), inbox, weights).tolist() == [25.0]
 
 
 def test_a_vector_in_place_of_a_model_is_refused() -> None:

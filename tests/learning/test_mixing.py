@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.learning.mixing import combine
+from gossamer.learning.mixing import combine, own_weight
 from gossamer.messages.tags import Model, Part
 
 N = 6
@@ -141,6 +141,13 @@ def test_both_halves_of_a_model_are_mixed() -> None:
     got = combine(own, {4: Model(torch.ones(2), torch.full((1,), 5.0))}, {4: 0.25, 5: 0.25})
     assert got.parameters.tolist() == [0.25, 0.25]
     assert got.buffers.tolist() == [2.0]
+
+
+def test_weights_are_summed_exactly() -> None:
+    """sum() of ten times 0.1 is less than 1 in Python 3.11, and 1 since 3.12."""
+    weights = dict.fromkeys(range(10), 0.1)
+    assert own_weight(weights, weights, None) == 0.0
+    assert own_weight({}, weights, 0.0) == 1.0
 
 
 def test_the_result_is_made_where_it_is_asked_for() -> None:

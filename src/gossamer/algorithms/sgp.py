@@ -7,7 +7,9 @@ as soon as the last exchange is complete, or after ``synch_freq`` steps.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
+from functools import reduce
 from typing import ClassVar
 
 from pydantic import Field
@@ -87,7 +89,8 @@ class SGP(Algorithm):
             return
         shares = {rank: inbox[rank]["weight"] for rank in sorted(inbox)}
         own = node.state["weight"]
-        total = node.state["weight"] = own + sum(shares.values())
+        # Added one by one, as for all nodes at once. (Since Python 3.12, sum() rounds plain floats in its own way.)
+        total = node.state["weight"] = own + reduce(operator.add, shares.values())
         await node.mix(
             {rank: payload["model"] for rank, payload in inbox.items()},
             {rank: share / total for rank, share in shares.items()},

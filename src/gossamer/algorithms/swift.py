@@ -7,6 +7,7 @@ instead of at once.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -85,7 +86,7 @@ class Swift(Algorithm):
                 sent_at.update({message.source: message.sent_at for message in came})
                 heard = {j: last.get(j, first) for j in weights}
                 if weights:
-                    when = sum(sent_at.get(j, 0.0) for j in weights) / len(weights)
+                    when = math.fsum(sent_at.get(j, 0.0) for j in weights) / len(weights)
                     node.record(mixed_staleness_s=node.now() - when)
             else:
                 heard = {j: newest[j] for j in weights if j in newest}
@@ -97,7 +98,7 @@ class Swift(Algorithm):
 
     def _of_those_heard(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
         """The weights of the models that arrived."""
-        total = sum(weights[j] for j in heard)
+        total = math.fsum(weights[j] for j in heard)
         if not self.boost or not total:
             return {j: weights[j] for j in heard}
         share = 1 / (1 + len(heard))

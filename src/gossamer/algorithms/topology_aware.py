@@ -9,6 +9,7 @@ Optimization over Weighted Directed Graphs Using Row Stochastic Matrix", ACC 201
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -163,7 +164,7 @@ class GossipedCentrality(Algorithm):
                 models = {rank: each["model"] for rank, each in inbox.items()}
                 await node.mix(models, weights, self_weight=self_weight)
             if self.measure == "pagerank":
-                followed = sum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
+                followed = math.fsum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
                 node.state["score"] = (1 - self.damping) / node.size + self.damping * followed
 
 

@@ -9,6 +9,7 @@ them after it has spent about as long without them; real nodes never do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -152,8 +153,8 @@ def combine(
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
     else:
-        partial = [weights[rank] for rank in sorted(inbox) if isinstance(inbox[rank], Part)]
-        own_part = own_weight(inbox, weights, self_weight) + sum(partial)
+        partial = [weights[rank] for rank, payload in inbox.items() if isinstance(payload, Part)]
+        own_part = own_weight(inbox, weights, self_weight) + math.fsum(partial)
     out = torch.mul(own, own_part, out=fresh(len(own)))
     present = torch.full_like(out, own_part) if renormalizes else None
     for rank in sorted(inbox):
@@ -198,7 +199,7 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
     if not inbox.keys() <= weights.keys():
         lacking = sorted(inbox.keys() - weights.keys())
         raise ValueError(f"combine: no weight for ranks {lacking}; weights are given for {sorted(weights)}")
-    return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
+    return 1.0 - math.fsum(weights.values()) if given is None else given
 
 
 def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
@@ -206,7 +207,7 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
     self_weight = _self_weight(inbox, weights, given)
     if len(inbox) == len(weights):
         return self_weight
-    return self_weight + sum(weights[rank] for rank in sorted(weights.keys() - inbox.keys()))
+    return self_weight + math.fsum(weights[rank] for rank in weights.keys() - inbox.keys())
 
 
 def half(payload: Any, which: int) -> Any:

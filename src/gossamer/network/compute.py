@@ -36,7 +36,7 @@ class ComputeProfile(Component):
         """Seconds of a node's computation that starts at ``start_s`` (engine's clock) with local step number
         ``first_step``. ``work`` is its amount in local steps (a fraction for an evaluation)."""
         whole = int(work)
-        total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
+        total = math.fsum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
         if work > whole:
             total += (work - whole) * self.step_seconds(seed, rank, first_step + whole)
         return total

@@ -191,7 +191,7 @@ class _Routes(Conditions):
         inner = (edge["link"] for edge in edges if edge["link"] >= 2 * len(self.nodes))
         links = (source, *inner, len(self.nodes) + to)
         jitter_s = math.hypot(*(arc.jitter_s for arc in arcs))
-        return Path(links, sum(arc.latency_s for arc in arcs), jitter_s, loss)
+        return Path(links, math.fsum(arc.latency_s for arc in arcs), jitter_s, loss)
 
 
 class _Layout:

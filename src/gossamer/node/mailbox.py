@@ -408,7 +408,7 @@ class Mailbox:
         if messages:
             now = self.host.now()
             ages = [now - message.sent_at for message in messages]
-            self.count_taken(len(ages), sum(ages), max(ages))
+            self.count_taken(len(ages), math.fsum(ages), max(ages))
 
     def count_taken(self, count: int, age: float, largest: float) -> None:
         """Count messages that the node has taken, with the sum of their ages and the largest, in seconds."""

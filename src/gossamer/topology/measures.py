@@ -3,6 +3,7 @@ do not need."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeAlias
 
 import networkx as nx
@@ -23,7 +24,7 @@ Matrix: TypeAlias = Float[np.ndarray, "nodes nodes"] | csr_array
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
     """The mixing matrix W [nodes, nodes] of a round, float64: row = receiver; every row sums to 1."""
     rows = [schedule.mixing_weights(rank, round) for rank in range(schedule.nodes)]
-    values = [value for row in rows for value in (1.0 - sum(row.values()), *row.values())]
+    values = [value for row in rows for value in (1.0 - math.fsum(row.values()), *row.values())]
     columns = [column for rank, row in enumerate(rows) for column in (rank, *row)]
     bounds = np.cumsum([0, *(1 + len(row) for row in rows)])
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))

@@ -126,7 +126,7 @@ def ccs(graph: Graph) -> tuple[Row, ...]:
     chosen: list[dict[int, float]] = [{} for _ in degrees]
     for degree in sorted(set(degrees), reverse=True):
         choosing = [rank for rank in range(graph.nodes) if degrees[rank] == degree]
-        share = {i: (1 - sum(chosen[i].values())) / (1 + degree - len(chosen[i])) for i in choosing}
+        share = {i: (1 - math.fsum(chosen[i].values())) / (1 + degree - len(chosen[i])) for i in choosing}
         for i in choosing:
             for j in graph.neighbors(i):
                 if degrees[j] <= degree:

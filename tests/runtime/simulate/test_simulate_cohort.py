@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,8 @@ import torch
 
 import gossamer
 from gossamer import Algorithm, Experiment, Node, RunFailed
-from gossamer.messages.tags import Model
+from gossamer.algorithms.sgp import SGP
+from gossamer.messages.tags import Model, Payload
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.runtime.simulate.cohort import Cohort
 
@@ -115,6 +116,23 @@ def test_the_record_is_the_same_as_without(
     tmp_path: Path, advanced: list[int], changes: dict[str, Any]
 ) -> None:
     together, alone = both(tmp_path, **changes)
+    assert together == alone
+    assert advanced == [5]
+
+
+def test_sums_of_floats_are_rounded_as_without(
+    tmp_path: Path, advanced: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of push-sum is a sum of ten shares of 0.1, which is 1 - 1.1e-16 if they are added one by one."""
+    add = SGP._add
+
+    async def recorded(self: SGP, node: Node, inbox: Mapping[int, Payload]) -> None:
+        await add(self, node, inbox)
+        node.record(weight=node.state["weight"])
+
+    monkeypatch.setattr(SGP, "_add", recorded)
+    topology = {"name": "random-regular", "degree": 9}
+    together, alone = both(tmp_path, algorithm="sgp", nodes=12, topology=topology)
     assert together == alone
     assert advanced == [5]
 

@@ -488,10 +488,8 @@ class Cohort(Node):
             raise Divergence
         self.now_ns = max(self.now_ns, arrival_ns)
         age = self.now_ns / NS - sent.sent_ns / NS
-        distinct, which = np.unique(counts, return_inverse=True)
-        sums = np.array([sum([age] * count) for count in distinct.tolist()])  # as a node adds them
         self._taken += counts
-        self._ages[0] += sums[which]
+        self._ages[0] += counts * age
         self._ages[1] = np.where(counts > 0, np.maximum(self._ages[1], age), self._ages[1])
         return _Inboxes(sent.payload, sent.sources, keys=self._keys)
 

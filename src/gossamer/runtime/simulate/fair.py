@@ -132,7 +132,7 @@ class MaxMin(Generic[F]):
                 room -= share
             return math.inf
         bounds = sorted([(bound(levels), flow.weight) for flow, bound in flows.items()])
-        weights = sum([weight for _, weight in bounds])
+        weights = math.fsum([weight for _, weight in bounds])
         for bound, weight in bounds:
             if bound * weights >= room:
                 return max(room, 0.0) / weights
