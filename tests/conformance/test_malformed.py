@@ -54,7 +54,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "push": {"algorithm": "gossip-learning"},
     "latest": {"algorithm": "swift"},
     "fragments": {"algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 3}},
-    "weights": {"algorithm": "sgp"},
     "segments": {"algorithm": "all-reduce"},
     "server": {"algorithm": "fedavg"},
     "codec": {"algorithm": "d-psgd", "codec": {"name": "top-k", "fraction": 0.4}},
