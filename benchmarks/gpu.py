@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "not_recorded": {"device": "cuda", "cuda_graphs": False},
     "one_by_one": {"device": "cuda", "trainer": "sequential"},
 }
-MOST_ONE_BY_ONE = 100  # nodes
+MAX_ONE_BY_ONE = 100  # nodes
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def rows(only: str) -> Iterator[Row]:
 
         ways: dict[str, Callable[[], float]] = {}
         for way, engine in WAYS.items():
-            if way != "one_by_one" or nodes <= MOST_ONE_BY_ONE:
+            if way != "one_by_one" or nodes <= MAX_ONE_BY_ONE:
                 seconds(engine, 2)
                 ways[way] = lambda engine=engine: seconds(engine)  # type: ignore[misc]
         if of_loop:

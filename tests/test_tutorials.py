@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.ipynb"))
-MOST_BYTES = 120_000
+MAX_BYTES = 120_000
 DIFFERENT = re.compile(r"same bits[^\n]*False")
 CHANGING = (
     (re.compile(r"\d{8}-\d{6}-\d{6}-[0-9a-f]{4}"), "ID"),  # of a run
@@ -73,7 +73,7 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
     text = path.read_text()
-    assert len(text) < MOST_BYTES
+    assert len(text) < MAX_BYTES
     assert not re.findall(r"(?:/home/|/root/|/tmp/|/work/|site-packages)[^\s\"]*", text)
     code = [cell for cell in nbformat.reads(text, as_version=4).cells if cell.cell_type == "code"]
     assert not DIFFERENT.search(text)

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 """Maximum bytes of a file of settings or figures."""
-MOST_YAML_BYTES = 2**22
-MOST_ROWS_BYTES = 2**38
+MAX_YAML_BYTES = 2**22
+MAX_ROWS_BYTES = 2**38
 """Maximum bytes of a table, a segment or a file of models."""
-MOST_VALUES = 10**8
+MAX_VALUES = 10**8
 """Maximum number of values in a table or a JSON file."""
-MOST_YAML_VALUES = 10**5
+MAX_YAML_VALUES = 10**5
 """Maximum number of values in a YAML file, with aliases expanded."""
-MOST_DEPTH = 100
-MOST_DIGITS = 400
+MAX_DEPTH = 100
+MAX_DIGITS = 400
 """Maximum digits of a number in YAML."""
 
 _SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
@@ -55,7 +55,7 @@ def cache_folder() -> Path:
 # --- opening
 
 
-def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
+def checked(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
     """Check that a path is a regular file of at most ``most`` bytes in the folder ``root``, or a link to one
     there. Without a folder, it may be any file or pipe named by the user."""
     try:
@@ -72,9 +72,7 @@ def checked(path: Path, most: int = MOST_BYTES, root: Path | None = None, accept
     return path
 
 
-def opened(
-    path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file"
-) -> BinaryIO:
+def opened(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> BinaryIO:
     """A file opened for reading. Arguments are as in :func:`checked`."""
     try:
         return checked(path, most, root, accepted).open("rb")
@@ -82,7 +80,7 @@ def opened(
         raise BadInput(f"{path}: {error.strerror}; accepted: {accepted}") from None
 
 
-def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
+def read(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
     """The bytes of a file. Arguments are as in :func:`checked`."""
     with opened(path, most, root, accepted) as file:
         chunks, left = list[bytes](), most
@@ -93,7 +91,7 @@ def read(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted:
     return b"".join(chunks)
 
 
-def read_text(path: Path, most: int = MOST_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
+def read_text(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
     """The text of a UTF-8 file. Arguments are as in :func:`checked`."""
     try:
         return read(path, most, root, accepted).decode()
@@ -125,7 +123,7 @@ def unseal(text: bytes, before: int | None = 0) -> tuple[bytes, int | None]:
 def crc32(path: Path, root: Path, accepted: str = "a file") -> str:
     """The checksum of a file. Arguments are as in :func:`checked`."""
     crc = 0
-    with opened(path, MOST_ROWS_BYTES, root, accepted) as file:
+    with opened(path, MAX_ROWS_BYTES, root, accepted) as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
@@ -136,15 +134,15 @@ def crc32(path: Path, root: Path, accepted: str = "a file") -> str:
 
 def parse_json(text: bytes, source: str) -> Any:
     """The value in a JSON text from ``source``."""
-    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise BadInput(f"{source}: too many values; accepted: at most {MOST_VALUES:,}")
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise BadInput(f"{source}: too many values; accepted: at most {MAX_VALUES:,}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{source}: {error}; accepted: JSON") from None
 
 
-def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MOST_BYTES) -> Any:
+def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MAX_BYTES) -> Any:
     """The value in a JSON file, which must be of the type ``kind`` (a type for msgspec). Keys beyond those of
     a TypedDict are kept. Other arguments are as in :func:`checked`."""
     try:
@@ -163,11 +161,11 @@ def conforming(value: Any, kind: Any, source: str) -> Any:
     return value
 
 
-def shallow(value: Any, source: str, left: int = MOST_DEPTH) -> Any:
-    """The same value, if its lists and mappings are nested less deeply than :data:`MOST_DEPTH`."""
+def shallow(value: Any, source: str, left: int = MAX_DEPTH) -> Any:
+    """The same value, if its lists and mappings are nested less deeply than :data:`MAX_DEPTH`."""
     if isinstance(value, dict | list):
         if not left:
-            raise BadInput(f"{source}: nested too deep; accepted: a depth of at most {MOST_DEPTH}")
+            raise BadInput(f"{source}: nested too deep; accepted: a depth of at most {MAX_DEPTH}")
         for each in value.values() if isinstance(value, dict) else value:
             shallow(each, source, left - 1)
     return value
@@ -178,12 +176,12 @@ def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
     import polars as pl
     from polars.exceptions import PanicException, PolarsError
 
-    checked(path, MOST_ROWS_BYTES, root, "a Parquet file")
+    checked(path, MAX_ROWS_BYTES, root, "a Parquet file")
     try:
         lazy = pl.scan_parquet(path, glob=False)
         count = lazy.select(pl.len()).collect().item() * len(lazy.collect_schema())
-        if count > MOST_VALUES:
-            raise BadInput(f"{path}: {count:,} values; accepted: a table of at most {MOST_VALUES:,}")
+        if count > MAX_VALUES:
+            raise BadInput(f"{path}: {count:,} values; accepted: a table of at most {MAX_VALUES:,}")
         return lazy.collect()
     except (PolarsError, PanicException, OSError) as error:
         reason = " ".join(str(error).split())
@@ -195,7 +193,7 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    checked(path, MOST_ROWS_BYTES, root, "safetensors")
+    checked(path, MAX_ROWS_BYTES, root, "safetensors")
     try:
         return load_file(path)
     except (SafetensorError, OSError, MemoryError) as error:
@@ -216,15 +214,15 @@ class _Loader(Composer, yaml.CSafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
         before, self._depth, self._nodes = self._nodes, self._depth + 1, self._nodes + 1
-        self._refuse(self._depth > MOST_DEPTH, f"nested more than {MOST_DEPTH} deep", event)
+        self._refuse(self._depth > MAX_DEPTH, f"nested more than {MAX_DEPTH} deep", event)
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             self._refuse(id(node) not in self._sizes, f"{event.anchor!r} contains itself", event)
             self._nodes += self._sizes[id(node)]
-        self._refuse(self._nodes > MOST_YAML_VALUES, f"more than {MOST_YAML_VALUES:,} values", event)
+        self._refuse(self._nodes > MAX_YAML_VALUES, f"more than {MAX_YAML_VALUES:,} values", event)
         number = isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str")
-        self._refuse(number and len(node.value) > MOST_DIGITS, f"more than {MOST_DIGITS} digits", event)
+        self._refuse(number and len(node.value) > MAX_DIGITS, f"more than {MAX_DIGITS} digits", event)
         self._sizes[id(node)] = self._nodes - before
         return node
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BAR = 20
 """The width of the bar."""
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """The remaining time is estimated once this share of the run is done."""
 
 
@@ -103,7 +103,7 @@ class Display(Observer):
 
     def left(self, share: float) -> str:
         """The estimated remaining seconds as text; empty while start-up dominates the elapsed time."""
-        return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
+        return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > MIN_SHARE else ""
 
 
 class Lines(Display):

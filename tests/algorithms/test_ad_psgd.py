@@ -280,7 +280,7 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(
         checkpoint={"every_rounds": 6},
         stop={"rounds": 6},
     )
-    monkeypatch.setattr(questions, "MOST_OPEN", 3)
+    monkeypatch.setattr(questions, "MAX_OPEN", 3)
     run = gossamer.run(described, tmp_path)
     checkpoint = newest(run.path / "checkpoints")
     assert checkpoint is not None

@@ -23,7 +23,7 @@ from gossamer.config.registry import names
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
-from gossamer.runtime.simulate.mixing import LEAST_LENGTH
+from gossamer.runtime.simulate.mixing import MIN_LENGTH
 from scenario import FEATURES, experiment, play
 
 CODECS: dict[str, Any] = {
@@ -267,7 +267,7 @@ def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["top-k", "jwins", "entropy"])
 def test_the_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: Path) -> None:
     """Long vectors are decoded and mixed by several threads."""
-    task = {"name": "least-squares", "features": LEAST_LENGTH, "samples": 8, "test_samples": 1}
+    task = {"name": "least-squares", "features": MIN_LENGTH, "samples": 8, "test_samples": 1}
     runs = [
         gossamer.run(
             described(

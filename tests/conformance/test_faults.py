@@ -322,7 +322,7 @@ SILENCE: dict[str, Any] = {"name": "loss", "probability": 1.0}
 def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[dict[str, Any]], stop: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(fault_runner, "MOST_IDLE", 300)
+    monkeypatch.setattr(fault_runner, "MAX_IDLE", 300)
     gather = {"lost_peer": "skip", "timeout_s": 1.0}
     run = play(tmp_path, *faults, gather=gather, stop=stop)
     assert run.status == "done"
@@ -353,7 +353,7 @@ class Patient(Algorithm):
 def test_who_waits_for_one_that_is_to_come_is_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    monkeypatch.setattr(fault_runner, "MOST_IDLE", 100)
+    monkeypatch.setattr(fault_runner, "MAX_IDLE", 100)
     coming = {"name": "join", "nodes": [0], "at_s": 60.0}
     restless = {"mean_up_s": 0.5, "mean_down_s": 0.5, "restart_from": start}
     churn = {"name": "churn", "nodes": list(range(1, NODES)), **restless}

@@ -12,7 +12,7 @@ import torch
 import gossamer
 from gossamer import Experiment, Model, Node, NodeWrapper, Part, Run, RunFailed
 from gossamer.messages.tags import Coded, Payload
-from gossamer.node.mailbox import MOST_UNREAD
+from gossamer.node.mailbox import MAX_UNREAD
 from gossamer.runtime.processes.fork_server import Listen
 from worker_fleet import TOKEN, Fleet, free_port
 
@@ -282,5 +282,5 @@ def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path
     honest_nodes = counts.filter(pl.col("node").is_between(0, 2))
     assert honest_nodes["messages_received"].sum() > 50_000
     waiting = honest_nodes["messages_received"] - honest_nodes["messages_refused"]
-    assert waiting.max() < 2 * MOST_UNREAD + 100  # type: ignore[operator]
+    assert waiting.max() < 2 * MAX_UNREAD + 100  # type: ignore[operator]
     assert set(run.events.filter(pl.col("event") == "unread")["node"]) == {0, 1, 2}

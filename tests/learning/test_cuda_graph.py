@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name
 from gossamer import Model, Task
 from gossamer.config.registry import build
 from gossamer.learning import SGD, cuda_graph
-from gossamer.learning.cuda_graph import MOST_GRAPHS, Recorded
+from gossamer.learning.cuda_graph import MAX_GRAPHS, Recorded
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, GradientJob, SequentialTrainer, Trainer, TrainJob
@@ -62,7 +62,7 @@ def test_a_function_that_draws_on_the_cpu_is_called_every_time() -> None:
 
 
 def test_large_inputs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "MOST_BYTES", 100)
+    monkeypatch.setattr(cuda_graph, "MAX_BYTES", 100)
     recorded = Recorded(lambda x: (x + 1,))
     for length in (20, 20, 10, 10):
         assert recorded(torch.zeros(length, device="cuda"))[0].tolist() == [1.0] * length
@@ -82,10 +82,10 @@ def test_a_function_that_fails_raises_its_own_error() -> None:
 
 def test_recordings_are_limited_in_number() -> None:
     recorded = Recorded(lambda x: (x + 1,))
-    for length in range(1, MOST_GRAPHS + 5):
+    for length in range(1, MAX_GRAPHS + 5):
         for _ in range(3):
             assert recorded(torch.zeros(length, device="cuda"))[0].tolist() == [1.0] * length
-    assert len(recorded._recordings) == MOST_GRAPHS
+    assert len(recorded._recordings) == MAX_GRAPHS
 
 
 class Noisy(nn.Module):

@@ -16,7 +16,7 @@ from gossamer.messages import decode, encode
 from gossamer.messages.encoding import MAX_ITEMS
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.expectations import Expectations
-from gossamer.node.mailbox import MOST_UNREAD, Inbox, Mailbox
+from gossamer.node.mailbox import MAX_UNREAD, Inbox, Mailbox
 from gossamer.node.setup import Host, Setup
 
 Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
@@ -76,7 +76,7 @@ def test_messages_that_nobody_takes_do_not_pile_up() -> None:
     box = mailbox(*(message(3, "early", k) for k in range(5)))
     for k in range(50_000):
         box.deliver(message(0, "nobody", k))
-        assert len(box.messages) <= 2 * MOST_UNREAD + 10
+        assert len(box.messages) <= 2 * MAX_UNREAD + 10
     box.deliver(message(0, "last"))
     of = Counter(each.source for each in box.messages)
     assert of[3] == 5

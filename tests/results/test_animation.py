@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gossamer.errors import BadInput
-from gossamer.results.animation import MOST_RUNS, write_animation
+from gossamer.results.animation import MAX_RUNS, write_animation
 from synthetic_run import synthetic
 
 pytest.importorskip("matplotlib")
@@ -66,5 +66,5 @@ def test_what_cannot_be_animated_is_refused(tmp_path: Path) -> None:
         write_animation([run], "test_acuracy", path)
     with pytest.raises(BadInput, match="the nodes of .* have not recorded"):
         write_animation([run], "consensus_distance", path)  # it is the network's
-    with pytest.raises(BadInput, match=f"got 5 runs; accepted: 1 to {MOST_RUNS}"):
+    with pytest.raises(BadInput, match=f"got 5 runs; accepted: 1 to {MAX_RUNS}"):
         write_animation([run] * 5, "test_accuracy", path)

@@ -11,7 +11,7 @@ import pytest
 from gossamer.errors import BadInput
 from gossamer.results.groups import groups
 from gossamer.results.plots import (
-    MOST_NODES_DRAWN,
+    MAX_NODES_DRAWN,
     curve_figure,
     drawn_nodes,
     parse_width,
@@ -50,10 +50,10 @@ def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
     n = 1000
     ring = [[i, (i + 1) % n] for i in range(n)]
     drawn = drawn_nodes(n, ring)
-    half = MOST_NODES_DRAWN // 2
-    assert len(drawn) == MOST_NODES_DRAWN
+    half = MAX_NODES_DRAWN // 2
+    assert len(drawn) == MAX_NODES_DRAWN
     assert set(drawn) >= set(range(half)) | set(range(n - half + 1, n))
-    assert len(drawn_nodes(n, [])) == MOST_NODES_DRAWN
+    assert len(drawn_nodes(n, [])) == MAX_NODES_DRAWN
     assert drawn_nodes(3, []) == [0, 1, 2]
 
 

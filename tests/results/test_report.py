@@ -16,7 +16,7 @@ from gossamer.errors import BadInput
 from gossamer.results.comparison import compare, measure
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import find_baseline, groups
-from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_comparison, write_report
+from gossamer.results.report import MAX_NODE_POINTS, embed, page_data, render, write_comparison, write_report
 from gossamer.results.run import Run
 from synthetic_run import synthetic, timed
 
@@ -179,7 +179,7 @@ def test_long_runs_are_thinned_for_single_nodes_only(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=2, rounds=range(301))
     [data] = page_data([run])["runs"]
     assert len(data["metrics"]["test_loss"]["mean"]) == 301
-    assert len(data["nodes"]["at"]) == MOST_NODE_POINTS
+    assert len(data["nodes"]["at"]) == MAX_NODE_POINTS
     assert data["nodes"]["at"][0] == 0
     assert data["nodes"]["at"][-1] == 300
 

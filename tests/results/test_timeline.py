@@ -58,7 +58,7 @@ def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytes
         "evaluate": {"node": [0], "start": [3.0], "end": [4.0]},
         "send": {"node": [0, 0], "start": [1.0, 1.25], "end": [1.5, 2.0], "to": [1, 2], "bytes": [500, 750]},
     }
-    monkeypatch.setattr(module, "MOST_DRAWN", 3)
+    monkeypatch.setattr(module, "MAX_DRAWN", 3)
     cut = timeline_data(run)
     assert cut is not None
     assert cut["to"] == 2.0

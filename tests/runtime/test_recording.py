@@ -7,7 +7,7 @@ import pytest
 from gossamer import Experiment, run
 from gossamer.config import Target
 from gossamer.results.tidy import lower_is_better
-from gossamer.runtime.recording import MOST_PENDING, TargetWatch
+from gossamer.runtime.recording import MAX_PENDING, TargetWatch
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_snapshots_do_not_pile_up_behind_a_node_that_is_far_behind(tmp_path: Pat
         )
         return int(done.figures["peak_vectors"])
 
-    assert peak(0.9) == peak(0.3) < 4 * (MOST_PENDING + 4)
+    assert peak(0.9) == peak(0.3) < 4 * (MAX_PENDING + 4)

@@ -101,13 +101,15 @@ def participants(node: Node, purpose: str, r: int, candidates: Sequence[int], sh
     return sorted(int(rank) for rank in chosen)
 
 
-MOST = 2**53
+MAX_NUMBER = 2**53
 """The largest number that a node accepts from a peer. Sums of such numbers can still be sent."""
 
 
 def whole_number(value: object, least: int, what: str) -> int:
-    """A number from a peer's message. ValueError unless it is a whole number from ``least`` to :data:`MOST`;
+    """A number from a peer's message. ValueError unless it is a whole number from ``least`` to :data:`MAX_NUMBER`;
     an infinite or negative one would distort every later mean."""
-    if type(value) is not int or not least <= value <= MOST:
-        raise ValueError(f"{what} of a peer: got {value!r}; accepted: a whole number from {least} to {MOST}")
+    if type(value) is not int or not least <= value <= MAX_NUMBER:
+        raise ValueError(
+            f"{what} of a peer: got {value!r}; accepted: a whole number from {least} to {MAX_NUMBER}"
+        )
     return value

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import MOST, Algorithm, participants, whole_number
+from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
@@ -169,11 +169,11 @@ class GossipedCentrality(Algorithm):
 
 
 def _check(message: Message) -> None:
-    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above MOST."""
+    """ValueError for a degree that is not a whole number of at least 1, or a score below 0 or above MAX_NUMBER."""
     whole_number(message.payload["degree"], 1, "degree")
     score = message.payload["score"]
-    if not isinstance(score, float) or not 0 <= score <= MOST:
-        raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MOST}")
+    if not isinstance(score, float) or not 0 <= score <= MAX_NUMBER:
+        raise ValueError(f"score of a peer: got {score!r}; accepted: a number from 0 to {MAX_NUMBER}")
 
 
 @register("algorithm", "influence-corrected")

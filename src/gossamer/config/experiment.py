@@ -25,7 +25,7 @@ from gossamer.config.registry import ComponentField, FilePath, Section, placed
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
 
-MOST_NODES = 1_000_000
+MAX_NODES = 1_000_000
 _LARGEST = 2**53  # up to this whole number, columns of a record are exact
 Count = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
 """A whole number, at least 1."""
@@ -291,7 +291,7 @@ class Experiment(Section):
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     seed: Seed = 1
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES, strict=True)]
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES, strict=True)]
     task: Annotated[Any, ComponentField("task")]
     partition: Annotated[Any, ComponentField("partition")] = Field(default="iid", validate_default=True)
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
@@ -427,7 +427,7 @@ class Experiment(Section):
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
     """The mapping in a YAML file. BadInput for a missing file, invalid YAML, or anything but a mapping.
     ``accepted`` and ``fields`` describe the expected file and fields in messages."""
-    text = files.read_text(Path(path), files.MOST_YAML_BYTES, None, accepted)
+    text = files.read_text(Path(path), files.MAX_YAML_BYTES, None, accepted)
     return parse_mapping(text, str(path), fields)
 
 

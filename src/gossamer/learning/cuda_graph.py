@@ -10,7 +10,7 @@ from torch import Tensor
 
 # Recordings of one function: their maximum number, and the maximum bytes of all their inputs. (Each keeps its
 # inputs and outputs, and large inputs take so long that launches do not matter.)
-MOST_GRAPHS, MOST_BYTES = 16, 256 << 20
+MAX_GRAPHS, MAX_BYTES = 16, 256 << 20
 
 Tensors = tuple[Tensor, ...]
 
@@ -37,7 +37,7 @@ class Recorded:
 
     def _record(self, key: Any, inputs: Tensors) -> None:
         size = sum(each.nbytes for each in inputs)
-        if len(self._recordings) == MOST_GRAPHS or self._bytes + size > MOST_BYTES:
+        if len(self._recordings) == MAX_GRAPHS or self._bytes + size > MAX_BYTES:
             return
         stream, generator = torch.cuda.current_stream(), torch.get_rng_state()
         try:

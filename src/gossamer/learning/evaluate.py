@@ -40,7 +40,7 @@ from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass, few enough for activations to stay in the cache
-LEAST = 4
+MIN_CHUNK = 4
 """Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
 
 _GENERATORS = Lock()  # torch has one generator a device for all threads
@@ -84,7 +84,7 @@ class Evaluator:
         """The result of :meth:`test` for each model, or the exception that the user's code raised. The
         workers share the models."""
         problem = None
-        if self._chunk >= LEAST:
+        if self._chunk >= MIN_CHUNK:
             try:
                 parts = self.workers.map(lambda part: self._together(part, on), chunks(models, self._chunk))
                 return [found for part in parts for found in part]

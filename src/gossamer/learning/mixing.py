@@ -36,7 +36,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
 SHARE_BYTES = 4 << 20  # minimum share of the work for a thread
 CACHE_BYTES = 8 << 20  # larger results bypass the cache, since they would be evicted before they are read
-MOST_SORTED = 256  # models per column; the loop's time is quadratic in their number
+MAX_SORTED = 256  # models per column; the loop's time is quadratic in their number
 # The time that torch's operations take, roughly.
 _NS_PER_CALL = 1e3
 _NS_PER_TERM = 0.25
@@ -318,7 +318,7 @@ def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, 
 
 def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
     """The values of each column in ascending order, NaN last. ``models`` may be overwritten."""
-    few = len(models) <= MOST_SORTED and models.device.type == "cpu" and models.dtype is torch.float32
+    few = len(models) <= MAX_SORTED and models.device.type == "cpu" and models.dtype is torch.float32
     loops = _loops(models.numel() * _NS_PER_SORTED) if few else None
     if loops is None:
         return models.sort(dim=0).values

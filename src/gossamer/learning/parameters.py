@@ -49,7 +49,7 @@ class Field:
         return v[..., self.start : self.stop].view((*v.shape[:-1], *self.shape))
 
 
-MOST_WHOLE = 2**24  # up to which float32 holds every integer
+MAX_WHOLE = 2**24  # up to which float32 holds every integer
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Layout:
             whole = (
                 not (buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta) and buffer.numel()
             )
-            if buffer.is_complex() or (whole and int(buffer.to(torch.int64).abs().max()) > MOST_WHOLE):
-                found = "complex" if buffer.is_complex() else f"an integer above {MOST_WHOLE:,}"
+            if buffer.is_complex() or (whole and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
+                found = "complex" if buffer.is_complex() else f"an integer above {MAX_WHOLE:,}"
                 raise BadInput(
                     f"task.model: buffer {name!r} has {found}, but buffers are sent as float32; accepted: other values, or"
                     " persistent=False"

@@ -42,7 +42,7 @@ from gossamer.tasks.task import Task, for_each
 
 MANY_NODES = 32
 """With fewer nodes, "auto" does not batch."""
-MOST_BATCHED = 80_000
+MAX_BATCHED = 80_000
 """Largest number of parameters for which "auto" batches nodes on a CPU (benchmarks/trainers.py)."""
 
 
@@ -344,7 +344,7 @@ def _batching_pays(task: Task, device: str) -> bool:
     """Whether batching nodes is faster: on a GPU, and for small models of linear layers, if ``vmap`` supports
     the model."""
     module = bare_module(task.model).train()
-    small = is_dense(module) and Layout.of(module).size <= MOST_BATCHED
+    small = is_dense(module) and Layout.of(module).size <= MAX_BATCHED
     if batching_obstacle(module) or (device == "cpu" and not small):
         return False
     model, batch = flatten(module), torch.zeros(1, 2, dtype=torch.int64)  # batch norm needs two samples

@@ -116,7 +116,7 @@ def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = Non
     """Read and check a checkpoint's file; ``place`` moves its tensors to where the node keeps them. BadInput
     for a file that is missing or damaged, or has another ``identity``, which may include its rank and
     round."""
-    files.checked(path, files.MOST_ROWS_BYTES, path.parent, "a checkpoint")
+    files.checked(path, files.MAX_ROWS_BYTES, path.parent, "a checkpoint")
     try:
         return _read(path, identity, place or (lambda tensor: tensor))
     except Exception as error:  # noqa: BLE001 - of any kind: the bytes may be anything

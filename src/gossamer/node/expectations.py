@@ -26,7 +26,7 @@ from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as
 Form = tuple[Any, ...]
 """The kind of a payload and the forms of its items. Its repr is readable."""
 Prefix = tuple[str | int, ...]
-MOST_SHAPES, MOST_FORMS = 1024, 16
+MAX_SHAPES, MAX_FORMS = 1024, 16
 """Limits: the number of tag patterns (in which any number stands for all numbers) that a node remembers, and
 the number of forms under one pattern, above which the node accepts any form."""
 
@@ -76,7 +76,7 @@ class Expectations:
         known = self._sent.setdefault(_shape(tag), [])
         if form not in known and form not in _SAYS_NOTHING:
             known.append(form)
-            if len(self._sent) > MOST_SHAPES:
+            if len(self._sent) > MAX_SHAPES:
                 del self._sent[next(iter(self._sent))]
         return True
 
@@ -96,7 +96,7 @@ class Expectations:
             for length in range(len(shape), -1, -1):
                 if (declared := self._declared.get(shape[:length])) is not None:
                     return _breach(declared, message, form)
-        if not known or len(known) > MOST_FORMS:
+        if not known or len(known) > MAX_FORMS:
             return None
         return _unlike(form, known, parts=self._encoded)
 

@@ -21,11 +21,11 @@ from gossamer.node.setup import Host, Setup, Timer
 if TYPE_CHECKING:
     from gossamer.node.node import Node
 
-MOST_REPORTED = 8
+MAX_REPORTED = 8
 """Number of malformed messages of one sender that are recorded as events. The counter includes all of
 them."""
 
-MOST_UNREAD = 4_096
+MAX_UNREAD = 4_096
 """Number of messages of one sender that may wait. Beyond it, the oldest are dropped from time to time."""
 
 
@@ -164,7 +164,7 @@ class Mailbox:
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
         self._longest_late = 0  # the most parts of their tags
         self.retired = False
-        self._check_at = 2 * MOST_UNREAD  # number of messages at which unread ones are dropped
+        self._check_at = 2 * MAX_UNREAD  # number of messages at which unread ones are dropped
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
 
     # --- delivery
@@ -206,23 +206,23 @@ class Mailbox:
         self.messages = []
 
     def _drop_unread(self) -> None:
-        """Drop the oldest messages of each sender that has more than ``MOST_UNREAD``: a peer may send
+        """Drop the oldest messages of each sender that has more than ``MAX_UNREAD``: a peer may send
         messages that no task ever takes."""
         waiting = Counter(message.source for message in self.messages)
         left = []
         for message in self.messages:
             source = message.source
-            if waiting[source] > MOST_UNREAD:
+            if waiting[source] > MAX_UNREAD:
                 waiting[source] -= 1
                 self.host.counters.messages_refused += 1
                 if source not in self._unread_of:
                     self._unread_of.add(source)
-                    text = f"node {self.rank} drops messages of node {source}: over {MOST_UNREAD} are unread"
+                    text = f"node {self.rank} drops messages of node {source}: over {MAX_UNREAD} are unread"
                     self.host.event("unread", text)
             else:
                 left.append(message)
         self.messages = left
-        self._check_at = 2 * max(len(left), MOST_UNREAD)  # so that a message costs little on average
+        self._check_at = 2 * max(len(left), MAX_UNREAD)  # so that a message costs little on average
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
@@ -244,7 +244,7 @@ class Mailbox:
         self._malformed_of[source] += 1
         shown = tag[0] if len(tag) == 1 else tag
         text = f"node {self.rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
-        if self._malformed_of[source] <= MOST_REPORTED:
+        if self._malformed_of[source] <= MAX_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
             raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")

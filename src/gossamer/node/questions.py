@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OPEN = "~questions"
 """Key in a node's state for the questions whose late answers it wants: [peer, tag of the answer, time until
 which :meth:`Questions.next` waits]."""
-MOST_OPEN = 256
+MAX_OPEN = 256
 """Most unanswered questions that are kept. Beyond it, the oldest are forgotten, since their answers were
 lost."""
 _ANSWER = "answer"
@@ -50,7 +50,7 @@ class Questions:
         if keep_s is not None:
             open_questions = node.state.setdefault(OPEN, [])
             open_questions.append([peer, list(answer), node.now() + keep_s])
-            del open_questions[:-MOST_OPEN]
+            del open_questions[:-MAX_OPEN]
         self._awaited.add((peer, answer))
         try:
             message = await self._mailbox.receive(answer, peer, timeout, exact=True)

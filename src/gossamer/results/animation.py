@@ -16,7 +16,7 @@ from gossamer.results.report import page_data
 from gossamer.results.run import Run
 from gossamer.results.tidy import lower_is_better
 
-MOST_RUNS = 4
+MAX_RUNS = 4
 """Maximum number of runs side by side."""
 _FRAMES_PER_SECOND = 4
 _LINES = "#8a8f98"
@@ -27,12 +27,12 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
     page shows. Nodes with poisoned data are ringed; nodes without a value are hollow. Several runs are side
     by side and share a colour scale.
 
-    BadInput for another file type, more than :data:`MOST_RUNS` runs, a run without a graph, or a metric that
+    BadInput for another file type, more than :data:`MAX_RUNS` runs, a run without a graph, or a metric that
     no node has recorded."""
     if path.suffix not in (".gif", ".png"):
         raise BadInput(f"--animate {path}: accepted: a file *.gif or *.png")
-    if len(runs) > MOST_RUNS:
-        raise BadInput(f"--animate: got {len(runs)} runs; accepted: 1 to {MOST_RUNS}")
+    if len(runs) > MAX_RUNS:
+        raise BadInput(f"--animate: got {len(runs)} runs; accepted: 1 to {MAX_RUNS}")
     shown = page_data(runs)["runs"]
     for run, each in zip(runs, shown, strict=True):
         if metric not in (known := list(each["nodes"]["values"])):

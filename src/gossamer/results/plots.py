@@ -26,12 +26,12 @@ PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#9
 colour-blind readers (a distance of 16 in CIELAB, as simulated by Machado et al., 2009). The page has another
 set for dark backgrounds."""
 
-MOST_NODES_DRAWN = 300
-_MOST_NODES_BY_DISTANCE = 100
+MAX_NODES_DRAWN = 300
+_MAX_NODES_BY_DISTANCE = 100
 
 _KINDS = {"train": 0, "evaluate": 3, "encode": 2, "send": 1}
 """The activities of a node, and their positions in the palette."""
-MOST_DRAWN = 6000
+MAX_DRAWN = 6000
 """A page shows at most this many intervals, starting with the first."""
 
 FORMATS = ("pdf", "svg", "png")
@@ -62,13 +62,13 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]], start: int = 0) -> l
 
     Neighbours are shown together, so that edges are visible; a random sample would have almost no edges.
     """
-    if nodes <= MOST_NODES_DRAWN:
+    if nodes <= MAX_NODES_DRAWN:
         return list(range(nodes))
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(nodes))
     graph.add_edges_from((i, j) for i, j in edges)
     near = list(nx.bfs_tree(graph, start))
-    return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MOST_NODES_DRAWN])
+    return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MAX_NODES_DRAWN])
 
 
 def positions(
@@ -83,7 +83,7 @@ def positions(
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
     if changing or not graph.number_of_edges():
         found = nx.circular_layout(graph)
-    elif len(nodes) <= _MOST_NODES_BY_DISTANCE and nx.is_connected(graph):
+    elif len(nodes) <= _MAX_NODES_BY_DISTANCE and nx.is_connected(graph):
         found = nx.kamada_kawai_layout(graph)
     else:
         found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
@@ -241,7 +241,7 @@ def timeline_data(run: Run) -> dict[str, Any] | None:
     if not asked or run.timeline.is_empty():
         return None
     timeline = Timeline.model_construct(**asked)  # already checked by the schema of the record
-    rows = run.timeline.sort("start_s").head(MOST_DRAWN)
+    rows = run.timeline.sort("start_s").head(MAX_DRAWN)
     last: Any = rows["end_s"].max()
     to_s = min(timeline.to_s, last)
     span = pl.col("start", "end").clip(timeline.from_s, to_s).round(9)

@@ -74,7 +74,7 @@ MOMENTS = ", "
 
 _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
-MOST_FIGURES_BYTES = 2**31
+MAX_FIGURES_BYTES = 2**31
 """Maximum size in bytes of a file that grows with the number of nodes or runs."""
 
 
@@ -118,7 +118,7 @@ def read_setup(folder: Path) -> dict[str, Any]:
     """The contents of ``setup.json`` (empty if it is missing), with all graphs recorded since then."""
     path, setup = folder / "setup.json", dict[str, Any]()
     if path.exists():
-        setup = files.read_json(path, SetupFile, folder, MOST_FIGURES_BYTES)
+        setup = files.read_json(path, SetupFile, folder, MAX_FIGURES_BYTES)
     graphs = dict(setup.get("graphs", {}))
     for segment in segments(folder, "graphs"):
         for row in read_segment(segment, run_id(folder), folder):

@@ -35,13 +35,13 @@ from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, 
 from gossamer.results.run import Run
 
 _PAGE = files("gossamer.results") / "page"
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
-MOST_LINES = 20
+MAX_LINES = 20
 """Above this number of nodes, their spread is shown as quantiles instead of a line per node."""
-MOST_NODE_POINTS = 200
-MOST_EDGES_DRAWN = 3000
-MOST_VALUES = 60_000
+MAX_NODE_POINTS = 200
+MAX_EDGES_DRAWN = 3000
+MAX_VALUES = 60_000
 """Maximum number of values of single nodes, and of edge ends, on a page."""
 
 
@@ -86,7 +86,7 @@ def render(
         experiment=(runs[0].path / "experiment.yaml").read_text(encoding="utf-8"),
         environment=json.dumps(runs[0].environment, indent=1, ensure_ascii=False),
         compared=compared,
-        quantiles=any(run.nodes > MOST_LINES for run in runs),
+        quantiles=any(run.nodes > MAX_LINES for run in runs),
         differing=_differing(groups),
         style=_PAGE.joinpath("report.css").read_text(encoding="utf-8"),
         data=embed(page_data(runs, groups)),
@@ -170,8 +170,8 @@ def _events(run: Run) -> list[dict[str, Any]]:
 
 
 def _named(nodes: Sequence[int]) -> str:
-    text = ", ".join(map(str, nodes[:_MOST_NAMED]))
-    return f"{text} and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else text
+    text = ", ".join(map(str, nodes[:_MAX_NAMED]))
+    return f"{text} and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else text
 
 
 # --- the data of the script: series are aligned to the evaluation points, and values that are not finite are None
@@ -202,7 +202,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
             for name in names
         ],
         "runs": [
-            {"label": label, "colour": colours[run], **_run_data(run, MOST_VALUES // len(runs))}
+            {"label": label, "colour": colours[run], **_run_data(run, MAX_VALUES // len(runs))}
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
@@ -233,7 +233,7 @@ def _run_data(run: Run, most_values: int) -> dict[str, Any]:
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
     columns = [*names, *(name for name in tidy.AXES if name != "bytes")]
     most_points = max(most_values // (len(nodes) * (len(columns) + 1)), 2)
-    at = _spread(places.height, min(most_points, MOST_NODE_POINTS))
+    at = _spread(places.height, min(most_points, MAX_NODE_POINTS))
     shown = places[at]
     values = {name: _per_node(rows, name, nodes, shown["point"].to_list()) for name in columns}
     own = {
@@ -243,7 +243,7 @@ def _run_data(run: Run, most_values: int) -> dict[str, Any]:
     }
     return {
         "points": _axes(places),
-        "quantiles": run.nodes > MOST_LINES,
+        "quantiles": run.nodes > MAX_LINES,
         "metrics": {name: _metric(run, name, places, rows) for name in names},
         "nodes": {
             "ranks": nodes,
@@ -271,7 +271,7 @@ def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> di
     series: dict[str, Any] = {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
     if of_nodes.is_empty():
         return series
-    if run.nodes > MOST_LINES:
+    if run.nodes > MAX_LINES:
         shares = {str(share): pl.col(name).quantile(share, "linear") for share in (0.05, 0.25, 0.75, 0.95)}
         spread = table.select("point").join(
             of_nodes.group_by("point").agg(**shares), on="point", how="left", maintain_order="left"
@@ -301,7 +301,7 @@ def _topology(
     changing = len(edges) > 1
     held = [edges[max(bisect_right(starts, round_) - 1, 0)] for round_ in rounds] if changing else edges
     index = {node: i for i, node in enumerate(nodes)}
-    most = min(MOST_EDGES_DRAWN, max(most_values // (2 * max(len(held), 1)), 100))
+    most = min(MAX_EDGES_DRAWN, max(most_values // (2 * max(len(held), 1)), 100))
     drawn = []
     for graph in held:
         inner = [(index[i], index[j]) for i, j in graph if i in index and j in index]

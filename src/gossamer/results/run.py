@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PRESENCE_EVENTS = ("lost", "left", "leave", "joined", "returned", "found")
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Run:
     def experiment(self) -> dict[str, Any]:
         """The resolved experiment."""
         path = self.path / "experiment.yaml"
-        text = files.read_text(path, files.MOST_YAML_BYTES, self.path, "an experiment")
+        text = files.read_text(path, files.MAX_YAML_BYTES, self.path, "an experiment")
         return dict(files.conforming(parse_mapping(text, str(path)), RecordedExperiment, str(path)))
 
     @cached_property
@@ -299,7 +299,7 @@ def load_run(path: str | Path) -> Run:
     if len(found) == 1:
         return Run(found[0])
     if found:
-        names = ", ".join(str(folder.relative_to(path)) for folder in found[-_MOST_LISTED:])
+        names = ", ".join(str(folder.relative_to(path)) for folder in found[-_MAX_LISTED:])
         raise BadInput(f"{path}: {len(found)} runs; accepted: one of them, such as {names}")
     what = "not a run: no experiment.yaml in it" if path.is_dir() else "no such folder"
     raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
@@ -326,7 +326,7 @@ def _folders(path: Path) -> list[Path]:
 def _swept(folder: Path, *, required: bool = True) -> list[Run]:
     """The finished runs of a sweep, from its ``sweep.json``. BadInput if they are ``required`` and none is."""
     path = folder / "sweep.json"
-    entries = files.read_json(path, SweepRecord, folder, recorder.MOST_FIGURES_BYTES)["runs"]
+    entries = files.read_json(path, SweepRecord, folder, recorder.MAX_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
     for entry in done:
         files.checked(folder / entry["folder"] / "experiment.yaml", root=folder, accepted="a run")

@@ -84,7 +84,7 @@ def read_segment(path: Path, run: str | None = None, root: Path | None = None) -
     line that can't be read, or is not where it was written. ``run`` is the run to which it must belong (None
     is any)."""
     crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions do not seal rows
-    with files.opened(path, files.MOST_ROWS_BYTES, root, "a segment") as file:
+    with files.opened(path, files.MAX_ROWS_BYTES, root, "a segment") as file:
         for number in count(1):
             if not (line := file.readline(_LONGEST_LINE)):
                 return
@@ -105,7 +105,7 @@ def read_segment(path: Path, run: str | None = None, root: Path | None = None) -
 def read_appended(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
     """The complete rows of a segment that is being written, from byte ``start`` on, and the position after
     them. Checksums are not verified. BadInput for a segment that can't be read."""
-    with files.opened(path, files.MOST_ROWS_BYTES, path.parent, "a segment") as file:
+    with files.opened(path, files.MAX_ROWS_BYTES, path.parent, "a segment") as file:
         file.seek(start)
         lines = file.read()
     end = lines.rfind(b"\n") + 1

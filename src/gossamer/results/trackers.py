@@ -19,11 +19,11 @@ from gossamer.errors import BadInput, cause
 from gossamer.files import read_json
 from gossamer.results.formatting import flat
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import MOST_FIGURES_BYTES, Evaluations
+from gossamer.results.recorder import MAX_FIGURES_BYTES, Evaluations
 from gossamer.results.run import Run
 from gossamer.results.schema import SweepRecord
 
-_MOST_PARAMETERS = 100  # in one request to MLflow
+_MAX_PARAMETERS = 100  # in one request to MLflow
 _LONGEST_TAG = 64  # limit of Weights & Biases
 log = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ class MLflow(Averaging):
         self._run = self._client.create_run(project, tags=tags, run_name=folder.name).info.run_id
         settings = flat(experiment.model_dump(mode="json"))
         parameters = [Param(key, str(value)) for key, value in settings.items()]
-        for first in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(self._run, params=parameters[first : first + _MOST_PARAMETERS])
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[first : first + _MAX_PARAMETERS])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -224,6 +224,6 @@ def _sweep(folder: Path) -> tuple[str, str] | None:
     path = folder.parent.parent / "sweep.json"
     if not path.is_file():
         return None
-    runs = read_json(path, SweepRecord, path.parent, MOST_FIGURES_BYTES)["runs"]
+    runs = read_json(path, SweepRecord, path.parent, MAX_FIGURES_BYTES)["runs"]
     cells = [each["cell"] for each in runs if each.get("run") == folder.parent.name]
     return (path.parent.name, cells[0]) if cells else None

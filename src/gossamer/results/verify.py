@@ -37,7 +37,7 @@ def problems_of(path: Path) -> list[str]:
             return None
 
     if (path / "sweep.json").exists():
-        record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MOST_FIGURES_BYTES)
+        record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MAX_FIGURES_BYTES)
         for folder in [each["folder"] for each in (record or {"runs": []})["runs"] if each["folder"]]:
             if not (path / folder).exists():
                 found.append(f"{path / folder}: missing; accepted: the folder of each run in sweep.json")

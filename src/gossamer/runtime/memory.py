@@ -11,16 +11,16 @@ from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Layout
 
-_LEAST_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
+_MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
 
 
 def check_address_space() -> None:
     """Refuse to start with too little address space (``ulimit -v``) for the libraries that a run needs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
         raise BadInput(
             f"ulimit -v: {limit / 2**30:.3g} GiB of address space; accepted: at least"
-            f" {_LEAST_ADDRESS_SPACE >> 30} GiB"
+            f" {_MIN_ADDRESS_SPACE >> 30} GiB"
         )
 
 

@@ -18,8 +18,8 @@ from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 
-_MOST_NAMED = 16  # the most ranks named for one wait
-_MOST_CLAUSES = 5  # the most waits described
+_MAX_NAMED = 16  # the most ranks named for one wait
+_MAX_CLAUSES = 5  # the most waits described
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +94,11 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
         alike.setdefault(f"returned after {count} rounds", []).append(str(rank))
     texts = []
     for text, ranks in alike.items():
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-        named = (
-            f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MOST_NAMED])}{more} " if ranks else ""
-        )
+        more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+        named = f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MAX_NAMED])}{more} " if ranks else ""
         texts.append(named + text)
-    left = [f"and {len(texts) - _MOST_CLAUSES} more"] if len(texts) > _MOST_CLAUSES else []
-    return "; ".join(texts[:_MOST_CLAUSES] + left)
+    left = [f"and {len(texts) - _MAX_CLAUSES} more"] if len(texts) > _MAX_CLAUSES else []
+    return "; ".join(texts[:_MAX_CLAUSES] + left)
 
 
 def describe_failure(error: BaseException, rank: int, round: int | None) -> RunFailed:

@@ -23,7 +23,7 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-MOST_PENDING = 16  # most evaluations that wait for the slowest node, with the others' snapshots
+MAX_PENDING = 16  # most evaluations that wait for the slowest node, with the others' snapshots
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str
@@ -277,7 +277,7 @@ class RunRecord:
 
     The network's row of an evaluation point (consensus distance, and the average model's metrics if asked
     for) is written when every evaluated node has delivered its snapshot. Snapshots of at most
-    :data:`MOST_PENDING` points are kept, so the oldest points have no such row if some nodes are far ahead of
+    :data:`MAX_PENDING` points are kept, so the oldest points have no such row if some nodes are far ahead of
     others.
 
     Attributes:
@@ -298,7 +298,7 @@ class RunRecord:
         trained = [rank for rank, part in enumerate(setup.parts) if part.size]
         reporters = trained if self._metric == "train_loss" else setup.evaluated
         self._target = TargetWatch(target, reporters)
-        self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MOST_PENDING)
+        self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MAX_PENDING)
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
         self._view_rounds = 0  # those of the last graph of views
         self.reached = False

@@ -60,7 +60,7 @@ TAG = "~secure"
 _SIGNED = {4: torch.int32, 8: torch.int64}
 CHECKED = 4
 """Number of masked zeros at the end of the words."""
-LEAST = 2
+MIN_NODES = 2
 """Minimum number of senders of a receiver. The sum of a single model would reveal it."""
 
 
@@ -223,7 +223,7 @@ class MaskingProtocol:
         self._wanted = _Wanted()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         weights = self._node.mixing_weights(r)
-        if len(keys) < LEAST or min(weights[rank] for rank in keys) <= 0:
+        if len(keys) < MIN_NODES or min(weights[rank] for rank in keys) <= 0:
             return None
         self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
@@ -236,10 +236,10 @@ class MaskingProtocol:
             return False
         weights = {rank: row[1] for rank, row in rows.items()}
         known = set(range(self._node.size)) - {to}
-        fits = LEAST <= len(rows) == len(roster) and rows.keys() <= known
+        fits = MIN_NODES <= len(rows) == len(roster) and rows.keys() <= known
         if not (fits and all(0 < weight <= 1 for weight in weights.values())):
             raise ValueError(
-                f"the roster of node {to} has the weights {weights}; accepted: {LEAST} nodes or more, above 0 and at most 1"
+                f"the roster of node {to} has the weights {weights}; accepted: {MIN_NODES} or more, above 0 and at most 1"
             )
         if rows[own][2:] != [self._key.public, self._signature, public]:
             raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")
@@ -389,7 +389,7 @@ class MaskingProtocol:
         came = tuple(rank for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank]))
         total = self._ring.sum([_words(inbox[rank], self._ring.dtype) for rank in came])
         if self._recovers:
-            least = max(LEAST, threshold(len(wanted.public)))
+            least = max(MIN_NODES, threshold(len(wanted.public)))
             if len(came) < least:
                 return total, ()
             node.broadcast(came, list(came), (TAG, "survivors", node.round))

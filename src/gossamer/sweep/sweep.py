@@ -26,7 +26,7 @@ from gossamer.results.formatting import part, short_names
 if TYPE_CHECKING:
     import polars as pl
 
-_MOST_SEEDS = 100_000
+_MAX_SEEDS = 100_000
 _OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that belong to the sweep, and the reason."""
 
@@ -38,10 +38,10 @@ def text_keys(value: Any) -> Any:
 
 def _counted(value: Any) -> Any:
     """Expand a number of seeds to 1, 2, ..."""
-    if isinstance(value, int) and 0 < value <= _MOST_SEEDS:
+    if isinstance(value, int) and 0 < value <= _MAX_SEEDS:
         return list(range(1, value + 1))
     if value is not None and not isinstance(value, list):
-        raise ValueError(f"a number from 1 to {_MOST_SEEDS}, or a list")
+        raise ValueError(f"a number from 1 to {_MAX_SEEDS}, or a list")
     return value
 
 

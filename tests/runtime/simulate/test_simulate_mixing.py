@@ -78,7 +78,7 @@ def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "LOADING_NS", 0.0 if compiled else torch.inf)
-        patch.setattr(module, "MOST_DEFERRED", 8)
+        patch.setattr(module, "MAX_DEFERRED", 8)
         scene = Scene(5)
         expected = [row.clone() for row in scene.held]
         for node, others, kind in steps:

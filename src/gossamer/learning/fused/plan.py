@@ -27,7 +27,7 @@ from gossamer.tasks.task import Task
 
 Shape = tuple[int, ...]
 SAMPLES = 3  # number of samples in the call
-MOST_WORK = {False: 32_000_000, True: 200_000_000}
+MAX_WORK = {False: 32_000_000, True: 200_000_000}
 """Largest number of multiplications in a forward pass, without and with convolutions, for which the kernels
 were measured to be faster than torch."""
 
@@ -63,7 +63,7 @@ class Plan:
         vectors."""
         full = -(-batch // k.LANES) * k.LANES
         convolutions = bool((self.layers[:, k.KIND] == k.CONVOLUTION).any())
-        return self.work * full * (full / batch) <= MOST_WORK[convolutions]
+        return self.work * full * (full / batch) <= MAX_WORK[convolutions]
 
     def memory(self, batch: int) -> int:
         """The number of values that a step with this batch size needs."""

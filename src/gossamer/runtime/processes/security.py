@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from gossamer.errors import BadInput
 
 NONCE_BYTES = 32
-LEAST_CHARACTERS = 16
+MIN_CHARACTERS = 16
 _SINCE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # "no end" in RFC 5280
 _NO_CHECK_TIME = 0x20_0000  # X509_V_FLAG_NO_CHECK_TIME, for which the module ssl has no name
@@ -40,10 +40,8 @@ def new_token() -> str:
 
 def check_token(token: str) -> str:
     """Returns the token; BadInput if it is too short."""
-    if len(token) < LEAST_CHARACTERS:
-        raise BadInput(
-            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, hard to guess"
-        )
+    if len(token) < MIN_CHARACTERS:
+        raise BadInput(f"token: {len(token)} characters; accepted: at least {MIN_CHARACTERS}, hard to guess")
     return token
 
 

@@ -32,7 +32,7 @@ from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
 
-LEAST_RTT_S = 1e-4
+MIN_RTT_S = 1e-4
 """Round-trip time of a path without latency, as on a local network; shares are proportional to its
 inverse."""
 UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
@@ -179,7 +179,7 @@ class _Connection(Flow):
 class FairLinks(Links):
     """Links that all connections share at once: equally with ``sharing: fair`` and ``in-turn``; with
     ``rtt-fair`` by the inverse of the path's round-trip time (twice its latency, at least
-    :data:`LEAST_RTT_S`)."""
+    :data:`MIN_RTT_S`)."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -220,7 +220,7 @@ class FairLinks(Links):
         if path is not None and not lost:
             links, limit = path.links, path.rate
         if self._by_rtt:
-            weight = 1 / (UNKNOWN_RTT_S if path is None else max(2 * path.latency_s, LEAST_RTT_S))
+            weight = 1 / (UNKNOWN_RTT_S if path is None else max(2 * path.latency_s, MIN_RTT_S))
         if (links, weight, limit) != (connection.links, connection.weight, connection.limit):
             if connection.links:
                 self._shares.remove(connection)

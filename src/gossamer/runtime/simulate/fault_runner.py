@@ -17,7 +17,7 @@ from gossamer.runtime.simulate.links import NETWORK
 from gossamer.runtime.simulate.presence import SimPresence
 from gossamer.runtime.simulate.recording import SimRecorder
 
-MOST_IDLE = 10_000
+MAX_IDLE = 10_000
 """The run fails after this many events of an endless schedule without a completed round and without any other
 event that could wake a node."""
 
@@ -58,7 +58,7 @@ class FaultRunner:
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
         self._next: ClockEvent | None = None
-        self._idle = 0  # events of the schedule that count for MOST_IDLE
+        self._idle = 0  # events of the schedule that count for MAX_IDLE
         self._last_gone = ""
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
@@ -80,7 +80,7 @@ class FaultRunner:
         # Before the schedule is settled, all nodes may wait for one that has yet to join.
         stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
-        if self._idle > MOST_IDLE:
+        if self._idle > MAX_IDLE:
             raise Deadlock(f"all nodes wait, whichever nodes come and go: {self._clock.waiting()}")
         self._carry_out_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
         self._check_any_left()  # an expected return may be cancelled without an event

@@ -19,9 +19,9 @@ from gossamer.learning.thread_pool import ThreadPool
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
-MOST_DEFERRED = 256
+MAX_DEFERRED = 256
 """Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
-LEAST_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
+MIN_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
 _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
 
@@ -82,7 +82,7 @@ class Mixing:
                     last = request[0]
                 self._run(steps)
                 requests = later
-        if len(self._deferred) > MOST_DEFERRED or reads:
+        if len(self._deferred) > MAX_DEFERRED or reads:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
@@ -103,7 +103,7 @@ class Mixing:
                 future.set_exception(error)
         if not others:
             return
-        shared = self._rows.length >= LEAST_LENGTH
+        shared = self._rows.length >= MIN_LENGTH
         attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
         for (step, future), (found, failure) in zip(others, attempts, strict=True):
             try:

@@ -131,7 +131,7 @@ def test_a_worker_of_another_version_or_of_another_run_is_told_why(
 
 
 def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_STRANGERS", 2)
+    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
     host, _, port = scene.listener.address.rpartition(":")
     ends = [socket.create_connection((host, int(port))) for _ in range(3)]
     scene.serve()

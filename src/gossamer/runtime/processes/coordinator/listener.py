@@ -18,7 +18,7 @@ from gossamer.runtime.processes.security import check_token, context, issue, pro
 
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
-MOST_STRANGERS = 64
+MAX_STRANGERS = 64
 """Most open connections without a proof; a further one replaces the oldest. Also the most refusals
 reported."""
 
@@ -63,7 +63,7 @@ class WorkerListener:
             end = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         except OSError:
             return  # the connection is already gone
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self._strangers) >= MAX_STRANGERS:
             self._refuse(next(iter(self._strangers)))
         stranger = SelectorChannel[JoinRequest](
             end,
@@ -77,7 +77,7 @@ class WorkerListener:
 
     def _hear(self, stranger: SelectorChannel[JoinRequest], host: str, join: JoinRequest) -> None:
         if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
-            if host not in self._told and len(self._told) < MOST_STRANGERS:
+            if host not in self._told and len(self._told) < MAX_STRANGERS:
                 self._told.add(host)
                 self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
             self._refuse(stranger, "it has the wrong token")

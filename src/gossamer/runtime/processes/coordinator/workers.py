@@ -230,7 +230,7 @@ class JoinedWorkers(Workers):
         listener.open(self._selector, self._admit, refused)
 
     def _file(self, path: Path) -> dict[str, bytes]:
-        data = files.read(path, files.MOST_ROWS_BYTES, self._folder.path, "a checkpoint")
+        data = files.read(path, files.MAX_ROWS_BYTES, self._folder.path, "a checkpoint")
         return {str(path.relative_to(self._folder.path)): data}
 
     # --- joining and losing workers

@@ -39,7 +39,7 @@ NODES_HEARD_A_SECOND = 256
 """Most reports of waiting nodes per second: a thousand would keep a core busy."""
 TASKS_END_S = 5.0  # seconds that a node waits at its end for cancelled tasks
 LAST_SNAPSHOT_S = 20.0  # seconds for the last checkpoint, before nodes end without it
-MOST_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits
+MAX_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits
 FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 
@@ -268,7 +268,7 @@ class NodeProcess:
 
     async def _wait_for_room(self) -> None:
         """Wait until the coordinator has read enough of this node's models for one more."""
-        while self._unread >= MOST_UNREAD:
+        while self._unread >= MAX_UNREAD:
             self._read.clear()
             await self._read.wait()
         self._unread += 1
