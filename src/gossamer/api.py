@@ -148,7 +148,9 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
     if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
-        raise BadInput(f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds=200")
+        raise BadInput(
+            f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds={2 * (stop.rounds or 100)}"
+        )
     for part in ("environment", "setup", "metrics", "events", "timeline"):
         getattr(run, part)  # reads the part before anything changes
     if (checkpoint := newest(folder.checkpoints, observer.say, verified=True)) is None:

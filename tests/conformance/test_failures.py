@@ -15,7 +15,7 @@ from user_algorithms import Interrupted
 
 import gossamer
 from forked import FORKER, Child
-from gossamer import BadInput, Deadlock, Experiment, Run, RunFailed, load_run
+from gossamer import BadInput, Deadlock, Experiment, Observer, Run, RunFailed, load_run
 from recorded import check_network_rows, rounds_of
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
@@ -24,7 +24,7 @@ NODES, VICTIM, AT, ROUNDS = 4, 2, 3, 6
 DEADLINE_S = 60.0
 
 
-def play(out: Path, **changes: Any) -> Run:
+def play(out: Path, *, observer: Observer | None = None, **changes: Any) -> Run:
     settings: dict[str, Any] = {
         "nodes": NODES,
         "task": {"name": "least-squares", "features": 4, "samples": 40},
@@ -35,7 +35,7 @@ def play(out: Path, **changes: Any) -> Run:
         "engine": {"name": "simulate", "trainer": "sequential"},
         "stop": {"rounds": ROUNDS},
     }
-    return gossamer.run(Experiment.of({**settings, **changes}), out)
+    return gossamer.run(Experiment.of({**settings, **changes}), out, observer=observer)
 
 
 def recorded(error: RunFailed) -> Run:
@@ -227,6 +227,24 @@ def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
     ):
         assert said in str(caught.value)
     assert rounds_of(recorded(caught.value), 0) == [0]
+
+
+def test_messages_that_nobody_waits_for_are_named(tmp_path: Path) -> None:
+    described = {"algorithm": "user_algorithms:WrongTag", "engine": {"name": "simulate"}}
+    said = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
+    with pytest.raises(Deadlock) as caught:
+        play(tmp_path, **described)
+    assert said in str(caught.value)
+
+    class Says(Observer):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    play(tmp_path, **described, stop={"time_s": 1.0}, observer=(observer := Says()))
+    assert any(text.startswith(f"no node has completed a round: {said}") for text in observer.said)
 
 
 def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:

@@ -156,6 +156,16 @@ class Interrupted(Algorithm):
         signal.raise_signal(signal.SIGINT)
 
 
+class WrongTag(Algorithm):
+    """Nobody waits for the messages that are sent."""
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train()
+            node.broadcast(node.peers(), node.model, tag=("m", r))
+            await node.gather(node.peers(), tag=("model", r))
+
+
 class Silence(Algorithm):
     """Every node waits for what nobody sends; the last one in a task that it spawned."""
 

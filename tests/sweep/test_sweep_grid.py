@@ -433,6 +433,12 @@ def test_what_can_not_be_used_is_named_with_its_cell(
         sweep(tmp_path, **fields)
 
 
+def test_the_base_may_be_an_example(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text("base: quickstart")
+    [planned] = Sweep.load(tmp_path / "sweep.yaml").planned
+    assert planned.experiment == Experiment.load("quickstart")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no.yaml: No such file.*accepted: a YAML sweep file"):
         Sweep.load(tmp_path / "no.yaml")

@@ -22,7 +22,7 @@ from pydantic import (
 from gossamer import files
 from gossamer.config import examples
 from gossamer.config.registry import ComponentField, FilePath, Section, placed
-from gossamer.config.validation import bad_input
+from gossamer.config.validation import accepting, bad_input
 from gossamer.errors import BadInput, shown, suggest
 
 MAX_NODES = 1_000_000
@@ -212,7 +212,9 @@ class Simulate(Section):
     trainer: Literal["auto", "sequential", "batched", "fused"] = "auto"
     workers: Threads | None = None
     threads: Threads = 1
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: Annotated[
+        str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), accepting("cpu, cuda, or cuda:N for device N")
+    ] = "cpu"
     cuda_graphs: bool = Field(default=True, strict=True)
     cohort: bool = Field(default=True, strict=True)
 

@@ -29,6 +29,10 @@ MAX_UNREAD = 4_096
 """Number of messages of one sender that may wait. Beyond it, the oldest are dropped from time to time."""
 
 
+MAX_TAGS = 2
+"""Number of tags of unread messages that are named."""
+
+
 class PeerLost(PeerFailure):
     """A node waits for a dead peer, and the experiment ends the run in this case."""
 
@@ -106,8 +110,7 @@ class _Waiter:
         return self._future
 
     def __str__(self) -> str:
-        shown = self.prefix[0] if len(self.prefix) == 1 else self.prefix
-        tag = f"tag {shown!r}" if self.prefix else "any message"
+        tag = f"tag {_shown(self.prefix)}" if self.prefix else "any message"
         waiting = "anyone" if self.sources is None else f"ranks {sorted(self.sources - self.seen)}"
         return f"{tag} from {waiting}"
 
@@ -228,6 +231,16 @@ class Mailbox:
         """Stop expecting late messages from some sources, which were restarted."""
         self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
 
+    def unread(self) -> str:
+        """The messages that no task waits for, by tag, in words; empty if there are none."""
+        sources: dict[Prefix, set[int]] = {}
+        for message in self.messages:
+            if not any(waiter.fits(message) for waiter in self.waiters):
+                sources.setdefault(message.tag, set()).add(message.source)
+        named = [f"tag {_shown(tag)} from ranks {sorted(ranks)}" for tag, ranks in sources.items()]
+        more = f" and {len(named) - MAX_TAGS} more tags" if len(named) > MAX_TAGS else ""
+        return ", ".join(named[:MAX_TAGS]) + more
+
     def first_round(self, rank: int) -> int:
         """The first round in which this node waits again for a node that was away."""
         return self.first.get(rank, 0) if self.presence is None else self.presence.first(self.rank, rank)
@@ -242,8 +255,9 @@ class Mailbox:
         """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
         self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
-        shown = tag[0] if len(tag) == 1 else tag
-        text = f"node {self.rank} refuses a message of node {source} under tag {shown!r:.100}: {reason:.300}"
+        text = (
+            f"node {self.rank} refuses a message of node {source} under tag {_shown(tag):.100}: {reason:.300}"
+        )
         if self._malformed_of[source] <= MAX_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
@@ -461,6 +475,10 @@ class Mailbox:
             self.presence.remember(self.rank, {source for source, _ in self._late})
         count, total, largest = saved["ages"]
         self._ages = int(count), total, largest
+
+
+def _shown(tag: Prefix) -> str:
+    return repr(tag[0] if len(tag) == 1 else tag)
 
 
 def _check_unchanged(messages: Iterable[Message]) -> None:

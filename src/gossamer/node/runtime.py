@@ -129,8 +129,10 @@ class NodeRuntime:
         return True
 
     def waiting(self) -> list[str]:
-        """A description of each wait of the node's tasks."""
-        return [str(waiter) for waiter in self.mailbox.waiters]
+        """A description of each wait of the node's tasks, and of messages that no task waits for, since their tag may be
+        a mistake."""
+        waits, unread = [str(waiter) for waiter in self.mailbox.waiters], self.mailbox.unread()
+        return [*waits[:-1], f"{waits[-1]} (unread: {unread})"] if waits and unread else waits
 
     # --- nodes that are away
 

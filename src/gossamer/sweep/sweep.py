@@ -250,8 +250,9 @@ class Sweep:
             raise bad_input(error, SweepFile) from None
         base, home = deepcopy(file.base), folder
         if isinstance(base, str):
-            path = base if folder is None else folder / base
-            base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
+            beside = Path(base) if folder is None else folder / base
+            path = beside if beside.suffix or beside.exists() else examples.located(base)
+            base, home = read_mapping(path, "base: an experiment file"), path.resolve().parent
             if "base" in base and "task" not in base:
                 raise BadInput(f"base: {path}, a sweep; accepted: an experiment file")
         _check_not_own("overrides", file.overrides or {})

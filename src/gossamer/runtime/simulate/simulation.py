@@ -322,6 +322,8 @@ class Simulation:
         for node in present:
             node.look_for_divergence()
         reason = "diverged" if self._ends_diverged else reason
+        if reason == "time" and not any(node.round for node in present):
+            self._observer.say(f"no node has completed a round: {self._waiting()}")
         if self._checkpoints is not None:
             self._checkpoints.end()
         if reason == "rounds" and ended_early(self._setup, {node.rank: node.round for node in present}):
