@@ -64,7 +64,7 @@ def run(
     """
     check_not_importing("run")
     experiment = resolved(experiment)
-    with _observing(experiment, observer) as watcher:
+    with _turns, _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
             folder = RunFolder.create(
@@ -107,7 +107,7 @@ def resume(
     for each in overrides:
         if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
-    with locked(folder.path):
+    with _turns, locked(folder.path):
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
             checkpoint = _resumable(folder, experiment, watcher)
@@ -243,7 +243,7 @@ def _carry_out(
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any more.
-        with engine, _turns, _own_event_loop():
+        with engine, _own_event_loop():
             outcome = engine.run(folder, trackers, checkpoint)
     except BaseException as error:
         close_after(error, folder)

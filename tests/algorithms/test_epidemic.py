@@ -114,9 +114,10 @@ def test_every_pair_is_equally_likely(name: str) -> None:
             graph = epidemic._regular_graph(seed, nodes, degree)
             counts.update((i, j) for i in range(nodes) for j in graph.neighbors(i))
         else:
-            counts.update(
-                (i, int(j)) for i, row in enumerate(epidemic._recipients(seed, nodes, degree)) for j in row
-            )
+            recipients, senders = epidemic._directed_graph(seed, nodes, degree)
+            edges = [(i, j) for i, row in enumerate(recipients) for j in row]
+            assert edges == sorted((i, j) for j, row in enumerate(senders) for i in row)
+            counts.update(edges)
     p = degree / (nodes - 1)
     spread = 5 * np.sqrt(draws * p * (1 - p))
     assert len(counts) == nodes * (nodes - 1)

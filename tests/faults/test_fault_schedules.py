@@ -139,7 +139,7 @@ def test_faults_are_a_list(faults: Any) -> None:
             "gather.lost_peer: fail, with faults: nodes that are away; accepted: skip, wait",
         ),
         (
-            {"algorithm": "sgp"},
+            {"algorithm": "sgp", "gather": {}},
             "faults: nodes that are away, for sgp; accepted: an algorithm that tolerates it",
         ),
         (
@@ -157,7 +157,7 @@ def test_absences_that_the_experiment_does_not_tolerate_are_refused(
 def test_losses_without_a_timeout_are_refused() -> None:
     said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
     assert said == "gather.timeout_s: null, although messages are lost; accepted: seconds"
-    assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
+    assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp", gather={}).startswith(
         "faults: sgp tolerates no message loss"
     )
 
