@@ -27,7 +27,7 @@ from gossamer.runtime.setup import resolved
 if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
-_turns = threading.RLock()
+turns = threading.RLock()
 """Runs in several threads of a process take turns, since they share torch's generator and thread count."""
 
 
@@ -64,7 +64,7 @@ def run(
     """
     check_not_importing("run")
     experiment = resolved(experiment)
-    with _turns, _observing(experiment, observer) as watcher:
+    with turns, _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
             folder = RunFolder.create(
@@ -107,7 +107,7 @@ def resume(
     for each in overrides:
         if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
-    with _turns, locked(folder.path):
+    with turns, locked(folder.path):
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
             checkpoint = _resumable(folder, experiment, watcher)

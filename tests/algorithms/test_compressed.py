@@ -223,7 +223,7 @@ def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) ->
     [
         ({"name": "qsgd"}, "codec: qsgd, whose error can exceed the difference itself.*contract: true"),
         (
-            [TOP, {"name": "quantize", "bits": 2}],
+            {"name": "quantize", "bits": 2},
             "codec: quantize, whose error can exceed.*rounding: nearest, or blocks of at most 8 values",
         ),
     ],

@@ -188,7 +188,9 @@ def test_a_measure_may_give_a_plain_number() -> None:
 def test_what_torch_refuses_says_what_of_the_task_was_given_what() -> None:
     task = images("mlp")
     inputs, targets = task.test
-    said = r"^task.model, given inputs \(1, 1, 8, 7\) of torch.float32: RuntimeError: (addmm: )?mat1 and mat2"
+    said = (
+        r"^task.model, given inputs \(100, 1, 8, 7\) of torch.float32: RuntimeError: (addmm: )?mat1 and mat2"
+    )
     narrow = replace(task, test=(inputs[..., :7], targets))
     with pytest.raises(RuntimeError, match=said):
         Evaluator(narrow, seed=1).test(start(task, 4))

@@ -17,4 +17,4 @@ def test_nodes_that_wait_for_the_same_are_named_together() -> None:
 def test_a_few_different_waits_are_described() -> None:
     waits = {rank: [f"tag 'm' from ranks [{rank + 1}]"] for rank in range(8)}
     first = "; ".join(f"node {rank} for tag 'm' from ranks [{rank + 1}]" for rank in range(5))
-    assert describe_waits(waits, {}) == f"{first}; and 3 more"
+    assert describe_waits(waits, {}) == f"{first}; and 3 more waits"

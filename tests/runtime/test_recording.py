@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from gossamer import Experiment, run
@@ -63,3 +64,21 @@ def test_snapshots_do_not_pile_up_behind_a_node_that_is_far_behind(tmp_path: Pat
         return int(done.figures["peak_vectors"])
 
     assert peak(0.9) == peak(0.3) < 4 * (MAX_PENDING + 4)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_the_last_models_are_evaluated_where_evaluation_is_by_time(tmp_path: Path, engine: str) -> None:
+    experiment = Experiment.of(
+        {
+            "nodes": 3,
+            "task": "digits",
+            "algorithm": "d-psgd",
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "evaluation": {"every_s": 1000},
+            "stop": {"rounds": 5},
+            "engine": engine,
+        }
+    )
+    rows = run(experiment, tmp_path).metrics.filter(pl.col("node") >= 0, pl.col("round") == 5)
+    assert rows["node"].sort().to_list() == [0, 1, 2]
+    assert rows["test_loss"].null_count() == 0

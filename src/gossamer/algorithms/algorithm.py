@@ -36,8 +36,8 @@ class Algorithm(Component):
         needs_every_message: whether one missing message would spoil all later rounds, as it does for nodes that keep
             copies of each other's state. If so, no message may be lost, ``gather`` has to wait for all of
             them, and no node may crash, leave, join or come back while it runs. Not the default.
-        runs_as_cohort: whether one call of :meth:`run` may act for all nodes of a simulation (docs/design.md), since it
-            acts only through its node. Not the default, and not inherited: each class declares it."""
+        runs_as_cohort: whether one call of :meth:`run` may act for all nodes of a simulation (docs/design.md), which
+            requires that it acts only through its node. Not the default, and not inherited: each class declares it."""
 
     gathers: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False

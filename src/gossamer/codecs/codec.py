@@ -82,10 +82,10 @@ class Codec(Component):
         """Refuse parameters that do not suit a model of this layout, before any work starts, with a BadInput.
         The default accepts everything."""
 
-    def contracts_only_with(self, layout: Layout) -> str | None:
-        """None if the expected squared error for a difference of models is smaller than that of sending nothing, as
-        algorithms that send differences require (a contraction); otherwise the settings with which it is. The
-        default is None."""
+    def contracts_only_with(self, layout: Layout, count: int) -> str | None:
+        """None if this codec is a contraction for ``count`` values of a model's difference, as algorithms that send
+        differences require: its expected squared error is smaller than that of sending nothing. Otherwise the
+        settings that make it one. The default is None."""
         return None
 
     def begin(self, node: Node) -> None:

@@ -86,11 +86,11 @@ class _ScaledCodec(Codec):
             raise ValueError(f"{count} values in blocks of tensors, of a vector of {parameter_count(node)}")
         return np.array([field.start for field in node.layout if math.prod(field.shape)])
 
-    def longest_block(self, layout: Layout) -> int:
-        """The most values in a block of a model."""
+    def longest_block(self, layout: Layout, count: int) -> int:
+        """The most values in a block of ``count`` values of a model."""
         if self.block == "tensor":
             return max(math.prod(field.shape) for field in layout.parameters)
-        return layout.size if self.block == "vector" else min(self.block, layout.size)
+        return count if self.block == "vector" else min(self.block, count)
 
     def payload(
         self, codes: UInt16[np.ndarray, " n"], scales: Float[np.ndarray, " blocks"], bits: int
@@ -206,11 +206,11 @@ class Quantize(_Levels):
     def s(self) -> int:
         return int(2 ** (self.bits - 1)) - 1
 
-    def contracts_only_with(self, layout: Layout) -> str | None:
+    def contracts_only_with(self, layout: Layout, count: int) -> str | None:
         # The largest value of a block is exact. Any other x < m / s has the expected error x (m / s - x), which
         # exceeds x^2 by at most (m / s)^2 / 8. So n values lose less than m^2 if n <= 8 s^2.
         most = 8 * self.s**2
-        if self.rounding == "nearest" or self.longest_block(layout) <= most:
+        if self.rounding == "nearest" or self.longest_block(layout, count) <= most:
             return None
         return f"rounding: nearest, or blocks of at most {most} values"
 
@@ -237,7 +237,7 @@ class QSGD(_Levels):
     def s(self) -> int:
         return self.levels
 
-    def contracts_only_with(self, layout: Layout) -> str | None:
+    def contracts_only_with(self, layout: Layout, count: int) -> str | None:
         return None if self.contract else "contract: true"
 
     def scales(self, x: _Values, starts: _Starts) -> _Scales:

@@ -399,7 +399,9 @@ class Experiment(Section):
             trainer = raw["engine"].get("trainer") if isinstance(raw.get("engine"), Mapping) else None
             fields = _ENGINES[engine].model_fields if engine in _ENGINES else {}
             known = get_args(fields["trainer"].annotation) if fields else ()
-            if trainer in known and not any(each.startswith("engine.trainer=") for each in given):
+            if trainer in known and not any(
+                each.startswith(("engine=", "engine.trainer=")) for each in given
+            ):
                 given.append(f"engine.trainer={trainer}")
         assign_all(raw, given, cls)
         return raw

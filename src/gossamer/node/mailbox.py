@@ -29,8 +29,8 @@ MAX_UNREAD = 4_096
 """Number of messages of one sender that may wait. Beyond it, the oldest are dropped from time to time."""
 
 
-MAX_TAGS = 2
-"""Number of tags of unread messages that are named."""
+MAX_TAGS, MAX_RANKS = 2, 16
+"""Number of tags of unread messages, and of their senders, that are named."""
 
 
 class PeerLost(PeerFailure):
@@ -237,9 +237,12 @@ class Mailbox:
         for message in self.messages:
             if not any(waiter.fits(message) for waiter in self.waiters):
                 sources.setdefault(message.tag, set()).add(message.source)
-        named = [f"tag {_shown(tag)} from ranks {sorted(ranks)}" for tag, ranks in sources.items()]
-        more = f" and {len(named) - MAX_TAGS} more tags" if len(named) > MAX_TAGS else ""
-        return ", ".join(named[:MAX_TAGS]) + more
+        named = [
+            f"tag {_shown(tag):.100} from ranks {sorted(sources[tag])[:MAX_RANKS]}"
+            for tag in [*sources][:MAX_TAGS]
+        ]
+        more = f" and {len(sources) - MAX_TAGS} more tags" if len(sources) > MAX_TAGS else ""
+        return ", ".join(named) + more
 
     def first_round(self, rank: int) -> int:
         """The first round in which this node waits again for a node that was away."""

@@ -82,7 +82,7 @@ class Setup:
         return None if type(aggregator) is Mean else aggregator
 
     def notes(self) -> list[str]:
-        """What a user should know of the choices made, in sentences."""
+        """What a user should know about the choices made, in sentences."""
         if self.experiment.engine.trainer != "auto":
             return []
         return [f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")]

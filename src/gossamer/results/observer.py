@@ -15,7 +15,7 @@ class Observer:
 
     Attributes:
         stopping: set it to True to end the run cleanly, as Ctrl-C does. The engine looks at it after each call
-            of :meth:`progress`."""
+            of :meth:`progress`, about once a second or more often."""
 
     stopping = False
 

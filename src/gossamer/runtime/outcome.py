@@ -97,7 +97,7 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
         more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
         named = f"node{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:_MAX_NAMED])}{more} " if ranks else ""
         texts.append(named + text)
-    left = [f"and {len(texts) - _MAX_CLAUSES} more"] if len(texts) > _MAX_CLAUSES else []
+    left = [f"and {len(texts) - _MAX_CLAUSES} more waits"] if len(texts) > _MAX_CLAUSES else []
     return "; ".join(texts[:_MAX_CLAUSES] + left)
 
 

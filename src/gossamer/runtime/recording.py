@@ -75,11 +75,13 @@ def extrapolated(rounds: Collection[int], nodes: int) -> int:
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     """Whether all present nodes are recorded once more when a run ends in order. They are if the run ended by
-    time, bytes, target or divergence, or if protocols returned before all evaluated nodes had completed their
-    rounds. ``rounds`` are the completed rounds of each present node."""
+    time, bytes, target or divergence, if protocols returned before all evaluated nodes had completed their
+    rounds, or if nodes are evaluated by time only. ``rounds`` are the completed rounds of each present node."""
     if reason not in ("rounds", "time", "bytes", "target", "diverged"):
         return False
-    return setup.experiment.stop.rounds is None or ended_early(setup, rounds)
+    evaluation = setup.experiment.evaluation
+    by_time = evaluation.every_rounds is None and evaluation.every_s is not None
+    return by_time or setup.experiment.stop.rounds is None or ended_early(setup, rounds)
 
 
 def ended_early(setup: Setup, rounds: Mapping[int, int]) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import nn
 
 from gossamer import files
+from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate, WarmStart
 from gossamer.config.registry import names
 from gossamer.errors import BadInput, GossamerError, cause, listed
@@ -276,12 +277,13 @@ def _check_codec(
         "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
         f"{name}, which cancels messages": algorithm.takes_back(),
     }
+    count = layout.size  # values that the next codec of a chain encodes
     for part in codec.parts():
         part.check(layout)
         named, refused = f"codec: {part.name_of()}", None
         if algorithm.sends_pieces() and part.comes_first:
             refused = f"which takes whole models, with {name}; accepted: codecs that encode value by value"
-        elif differences and (instead := part.contracts_only_with(layout)) is not None:
+        elif differences and (instead := part.contracts_only_with(layout, count)) is not None:
             refused = f"whose error can exceed the difference itself; accepted: {instead}"
         elif part.only_differences and not differences:
             refused = f"which encodes only differences of models; accepted: {_able('sends_differences')}"
@@ -292,6 +294,7 @@ def _check_codec(
             refused = f"which needs every message, with {found}; accepted: none of these"
         if refused is not None:
             raise BadInput(f"{named}, {refused}")
+        count = count_of(getattr(part, "fraction", 1.0), count)  # that of a sparsifier
 
 
 def _check_secure_aggregation(

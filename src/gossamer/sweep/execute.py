@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.api import run as run_experiment
+from gossamer.api import turns
 from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
@@ -160,18 +161,19 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
         was created) and ``value`` (the first metric as text).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
-    if (stop := Path(job["stop"])).exists():
-        return {**asdict(State()), "value": ""}
-    try:
-        experiment = Experiment.parse(job["experiment"])
-        watcher = _OneOfMany(experiment, stop)
-        done = run_experiment(
-            experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
-        )
-    except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
-        reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
-        folder = error.folder if isinstance(error, RunFailed) else None
-        return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
+    with turns:
+        if (stop := Path(job["stop"])).exists():
+            return {**asdict(State()), "value": ""}
+        try:
+            experiment = Experiment.parse(job["experiment"])
+            watcher = _OneOfMany(experiment, stop)
+            done = run_experiment(
+                experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
+            )
+        except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
+            reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
+            folder = error.folder if isinstance(error, RunFailed) else None
+            return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
     return {"status": done.status, "cause": done.error, "folder": str(done.path), "value": watcher.value}
 
 
@@ -211,7 +213,8 @@ def _check(todo: Sequence[Planned]) -> None:
     """Find bad input before work starts, by loading the data of each cell once."""
     for name, each in {each.cell.name: each for each in reversed(todo)}.items():
         try:
-            prepare(each.experiment)
+            with turns:
+                prepare(each.experiment)
         except BadInput as error:
             raise error.within(f"cell {name}") from None
 

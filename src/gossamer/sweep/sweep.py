@@ -251,7 +251,7 @@ class Sweep:
         base, home = deepcopy(file.base), folder
         if isinstance(base, str):
             beside = Path(base) if folder is None else folder / base
-            path = beside if beside.suffix or beside.exists() else examples.located(base)
+            path = beside if beside.suffix or beside.is_file() else examples.located(base)
             base, home = read_mapping(path, "base: an experiment file"), path.resolve().parent
             if "base" in base and "task" not in base:
                 raise BadInput(f"base: {path}, a sweep; accepted: an experiment file")
