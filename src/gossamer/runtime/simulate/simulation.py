@@ -322,8 +322,8 @@ class Simulation:
         for node in present:
             node.look_for_divergence()
         reason = "diverged" if self._ends_diverged else reason
-        rounds, unread = [node.round for node in present], [node.mailbox.unread() for node in present]
-        if reason == "time" and not any(rounds) and any(unread):
+        no_round = reason == "time" and not any(node.round for node in present)
+        if no_round and any(node.mailbox.unread() for node in present):
             self._observer.say(f"no node has completed a round: {self._waiting()}")
         if self._checkpoints is not None:
             self._checkpoints.end()
