@@ -33,18 +33,18 @@ class _FifoTransfer(Transfer):
 
     def gone_by(self, time_ns: int) -> int:
         """Whole bytes that have left by an instant."""
-        before, more, part, whole = self._between(time_ns)
-        return int(before + more * part // whole)
+        before, between, passed, whole = self._between(time_ns)
+        return int(before + between * passed // whole)
 
     def exactly_gone_by(self, time_ns: int) -> float:
-        before, more, part, whole = self._between(time_ns)
-        return before + more * part / whole
+        before, between, passed, whole = self._between(time_ns)
+        return before + between * passed / whole
 
     def _between(self, time_ns: int) -> tuple[float, float, int, int]:
-        """The bytes that had left by the last mark, those that leave until the next one, and the time since
-        then of the time between them, in nanoseconds."""
+        """For the marks before and after an instant: the bytes that had left by the former, those that leave
+        between them, the time since the former, and the time between them, in nanoseconds."""
         until = self.end_ns
-        after: float = self.carried  # (an integer, unless the rate has changed)
+        after: float = self.carried  # an integer unless the rate has changed
         if time_ns >= until:
             return self.carried, 0, 0, 1
         for since, before in reversed(self.marks):
@@ -168,7 +168,7 @@ class FifoLinks(Links):
         if leaving:
             self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
-            if transfer in downlink:  # the downlink will have taken it, and those behind it, earlier
+            if transfer in downlink:  # the downlink is done earlier with it and those behind it
                 self._take(transfer.to, downlink.index(transfer))
             elif transfer.carried == 0 and transfer.event is not None:
                 transfer.event.cancel()
