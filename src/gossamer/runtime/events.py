@@ -82,5 +82,6 @@ class TimelineLog:
 
 def timeline_log(experiment: Experiment, folder: RunFolder, rank: int = 0) -> TimelineLog | None:
     """The experiment's timeline log, or None if it has none. ``rank`` tells processes' files apart."""
-    options = experiment.evaluation.timeline
-    return None if options is None else TimelineLog(options, experiment.nodes, folder.segment("timeline", rank))
+    if (options := experiment.evaluation.timeline) is None:
+        return None
+    return TimelineLog(options, experiment.nodes, folder.segment("timeline", rank))

@@ -414,7 +414,8 @@ class RunRecord:
         if None not in views and row["round"] > self._view_rounds:
             self._view_rounds = row["round"]
             views_by_rank = zip(snapshots, views, strict=True)
-            self._append_graph(row["round"], ((rank, other) for rank, view in views_by_rank for other in view))
+            edges = ((rank, other) for rank, view in views_by_rank for other in view)
+            self._append_graph(row["round"], edges)
 
     def _append_graph(self, rounds: int, edges: Iterable[tuple[int, int]]) -> None:
         if rounds > self._graphs_on_record:

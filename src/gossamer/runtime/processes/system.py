@@ -1,6 +1,6 @@
 """Processes and the system: ending together, limits on open files, and CPU slots.
 
-It imports nothing large, so that the process that starts the others is fast.
+This module imports nothing large, so that the process that starts the others starts fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gossamer.errors import BadInput
 SPARE_DESCRIPTORS = 64
 """Open files that are neither channels nor connections."""
 WAIT_S = 1.0
-"""Seconds after which a process that waits for a CPU slot checks for itself whether one is free."""
+"""Seconds after which a process that waits for a CPU slot checks by itself whether one is free."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -381,7 +381,7 @@ class Cohort(Node):
             given = weights, inbox.sources
             factors = self._once("factors", given, lambda: self._factors(*given))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
-            sums = [Sum([vector, *[vectors[j] for j in sources]], weighted) for vector, sources, weighted in terms]
+            sums = [Sum([row, *[vectors[j] for j in sources]], weights) for row, sources, weights in terms]
         else:
             sums = [
                 self._sum(vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing)

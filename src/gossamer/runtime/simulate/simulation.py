@@ -54,7 +54,7 @@ OBJECTS_PER_NODE = 200
 
 
 class SimulateEngine:
-    """The simulator of one experiment. The constructor checks the input, and :meth:`run` does the work."""
+    """The simulator of one experiment. The constructor rejects bad input, and :meth:`run` does the work."""
 
     def __init__(self, experiment: Experiment) -> None:
         options = experiment.engine
@@ -301,7 +301,7 @@ class Simulation:
             self._run_cohort(cohort)
         for node in self._present():
             self._save(node)
-            self._tasks.begin(node, _return_at_once if cohort else partial(experiment.algorithm.run, node.node))
+            self._tasks.begin(node, _no_rounds if cohort else partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
@@ -475,5 +475,5 @@ class Simulation:
             self._tasks.finish("stopped")
 
 
-async def _return_at_once() -> None:
+async def _no_rounds() -> None:
     """The protocol of a node whose rounds its cohort has run."""
