@@ -38,7 +38,7 @@ def executor_of(name: str) -> Executor:
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
-    # Executors look for modules and their own programs, so set both paths as an activated environment does.
+    # Executors look up modules and their own programs, so set both paths as an activated environment does.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
@@ -85,8 +85,8 @@ def started_workers(
     listen: Listen, address: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
     """Start the workers with an executor, each with ``slots`` slots. They join at ``address`` and end with
-    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the cause of a worker's
-    end."""
+    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the reason why a worker
+    ended."""
     assert listen.executor is not None
     name, executor = listen.executor, executor_of(listen.executor)
     futures = []

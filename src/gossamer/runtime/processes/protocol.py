@@ -238,7 +238,7 @@ class Signal(ProtocolMessage):
 
 
 class Check(ProtocolMessage):
-    """The first message to a fork server: can it read this experiment (YAML) and import all that it names?"""
+    """The first message to a fork server: check that it can read this experiment (YAML) and import what it names."""
 
     experiment: str
 
@@ -270,7 +270,7 @@ ToWorker = ToPool | Job | Acknowledge | Finish
 
 
 class Exited(ProtocolMessage):
-    """A node's process has ended, and all of its messages have arrived before; or it can't be started."""
+    """A node's process has ended, after all of its messages, or can't be started."""
 
     how: str
 
@@ -279,7 +279,7 @@ FromProcess = FromNode | Exited
 
 
 class NodeReport(ProtocolMessage):
-    """A message from a node, or about its process; from another machine, with the files that it refers to."""
+    """A message from a node or about its process; from another machine, with the files to which it refers."""
 
     rank: int
     incarnation: int

@@ -47,8 +47,8 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def raise_descriptor_limit(nodes: int) -> None:
-    """Let this process and its children open as many files as the system allows; BadInput if that is too few
-    for connections in both directions between a node and all others."""
+    """Let this process and its children open as many files as the system allows. Raises BadInput if that is too
+    few for connections in both directions between a node and all others."""
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -89,7 +89,7 @@ class CpuSlots:
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
-            with suppress(OSError):  # a full buffer wakes the waiting processes anyway
+            with suppress(OSError):  # if the buffer is full, the waiting processes wake anyway
                 os.write(self._ends[1], b"!")
 
     def _lock_one(self) -> int | None:

@@ -378,8 +378,8 @@ class Cohort(Node):
     ) -> list[Tensor]:
         plain = self_weight is None and missing is None and type(weights) is PerNode
         if plain and type(inbox) is _Inboxes and inbox.vectors:
-            given = weights, inbox.sources
-            factors = self._once("factors", given, lambda: self._factors(*given))
+            key = weights, inbox.sources
+            factors = self._once("factors", key, lambda: self._factors(*key))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
             sums = [Sum([row, *[vectors[j] for j in sources]], weights) for row, sources, weights in terms]
         else:
@@ -393,10 +393,10 @@ class Cohort(Node):
         """The weights of each node's sum, its own first."""
         factors = []
         for rank, senders in enumerate(sources):
-            given = of(weights, rank)
-            if len(given) != len(senders):
+            shares = of(weights, rank)
+            if len(shares) != len(senders):
                 raise Divergence
-            factors.append([own_weight(dict.fromkeys(senders), given, None), *[given[j] for j in senders]])
+            factors.append([own_weight(dict.fromkeys(senders), shares, None), *[shares[j] for j in senders]])
         return factors
 
     def _sum(self, own: Tensor, inbox: Any, weights: Any, self_weight: Any, missing: Missing | None) -> Sum:

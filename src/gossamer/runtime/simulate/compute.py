@@ -137,7 +137,7 @@ class Compute:
 
     def _flush(self, kind: ComputationKind) -> None:
         """Compute all running computations of a kind, which are the first ones in the nodes' queues. They are
-        taken in the order in which they began, because their vectors lie in this order in the store."""
+        taken in the order in which they began, because their vectors are in this order in the store."""
         under_way = self._under_way.pop(kind)
         self._settle()
         prepared, jobs = [], []

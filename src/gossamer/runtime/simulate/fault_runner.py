@@ -23,7 +23,7 @@ event that could wake a node."""
 
 
 class FaultRunner:
-    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a
+    """Executes the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a
     checkpoint if one is given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
@@ -71,7 +71,7 @@ class FaultRunner:
     # --- the schedule
 
     def begin(self) -> None:
-        self._carry_out_due(0.0)
+        self._execute_due(0.0)
         self._check_any_left()
 
     def _due(self) -> None:
@@ -81,19 +81,19 @@ class FaultRunner:
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MAX_IDLE:
             raise Deadlock(f"all nodes wait, although nodes still leave and return: {self._clock.waiting()}")
-        self._carry_out_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
+        self._execute_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
         self._check_any_left()  # an expected return may be cancelled without an event
 
-    def _carry_out_due(self, now_s: float) -> None:
+    def _execute_due(self, now_s: float) -> None:
         for event in self._fault_queue.due(now_s):
-            self._carry_out(event)
+            self._execute(event)
         if self._next is not None:
             self._next.cancel()
         if math.isfinite(self._fault_queue.next_s):
             due_ns = to_ns(self._fault_queue.next_s)
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
-    def _carry_out(self, event: FaultEvent) -> None:
+    def _execute(self, event: FaultEvent) -> None:
         rank = event.node
         if rank is not None and event.what == "return":
             self._return(rank, event.start_from)
@@ -134,7 +134,7 @@ class FaultRunner:
                 self._fault_queue.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from)
                 )
-                self._carry_out_due(now_s)
+                self._execute_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
         due = self._experiment.checkpoint.due(node.round, self._clock.now())

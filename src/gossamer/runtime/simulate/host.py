@@ -48,7 +48,7 @@ class SimContext:
 
 class SimHost:
     """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
-    ``secrets`` counts the secrets that the node has requested."""
+    ``secrets`` is the number of secrets that the node has requested."""
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
@@ -118,7 +118,7 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        done: whether the node has noticed, so that its rounds are over.
+        done: whether the node has noticed that it leaves, so that its rounds are over.
         thawed: a future that is done when the node thaws; None while it is not frozen."""
 
     def __init__(

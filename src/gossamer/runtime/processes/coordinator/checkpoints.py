@@ -21,7 +21,7 @@ class _Open:
 
     # Messages before the snapshots, by sender and receiver.
     sent: dict[int, dict[int, int]] = field(default_factory=dict)
-    asked: bool = False  # the nodes know which messages to wait for
+    announced: bool = False  # the nodes know which messages to wait for
     saved: dict[int, protocol.Saved] = field(default_factory=dict)
 
 
@@ -111,23 +111,23 @@ class CheckpointCoordinator:
             self._tell(rank, protocol.Note("settled", number))
 
     def _advance(self, number: int) -> None:
-        """Continue a checkpoint for which a message has arrived."""
+        """Continue a checkpoint after a message about it has arrived."""
         checkpoint, alive = self._open[number], self._alive
-        if not checkpoint.asked and alive and alive <= checkpoint.sent.keys():
-            checkpoint.asked = True
+        if not checkpoint.announced and alive and alive <= checkpoint.sent.keys():
+            checkpoint.announced = True
             for rank in sorted(alive):
                 sent = {
                     other: to[rank] for other, to in checkpoint.sent.items() if rank in to and other in alive
                 }
                 self._tell(rank, protocol.Expect(number, sent))
-        if checkpoint.asked and alive <= checkpoint.saved.keys():
+        if checkpoint.announced and alive <= checkpoint.saved.keys():
             saved = {rank: checkpoint.saved[rank] for rank in sorted(alive)}
             rounds = {rank: part.round for rank, part in saved.items()}
             times_s = {rank: part.time_s for rank, part in saved.items()}
             wall_s = self._wall_before_s + time.monotonic() - self._start
             try:
                 self._folder.complete(number, rounds, times_s, wall_s)
-            except OSError as error:  # a full disk, for example, is no reason to end a run
+            except OSError as error:  # such as a full disk, which is no reason to end a run
                 self._say(f"checkpoint {number} could not be written: {error}")
             self._complete = number
             self._settle(number)

@@ -1,8 +1,8 @@
 """Runs the nodes of an experiment as processes, and never leaves one behind.
 
 The coordinator executes the decisions of
-:class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle`, and passes the messages of nodes and
-workers to it. Only the coordinator writes the record and assembles checkpoints. Workers
+:class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle`, to which it passes the messages of nodes
+and workers. Only the coordinator writes the record and assembles checkpoints. Workers
 (:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them with the run. The system
 ends the nodes of a worker that dies."""
 

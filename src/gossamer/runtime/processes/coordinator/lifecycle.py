@@ -5,9 +5,9 @@ processes, each with its time of arrival. It decides which faults happen and whe
 dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can
 continue, and when and why it ends.
 
-A node that starts late or returns is introduced. The others are told, and answer with their rounds (``At``).
-Then the node is told its first round, and the node and each of the others are told from which round on they
-wait for each other. Nodes are introduced one at a time."""
+A node that starts late or returns is introduced. The others are notified, and answer with their rounds. Then
+the node learns its first round, and it and each of the others learn from which round on they wait for each
+other. Nodes are introduced one at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NodeState:
     planned: bool = False  # its death is planned by the experiment
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
-    arriving: bool = False  # it is away but has sent a message, and waits to be introduced
+    arriving: bool = False  # it waits to be introduced
 
 
 class Lifecycle:
@@ -135,7 +135,7 @@ class Lifecycle:
         self._tell_all(sorted(self.alive), self._addresses())
         self._tell_all(sorted(self.alive), protocol.Go(now))
         for fault in self._initial_faults:
-            self._carry_out(fault)
+            self._execute(fault)
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
@@ -158,7 +158,7 @@ class Lifecycle:
 
     def _check_nodes(self, now_s: float) -> None:
         for fault in self._fault_queue.due(now_s):
-            self._carry_out(fault)
+            self._execute(fault)
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
             self._lose(rank, f"node {rank} is frozen", keep=True)
@@ -240,8 +240,7 @@ class Lifecycle:
     # --- ending
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """After :class:`Over`: tell every node to end, with ``checkpoint`` as the last one if
-        given."""
+        """After :class:`Over`: tell every node to end, with ``checkpoint`` as the last one if given."""
         self._now = self._last_message_at = now
         self._ending = True
         nodes = [self.nodes[rank] for rank in self.awaited()]
@@ -298,7 +297,7 @@ class Lifecycle:
     def _expects_return(self) -> bool:
         return bool(self._restarting) or any(map(self._fault_queue.returns, range(self._experiment.nodes)))
 
-    def _carry_out(self, fault: FaultEvent) -> None:
+    def _execute(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
             self._coordinator.record(None, fault.what, fault.detail)
@@ -377,8 +376,8 @@ class Lifecycle:
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
 
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
-        """A node has failed to reach a peer for so long that its messages there are lost. If the peer runs,
-        it is introduced again as soon as it sends a message."""
+        """A node has failed to reach a peer for so long that its messages to it are lost. If the peer still
+        runs, it is introduced again as soon as it sends a message."""
         if rank not in self.alive or node.rank in self.away:
             return
         peer = self.nodes[rank]
@@ -391,7 +390,7 @@ class Lifecycle:
         self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
-        """Stop the other nodes from waiting for this one and sending to it."""
+        """Make the other nodes stop waiting for a node and sending to it."""
         self._awaited.discard(rank)
         self._reported_rounds.pop(rank, None)
         if rank not in self.away:
@@ -431,7 +430,7 @@ class Lifecycle:
         )
         del self.away[node.rank]
         node.arriving = False
-        for rank, why in sorted(self.away.items()):  # including those that were lost during the introduction
+        for rank, why in sorted(self.away.items()):  # including nodes lost during the introduction
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))

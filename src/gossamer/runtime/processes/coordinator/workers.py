@@ -55,8 +55,8 @@ class _Worker:
 
 
 class Workers(ABC):
-    """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` tells the
-    user something. Nodes resume from ``checkpoint``, if given."""
+    """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` shows text to
+    the user. Nodes resume from ``checkpoint``, if given."""
 
     def __init__(
         self,

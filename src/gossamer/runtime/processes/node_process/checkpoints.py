@@ -17,7 +17,7 @@ them: the messages received before the receiver's snapshot, and those sent befor
 
 The next checkpoint is made when it is due.
 
-A resumed run repeats the messages that were sent after their sender's snapshot, although their receiver may
+A resumed run repeats the messages that were sent after their sender's snapshot, although their receivers may
 have received them already. An algorithm that waits for its messages (``Algorithm.gathers``) sends the same
 messages again, and the node ignores them. With any other algorithm, and under secure aggregation, whose keys
 are new, the repeated messages differ, and the node takes them."""
@@ -80,8 +80,7 @@ class NodeCheckpoints:
         self._newest: _Boundary | None = None
         self._over = False  # whether the node's rounds are over
         self._newest_number = 0  # of its snapshots
-        # By checkpoint: a snapshot whose messages have not all arrived, and their numbers by source, once
-        # known.
+        # By checkpoint: a snapshot whose messages have not all arrived; their numbers by source, once known.
         self._open: dict[int, _Boundary] = {}
         self._expected: dict[int, Mapping[int, int]] = {}
         self._watching: list[_Boundary] = []  # the boundaries that record incoming messages
@@ -91,7 +90,7 @@ class NodeCheckpoints:
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
         """Begin at the node's start, or where it was saved: message numbers and counters continue from
-        there."""
+        that point."""
         self._transport = transport
         if resumed:
             self._before, self._received = _counts(start, "sent"), _counts(start, "received")

@@ -188,7 +188,7 @@ class NodeHost:
         self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come, first served
-        self.computing_s = 0.0  # by the compute profile if paced, otherwise as measured
+        self.computing_s = 0.0  # according to the compute profile if paced, otherwise as measured
         self.computations = self.slow = 0  # paced ones, and those that took longer
 
     # --- computations
@@ -229,7 +229,7 @@ class NodeHost:
         return computation.commit(result)
 
     async def _keep_pace(self, computation: Computation, began: float) -> None:
-        """Wait until a computation that began at ``began`` is due by the compute profile."""
+        """Wait until a computation that began at ``began`` is due according to the compute profile."""
         profile, seed = self._setup.compute, self._setup.experiment.seed
         seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
         due = began + float(seconds)

@@ -45,7 +45,7 @@ FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 def main(rank: int, setup: Setup, context: NodeContext, resources: ComputeResources) -> int:
     """Run a node, from a checkpoint if there is one, in a newly forked process. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run gracefully
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def run() -> int:  # creates the node in its loop
@@ -199,9 +199,9 @@ class NodeProcess:
 
     async def _protocol(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
-        asks = arrival is not None and arrival.start_from == "neighbor"
+        ask_neighbor = arrival is not None and arrival.start_from == "neighbor"
         detection_s = self._setup.experiment.failures.detection_s
-        await self._node.live(partial(run_newcomer, run, self._node, detection_s if asks else None))
+        await self._node.live(partial(run_newcomer, run, self._node, detection_s if ask_neighbor else None))
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()

@@ -71,7 +71,7 @@ class Tls:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The part common to both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
+    """The common part of both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
 
     link: asyncio.Transport
     who: str  # describes the other end in reports

@@ -7,11 +7,11 @@ each other at once need no tie-break, and a connection's reader knows which fram
 One task per node sends the messages in the order of :meth:`Transport.send`, since a node has one uplink. At
 most :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged. The kernel
 buffers few unsent bytes (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So all "sent"
-bytes but one window have reached the receiver, and a message can be cancelled while most of it is still here.
+bytes except one window have reached the receiver, and a message can be cancelled while most of it is still here.
 
 A broken connection is dialled again, and continues with the message that the peer expects next. At most a
 window of messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with
-heartbeats) is silent, for ``detection_s``. It is still dialled after that, and found when it answers.
+heartbeats) is silent, for ``detection_s``. It is still dialled after that, and counts as alive again once it answers.
 
 Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security`), and a stranger without a key
 of the run gets no further than the handshake. With a
@@ -94,7 +94,7 @@ class Transport:
     contact: Callable[[int, str | None], None]
     """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when
     a lost peer is back, or a peer was restarted."""
-    refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
+    refused: Callable[[str], None]  # called with a line about a refused stranger or peer
     now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
     # Called with an error of this node: it modified a sent vector, or its timeline can't be written.
     failed: Callable[[BaseException], None]
@@ -202,7 +202,7 @@ class Transport:
         return sending
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
+        """Wait until all messages are acknowledged, cancelled or lost. Raises TimeoutError after ``timeout`` s."""
         async with asyncio.timeout(timeout):
             while self.send_queue.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
@@ -215,8 +215,8 @@ class Transport:
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
 
-        Its connections are closed; ``contact`` is not called. It is found again when it answers, or by
-        :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
+        Its connections are closed; ``contact`` is not called. It counts as alive again when it answers, or
+        after :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
         dialled any more."""
         peer = self.peers[rank]
         if incarnation is not None:
