@@ -23,7 +23,7 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-MAX_PENDING = 16  # most evaluations that wait for the slowest node, with the others' snapshots
+MAX_PENDING = 16  # evaluations that wait for the slowest node, with the others' snapshots
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str

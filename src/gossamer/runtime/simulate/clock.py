@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
-MAX_PASSES = 1_000_000  # passes through one instant after which a node counts as spinning
+MAX_PASSES = 1_000_000  # passes at one instant after which a node counts as spinning
 
 
 class Order(IntEnum):

@@ -28,7 +28,7 @@ class _FifoTransfer(Transfer):
     marks: list[tuple[int, float]] = field(default_factory=list)
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
     taken: float = 0  # bytes that the downlink had taken by then
-    last_bit_ns: int = 0  # when the downlink will have taken all of it
+    last_bit_ns: int = 0  # when the downlink has taken all of it
     event: ClockEvent | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
@@ -168,7 +168,7 @@ class FifoLinks(Links):
         if leaving:
             self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
-            if transfer in downlink:  # the downlink is done earlier with it and those behind it
+            if transfer in downlink:  # the downlink finishes it and those behind it earlier
                 self._take(transfer.to, downlink.index(transfer))
             elif transfer.carried == 0 and transfer.event is not None:
                 transfer.event.cancel()

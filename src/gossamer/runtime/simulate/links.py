@@ -42,7 +42,7 @@ class Transfer(Sending):
     message: Message
     to: int
     size: int  # bytes on the wire
-    carried: int  # bytes that leave: all of them, or those that had left when it was cancelled
+    carried: int  # bytes that leave: all, or those that had left when it was cancelled
     start_ns: int = NEVER_NS  # when its first bit left
     end_ns: int = NEVER_NS  # when its last bit left, or will leave at the current rate
     latency_ns: int = 0  # from end_ns until its arrival
