@@ -70,8 +70,8 @@ def prepare(experiment: Experiment) -> Setup:
         topology = TopologySchedule(experiment.topology, nodes, seed, samples=remaining)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
-        others = _algorithms_with("tolerates_sampling")
-        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {others}")
+        named = _algorithms_with("tolerates_sampling")
+        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
@@ -286,7 +286,9 @@ def _check_codec(
         elif differences and (instead := part.contracts_only_with(layout, count)) is not None:
             refused = f"whose error can exceed the difference itself; accepted: {instead}"
         elif part.only_differences and not differences:
-            refused = f"which encodes only differences of models; accepted: {_algorithms_with('sends_differences')}"
+            refused = (
+                f"which encodes only differences of models; accepted: {_algorithms_with('sends_differences')}"
+            )
         elif part.needs_static_graph and not topology.static:
             refused = "with a topology that changes; accepted: a static one"
         elif part.needs_every_message and any(loses.values()):

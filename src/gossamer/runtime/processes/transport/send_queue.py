@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gossamer.errors import GossamerError
 from gossamer.messages import framed_bytes
 from gossamer.messages.tags import WINDOW, Traffic
-from gossamer.runtime.processes.transport.peer import TcpSending, Peer, State
+from gossamer.runtime.processes.transport.peer import Peer, State, TcpSending
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
 from gossamer.runtime.processes.transport.wire import abort, chunks
 
