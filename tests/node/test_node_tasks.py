@@ -399,7 +399,7 @@ def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: 
         while node.rank == 2:
             await node.sleep(0)
 
-    with pytest.raises(RunFailed, match=r"stands still at 1\.0+ s: node 2 ") as failure:
+    with pytest.raises(RunFailed, match=r"is stuck at 1\.0+ s: node 2 ") as failure:
         play(tmp_path, script, 3)
     assert failure.value.node == 2
 
@@ -453,7 +453,7 @@ def test_a_loop_around_asyncios_sleep_of_nothing_fails(
         finally:
             ended.append(node.rank)
 
-    with pytest.raises(RunFailed, match=r"stands still at 1\.0+ s: .*without letting time pass") as failure:
+    with pytest.raises(RunFailed, match=r"is stuck at 1\.0+ s: .*without letting time pass") as failure:
         play(tmp_path, script, 3)
     assert failure.value.folder is not None
     assert sorted(ended) == [0, 1, 2]

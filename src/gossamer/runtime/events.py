@@ -14,7 +14,7 @@ from gossamer.results.segment import Segment
 
 
 def starting_state(start_from: StartFrom, saved: Checkpoint | None) -> str:
-    """Describes the state in which a node begins."""
+    """Describe the state in which a node begins."""
     if saved is not None:
         return f"its checkpoint of round {saved.round}"
     return "a neighbour's model" if start_from == "neighbor" else "its initial model"
@@ -22,7 +22,7 @@ def starting_state(start_from: StartFrom, saved: Checkpoint | None) -> str:
 
 class EstimatedClock:
     """Estimates the nodes' clock: the newest timestamp in their reports, plus the real time since that
-    report. (The nodes' clock may stand still while real time passes.)"""
+    report. (The nodes' clock may be paused while real time passes.)"""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -60,27 +60,28 @@ class TimelineLog:
     """Records when nodes computed and sent, for a window of time and some of the nodes; see
     :func:`timeline_log`. Computations that ended by ``known_s`` are on record already."""
 
-    def __init__(self, asked: Timeline, nodes: int, segment: Segment) -> None:
-        self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))
+    def __init__(self, options: Timeline, nodes: int, segment: Segment) -> None:
+        self._from_s, self._to_s, self._ranks = options.from_s, options.to_s, set(options.ranks(nodes))
         self.known_s = -1.0
         self._segment = segment
         self.close = segment.close
 
     def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
         if end_s > start_s:  # an optimizer step with a given gradient takes no virtual time
-            others = (ComputationKind.EVALUATE, ComputationKind.ENCODE)
-            self._append(rank, (kind if kind in others else ComputationKind.TRAIN).value, start_s, end_s)
+            named = (ComputationKind.EVALUATE, ComputationKind.ENCODE)
+            self._append(rank, (kind if kind in named else ComputationKind.TRAIN).value, start_s, end_s)
 
     def sent(self, rank: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         """Record a message, or the part of it that left before it was cancelled, on a node's uplink."""
         self._append(rank, "send", start_s, end_s, to=to, bytes=nbytes)
 
-    def _append(self, rank: int, kind: str, start_s: float, end_s: float, **more: Any) -> None:
+    def _append(self, rank: int, kind: str, start_s: float, end_s: float, **columns: Any) -> None:
         if rank in self._ranks and start_s < self._to_s and end_s > self._from_s and end_s >= self.known_s:
-            self._segment.append({"node": rank, "kind": kind, "start_s": start_s, "end_s": end_s, **more})
+            self._segment.append({"node": rank, "kind": kind, "start_s": start_s, "end_s": end_s, **columns})
 
 
 def timeline_log(experiment: Experiment, folder: RunFolder, rank: int = 0) -> TimelineLog | None:
     """The experiment's timeline log, or None if it has none. ``rank`` tells processes' files apart."""
-    asked = experiment.evaluation.timeline
-    return None if asked is None else TimelineLog(asked, experiment.nodes, folder.segment("timeline", rank))
+    if (options := experiment.evaluation.timeline) is None:
+        return None
+    return TimelineLog(options, experiment.nodes, folder.segment("timeline", rank))

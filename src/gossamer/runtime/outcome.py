@@ -18,8 +18,8 @@ from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 
-_MAX_NAMED = 16  # the most ranks named for one wait
-_MAX_CLAUSES = 5  # the most waits described
+_MAX_NAMED = 16  # ranks named for one wait
+_MAX_CLAUSES = 5  # waits described
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Outcome:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Runs an experiment. The constructor loads and checks everything, so that bad input is found early."""
+    """Runs an experiment. The constructor loads and checks everything, so that it rejects bad input early."""
 
     description: dict[str, Any]
     """See ``Setup.description``."""
@@ -60,7 +60,7 @@ class Engine(Protocol):
 
 @contextmanager
 def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM end the run in order, with its results; a second signal interrupts at once."""
+    """Make Ctrl-C and SIGTERM end the run gracefully, with its results; a second signal interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -85,9 +85,9 @@ def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) -> str:
     """Describe in one line what ranks wait for, and which protocols have returned (rank -> rounds)."""
     alike: dict[str, list[str]] = {}  # text -> the ranks that it describes
-    for rank, each in sorted(waits.items()):
-        if each:
-            alike.setdefault(f"for {'; '.join(each)}", []).append(str(rank))
+    for rank, messages in sorted(waits.items()):
+        if messages:
+            alike.setdefault(f"for {'; '.join(messages)}", []).append(str(rank))
     if not alike:
         alike["for something that is not a message"] = []
     for rank, count in sorted(returned.items()):

@@ -23,7 +23,7 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-MAX_PENDING = 16  # most evaluations that wait for the slowest node, with the others' snapshots
+MAX_PENDING = 16  # evaluations that wait for the slowest node, with the others' snapshots
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
 
 Moment = int | tuple[str, int] | str
@@ -68,13 +68,13 @@ def is_due(setup: Setup, rounds: int) -> bool:
 
 
 def extrapolated(rounds: Collection[int], nodes: int) -> int:
-    """The rounds completed by all nodes, if those that are gone count like the mean of the others, which have
-    completed ``rounds``."""
+    """The rounds completed by all nodes. Nodes that are gone count as the mean of the others, which have completed
+    ``rounds``."""
     return sum(rounds) * nodes // len(rounds)
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
-    """Whether all present nodes are recorded once more when a run ends in order. They are if the run ended by
+    """Whether all present nodes are recorded once more when a run ends without failure. They are if the run ended by
     time, bytes, target or divergence, if protocols returned before all evaluated nodes had completed their
     rounds, or if nodes are evaluated by time only. ``rounds`` are the completed rounds of each present node."""
     if reason not in ("rounds", "time", "bytes", "target", "diverged"):
@@ -117,10 +117,10 @@ class Usage:
         passed_s, before = time_s - self._time_s, self._busy
         self._time_s, self._busy = time_s, busy
 
-        def share(now_s: float | None, by_then_s: float | None) -> float | None:
-            if now_s is None or by_then_s is None or passed_s <= 0:
+        def share(now_s: float | None, before_s: float | None) -> float | None:
+            if now_s is None or before_s is None or passed_s <= 0:
                 return None
-            return min(max((now_s - by_then_s) / passed_s, 0.0), 1.0)
+            return min(max((now_s - before_s) / passed_s, 0.0), 1.0)
 
         return {
             "idle_share": share(passed_s - (busy.computing_s - before.computing_s), 0.0),
@@ -170,12 +170,12 @@ def node_row(
 
 class Barrier(Generic[T]):
     """Gathers a value from every node in ``ranks`` for each evaluation point, while nodes leave and return. A
-    node reports its evaluation points in ascending order. The oldest of more than ``most`` open points is
-    abandoned."""
+    node reports its evaluation points in ascending order. If more than ``max_open`` points are
+    open, the oldest is abandoned."""
 
-    def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
-        self._ranks, self._most = frozenset(ranks), most
-        self._there = set(self._ranks)
+    def __init__(self, ranks: Iterable[int], max_open: int | None = None) -> None:
+        self._ranks, self._max_open = frozenset(ranks), max_open
+        self._present = set(self._ranks)
         self._first: dict[int, tuple[int, int]] = {}  # round and tick from which a returned node reports
         self._missing: dict[Moment, set[int]] = {}
         self._values: dict[Moment, dict[int, T]] = {}
@@ -183,12 +183,12 @@ class Barrier(Generic[T]):
 
     def take(self, moment: Moment, rank: int, value: T) -> dict[int, T] | None:
         """Take a node's value. With the last value, returns all values of the evaluation point by rank."""
-        if rank not in self._there or moment in self._closed or not self._reports(rank, moment):
+        if rank not in self._present or moment in self._closed or not self._reports(rank, moment):
             return None
         if moment not in self._missing:
-            self._missing[moment] = {each for each in self._there if self._reports(each, moment)}
+            self._missing[moment] = {other for other in self._present if self._reports(other, moment)}
             self._values[moment] = {}
-            if self._most is not None and len(self._missing) > self._most:
+            if self._max_open is not None and len(self._missing) > self._max_open:
                 self.skip(next(iter(self._missing)))
         self._values[moment][rank] = value
         self._missing[moment].discard(rank)
@@ -207,7 +207,7 @@ class Barrier(Generic[T]):
     def without(self, rank: int, *, keep: bool) -> list[tuple[Moment, dict[int, T]]]:
         """Stop waiting for a node that is gone. Returns the evaluation points that waited only for it. With
         ``keep``, its values still count at points where others are missing."""
-        self._there.discard(rank)
+        self._present.discard(rank)
         self._first.pop(rank, None)
         complete: list[tuple[Moment, dict[int, T]]] = []
         for moment in list(self._missing):
@@ -222,7 +222,7 @@ class Barrier(Generic[T]):
         """A node takes part (again), and reports from this round and this tick on."""
         if rank not in self._ranks:
             return
-        self._there.add(rank)
+        self._present.add(rank)
         self._first[rank] = round, tick
         for moment, missing in self._missing.items():
             if self._reports(rank, moment):
@@ -256,9 +256,9 @@ class TargetWatch(Barrier[float | None]):
         """Take a row. Returns whether it completes an evaluation that meets the target."""
         if self._target is None:
             return False
-        rank, value = row["node"], row.get(self._target.metric)
-        values = {rank: value} if rank == NETWORK else self.take(moment, rank, value)
-        known = [float(each) for each in (values or {}).values() if each is not None]
+        rank, reported = row["node"], row.get(self._target.metric)
+        values = {rank: reported} if rank == NETWORK else self.take(moment, rank, reported)
+        known = [float(value) for value in (values or {}).values() if value is not None]
         if not known:
             return False
         mean = math.fsum(known) / len(known)
@@ -301,8 +301,8 @@ class RunRecord:
         reporters = trained if self._metric == "train_loss" else setup.evaluated
         self._target = TargetWatch(target, reporters)
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MAX_PENDING)
-        self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
-        self._view_rounds = 0  # those of the last graph of views
+        self._graph, self._rounds = setup.topology.graph(0), 0  # the last graph on record, and its round
+        self._view_rounds = 0  # the round of the last graph of views
         self.reached = False
         # In a replayed run: what is on record, as (node, time, moment), and the target's metric by node and time.
         self._on_record: set[tuple[int, float, str]] = set()
@@ -316,11 +316,11 @@ class RunRecord:
         self._rounds = self._view_rounds = max(checkpoint.rounds.values())
         self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
         evaluated = {rank: r for rank, r in checkpoint.rounds.items() if rank in self._setup.outcome_ranks}
-        least = min(evaluated.values(), default=0)  # (all evaluated nodes may be lost)
+        earliest = min(evaluated.values(), default=0)  # all evaluated nodes may be lost
         for rank, last in evaluated.items():
-            if last == least:
+            if last == earliest:
                 continue
-            for moment in (r for r in range(least + 1, last) if is_due(self._setup, r)):
+            for moment in (r for r in range(earliest + 1, last) if is_due(self._setup, r)):
                 self._snapshots.skip(moment)  # the node's model of that round was not kept
             if is_due(self._setup, last):
                 for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
@@ -344,7 +344,7 @@ class RunRecord:
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models, by round, at evaluation points that other nodes have not reached yet."""
         snapshots = self._snapshots.of(rank).items()
-        return {moment: each.model for moment, each in snapshots if isinstance(moment, int)}
+        return {moment: snapshot.model for moment, snapshot in snapshots if isinstance(moment, int)}
 
     def graph(self, rounds: int) -> None:
         """A node is recorded after this many rounds: write the graph of the last round if it has changed."""
@@ -413,8 +413,9 @@ class RunRecord:
         self._append(moment, row)
         if None not in views and row["round"] > self._view_rounds:
             self._view_rounds = row["round"]
-            seen = zip(snapshots, views, strict=True)
-            self._append_graph(row["round"], ((rank, other) for rank, view in seen for other in view))
+            views_by_rank = zip(snapshots, views, strict=True)
+            edges = ((rank, other) for rank, view in views_by_rank for other in view)
+            self._append_graph(row["round"], edges)
 
     def _append_graph(self, rounds: int, edges: Iterable[tuple[int, int]]) -> None:
         if rounds > self._graphs_on_record:

@@ -1,4 +1,4 @@
-"""Prepares an experiment for an engine: data, partition, topology, initial models. Finds all bad input."""
+"""Prepares an experiment for an engine: data, partition, topology, initial models. Rejects all bad input."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from gossamer.topology import TopologySchedule
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts. BadInput names the field
-    that can't be used."""
+    """Load, partition and check everything that a run needs, before any work starts. Raises BadInput, which
+    names the field that can't be used."""
     check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
@@ -65,13 +65,13 @@ def prepare(experiment: Experiment) -> Setup:
     topology.check()
     other_task = partial(load_task, data_root=experiment.data_root, seed=seed)
     first_graph = partial(_first_graph, topology)
-    task, parts, reached = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
-    if (left := [len(part) for part in parts]) != samples:
-        topology = TopologySchedule(experiment.topology, nodes, seed, samples=left)
+    task, parts, poisoned_ranks = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
+    if (remaining := [len(part) for part in parts]) != samples:
+        topology = TopologySchedule(experiment.topology, nodes, seed, samples=remaining)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
-        able = _able("tolerates_sampling")
-        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {able}")
+        named = _algorithms_with("tolerates_sampling")
+        raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
@@ -97,14 +97,14 @@ def prepare(experiment: Experiment) -> Setup:
         message_limit=_message_limit(experiment, layout),
         trainer=trainer,
         not_fused=not_fused,
-        poisoned=reached,
+        poisoned=poisoned_ranks,
         warm_start=warm_start,
     )
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with ``initial.from`` resolved to a file and its checksum. BadInput for a path without a
-    model, and for a file whose checksum differs from the given one."""
+    """The experiment with ``initial.from`` resolved to a file and its checksum. Raises BadInput for a path without
+    a model, and for a file whose checksum differs from the given one."""
     start = experiment.initial
     if not isinstance(start, WarmStart):
         return experiment
@@ -123,13 +123,13 @@ def resolved(experiment: Experiment) -> Experiment:
 
 
 def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
-    """The model, from another run or a file, with which all nodes start; None if there is none."""
+    """The model from another run or a file with which all nodes start, if any."""
     start = resolved(experiment).initial
     if not isinstance(start, WarmStart):
         return None
-    found, source = files.read_tensors(start.path), f"initial.from: {start.path}"
-    if found.keys() <= {"parameters", "buffers"}:  # the file is from a run
-        model = model_of(found, start.rank, "initial.rank")
+    tensors, source = files.read_tensors(start.path), f"initial.from: {start.path}"
+    if tensors.keys() <= {"parameters", "buffers"}:  # the file is from a run
+        model = model_of(tensors, start.rank, "initial.rank")
         if not all(part.isfinite().all() for part in model):
             raise BadInput(f"{source} has values that are not finite; accepted: another run, or another rank")
         if [len(part) for part in model] != [layout.size, layout.buffer_size]:
@@ -144,10 +144,10 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
     fields = [(field, model.parameters) for field in layout.parameters]
     fields += [(field, model.buffers) for field in layout.buffers]
     names = [field.name for field, _ in fields]
-    if not {field.name for field in layout.parameters} <= found.keys() <= set(names):
-        raise BadInput(f"{source} has {listed(found)}; accepted: the names of task.model, {listed(names)}")
+    if not {field.name for field in layout.parameters} <= tensors.keys() <= set(names):
+        raise BadInput(f"{source} has {listed(tensors)}; accepted: the names of task.model, {listed(names)}")
     for field, vector in fields:
-        if (tensor := found.get(field.name)) is not None:
+        if (tensor := tensors.get(field.name)) is not None:
             if tensor.shape != field.shape:
                 wanted = f"accepted: {list(field.shape)}, as in task.model"
                 raise BadInput(f"{source}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
@@ -160,7 +160,7 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
 
 
 def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
-    """The trainer's name, and why "auto" is not "fused". They are the same in all processes of a run."""
+    """The trainer's name, and why "auto" is not "fused"; the same in all processes of a run."""
     engine, batch = experiment.engine, experiment.batch_size
     size = task.samples // experiment.nodes if batch == "full" else batch
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
@@ -212,7 +212,7 @@ def _check_network(experiment: Experiment, network: Network) -> None:
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse absences that the algorithm, or the policy for dead peers, can't handle."""
     algorithm, name = experiment.algorithm, experiment.algorithm.name_of()
-    if not _absences(experiment, faults):
+    if not _may_be_absent(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if algorithm.needs_every_message:
@@ -223,13 +223,13 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
 
-def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
+def _may_be_absent(experiment: Experiment, faults: FaultSchedule) -> bool:
     """Whether nodes may be absent."""
     restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
     return bool(faults.affected) or restarts
 
 
-def _able(attribute: str) -> str:
+def _algorithms_with(attribute: str) -> str:
     """The names of the algorithms with a true attribute."""
     return listed(sorted(n for n, kind in names("algorithm").items() if getattr(kind, attribute, False)))
 
@@ -241,7 +241,7 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         return
     if not algorithm.mixes_models:
         raise BadInput(
-            f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_able('mixes_models')}"
+            f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_algorithms_with('mixes_models')}"
         )
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
@@ -273,7 +273,7 @@ def _check_codec(
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     loses = {
         "a network or faults that lose messages": network.loses(experiment.nodes, experiment.seed),
-        "nodes that are away": _absences(experiment, faults),
+        "nodes that are away": _may_be_absent(experiment, faults),
         "gather.timeout_s, after which messages are dropped": experiment.gather.timeout_s is not None,
         f"{name}, which cancels messages": algorithm.takes_back(),
     }
@@ -286,15 +286,17 @@ def _check_codec(
         elif differences and (instead := part.contracts_only_with(layout, count)) is not None:
             refused = f"whose error can exceed the difference itself; accepted: {instead}"
         elif part.only_differences and not differences:
-            refused = f"which encodes only differences of models; accepted: {_able('sends_differences')}"
+            refused = (
+                f"which encodes only differences of models; accepted: {_algorithms_with('sends_differences')}"
+            )
         elif part.needs_static_graph and not topology.static:
             refused = "with a topology that changes; accepted: a static one"
         elif part.needs_every_message and any(loses.values()):
-            found = listed(text for text, lost in loses.items() if lost)
-            refused = f"which needs every message, with {found}; accepted: none of these"
+            causes = listed(text for text, lost in loses.items() if lost)
+            refused = f"which needs every message, with {causes}; accepted: none of these"
         if refused is not None:
             raise BadInput(f"{named}, {refused}")
-        count = count_of(getattr(part, "fraction", 1.0), count)  # that of a sparsifier
+        count = count_of(getattr(part, "fraction", 1.0), count)  # sparsifiers have a fraction
 
 
 def _check_secure_aggregation(
@@ -304,7 +306,7 @@ def _check_secure_aggregation(
     algorithm, codec, aggregator = experiment.algorithm, experiment.codec, experiment.aggregator
     ranks = range(experiment.nodes)
     if not algorithm.sums_suffice:
-        refused = f"{algorithm.name_of()} needs more than sums; accepted: {_able('sums_suffice')}"
+        refused = f"{algorithm.name_of()} needs more than sums; accepted: {_algorithms_with('sums_suffice')}"
     elif type(aggregator) is not Mean:
         refused = f"aggregator {aggregator.name_of()} needs single models; accepted: mean"
     elif codec is not None and not (codec.sparse and codec.common_support):
@@ -330,7 +332,7 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
     if (secure := experiment.secure_aggregation) is None:
         return limit
     words = secure.ring_bits // 8 * (layout.size + layout.buffer_size)
-    return max(limit, words + 65536 + 256 * experiment.nodes)  # the last are rosters of all senders
+    return max(limit, words + 65536 + 256 * experiment.nodes)  # room for the roster of all senders
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

@@ -134,7 +134,7 @@ def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, 
 
         def say(self, text: str) -> None:
             super().say(text)
-            if "1 worker with 3 slots has joined; awaited: 2 or more, for 4 nodes." in text:
+            if "1 worker with 3 slots has joined; needed: 2 or more, for 4 nodes." in text:
                 fleet.start(listen.address, slots=1)
 
     fleet.start(listen.address, slots=3)

@@ -195,7 +195,7 @@ def test_a_spinner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.after(1.0, Order.TIMER, 0, lambda: None)
     clock.advance()  # time has passed, so the count starts again
     spin(90)
-    with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: node 4 ") as failure:
+    with pytest.raises(RunFailed, match=r"is stuck at 3\.0+ s: node 4 ") as failure:
         spin(20)
     assert failure.value.node == 4
 
@@ -226,7 +226,7 @@ def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPa
         clock.after(1.0, Order.TIMER, 0, lambda: None)
         clock.advance()
         assert clock.now() == second + 1
-    with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: .*without letting time pass"):
+    with pytest.raises(RunFailed, match=r"is stuck at 3\.0+ s: .*without letting time pass"):
         for _ in range(101):
             clock.count_turn()
 

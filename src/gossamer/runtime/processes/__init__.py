@@ -5,7 +5,7 @@
     launcher       prepares and coordinates a run in the user's process
     coordinator/   decides (lifecycle), records the run, assembles checkpoints, and manages the workers
     fork_server    starts the worker of a run on one machine
-    worker/        forks the nodes of one machine; on other machines, it joins with a token
+    worker/        forks the nodes of one machine; a worker on another machine joins with a token
     node_process/  the process of one node: its clock, its computations, its checkpoints
     transport/     messages between nodes
 
@@ -13,5 +13,5 @@
     channel        carries them, in a session that outlives its connections
     security       authentication of nodes, and of workers that join a run
     system         CPU slots, open files, and how processes end
-    executors      Ray and others, which start workers
+    executors      start workers with Ray and others
 """

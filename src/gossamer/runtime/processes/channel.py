@@ -22,7 +22,7 @@ from gossamer.errors import BadInput
 from gossamer.runtime.processes.protocol import Acknowledge, ProtocolMessage
 
 LARGEST = (1 << 32) - 1
-"""Most bytes in a message, which may contain a file. Memory is taken only as bytes arrive."""
+"""Most bytes in a message, which may contain a file. Memory is allocated only as bytes arrive."""
 LARGEST_STRANGER = 4096
 """Most bytes in a message from an end that has not proved that it knows the token."""
 _LENGTH = struct.Struct("<I")
@@ -129,9 +129,9 @@ class SelectorChannel(Generic[M]):
     """One end of a connection, for a process that waits on a selector and must not block. Messages wait here
     until the other end reads them.
 
-    It is registered with ``selector`` while it is open; the data of a key is a function to call with the
-    events. ``handle`` is called with each message, and raises :class:`ChannelError` for one that is invalid.
-    ``gone`` is called with None when the other end is gone, or with the error after an invalid message."""
+    While it is open, it is registered with ``selector``; the data of a key is a function to call with the
+    events. ``handle`` is called with each message, and raises :class:`ChannelError` if it is invalid. ``gone``
+    is called with None when the other end is gone, or with the error after an invalid message."""
 
     def __init__(
         self,
@@ -184,16 +184,16 @@ class SelectorChannel(Generic[M]):
             return
         except OSError:
             data = b""
-        why = None
+        problem = None
         try:
             for message in self._unpacker.feed(data):
                 if self._open:
                     self._handle(message)
         except ChannelError as error:
-            why = str(error)
-        if not data or why is not None:
+            problem = str(error)
+        if not data or problem is not None:
             self.close()
-            self._gone(why)
+            self._gone(problem)
 
     def release(self) -> socket.socket:
         self._open = False
@@ -242,7 +242,7 @@ class Session(Generic[M]):
 
     @property
     def settled(self) -> bool:
-        """Whether everything has arrived, or there is no connection."""
+        """Whether all messages have arrived, or there is no connection."""
         return self.channel is None or not self._kept
 
     def _acknowledge(self, count: int) -> None:
@@ -262,9 +262,9 @@ class Session(Generic[M]):
         if self.channel is not None:
             self.channel.send(Acknowledge(self.received))
 
-    def _lose(self, why: str | None) -> None:
+    def _lose(self, error: str | None) -> None:
         self.channel = None
-        self._gone(why)
+        self._gone(error)
 
     def close(self) -> None:
         if self.channel is not None:
@@ -285,7 +285,7 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address is in brackets. BadInput for anything else, naming
+    """Host and port of "host:port"; an IPv6 address is in brackets. Raises BadInput for anything else, naming
     ``option``."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")

@@ -18,14 +18,14 @@ from gossamer.errors import BadInput, cause
 from gossamer.runtime.processes.fork_server import Listen
 
 _WAIT_S = 5.0
-"""Seconds for which a worker tries to reach a coordinator, which listened before: afterwards its run has ended."""
+"""Seconds for which a worker tries to reach a coordinator, which already listens; later, its run has ended."""
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
     """The executor's task: run a worker in its own process until its run is over. Returns the exit code."""
-    path = os.pathsep.join(each for each in sys.path if each)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     options = ["--slots", str(slots), "--wait", str(_WAIT_S), "--quiet"]
     command = [sys.executable, "-m", "gossamer", "worker", address, *options]
     environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}
@@ -33,28 +33,28 @@ def worker_main(address: str, token: str, slots: int) -> int:
 
 
 def executor_of(name: str) -> Executor:
-    """The executor of a name: "ray", or "module:factory" for what the factory returns. BadInput for any other
-    name, and for a factory that fails."""
+    """The executor of a name: "ray", or "module:factory" for the factory's executor. Raises BadInput for any
+    other name, and if the factory fails."""
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
-    # Executors look for modules and their own programs, so set both paths as an activated environment does.
+    # Executors look up modules and their own programs, so set both paths as an activated environment does.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        executor = getattr(importlib.import_module(module), attribute)()
     except Exception as error:
         raise BadInput(f"--workers {name}: {cause(error)}; accepted: ray, or module:factory") from error
-    if not isinstance(made, Executor):
-        found = type(made).__name__
-        raise BadInput(f"--workers {name}: returns {found}; accepted: a concurrent.futures.Executor")
-    return made
+    if not isinstance(executor, Executor):
+        kind = type(executor).__name__
+        raise BadInput(f"--workers {name}: returns {kind}; accepted: a concurrent.futures.Executor")
+    return executor
 
 
 class RayExecutor(Executor):
     """Runs tasks on Ray, with one core each: on the cluster that RAY_ADDRESS names, or on a local one that
-    ends with this executor. BadInput if Ray is not installed."""
+    ends with this executor. Raises BadInput if Ray is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -63,8 +63,8 @@ class RayExecutor(Executor):
             raise BadInput(
                 "--workers ray: Ray is not installed; accepted: pip install gossamer[ray]"
             ) from None
-        self._own = not self._ray.is_initialized()
-        if self._own:
+        self._owns_ray = not self._ray.is_initialized()
+        if self._owns_ray:
             self._ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -76,7 +76,7 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if self._own:
+        if self._owns_ray:
             self._ray.shutdown()
 
 
@@ -85,22 +85,22 @@ def started_workers(
     listen: Listen, address: str, slots: int, ended: Callable[[str], object]
 ) -> Iterator[None]:
     """Start the workers with an executor, each with ``slots`` slots. They join at ``address`` and end with
-    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the cause of a worker's
-    end."""
+    the run. Raises as :func:`executor_of`. ``ended`` is called, from any thread, with the reason why a worker
+    ended."""
     assert listen.executor is not None
     name, executor = listen.executor, executor_of(listen.executor)
     futures = []
 
-    def tell(number: int, done: Future[int]) -> None:
-        if not done.cancelled():
-            error = done.exception()
-            how = f"exit code {done.result()}" if error is None else cause(error)
+    def report(number: int, future: Future[int]) -> None:
+        if not future.cancelled():
+            error = future.exception()
+            how = f"exit code {future.result()}" if error is None else cause(error)
             ended(f"worker {number} of {name} ended before the run started: {how}")
 
     try:
         for number in range(1, listen.min_workers + 1):
             future = executor.submit(worker_main, address, listen.token, slots)
-            future.add_done_callback(partial(tell, number))
+            future.add_done_callback(partial(report, number))
             futures.append(future)
         yield
     finally:

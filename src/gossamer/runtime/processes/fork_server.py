@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gossamer.runtime.processes.system import describe_exit
 
 KILL_S = 10.0
-"""Seconds that the fork server has to end in order."""
+"""Seconds that the fork server has to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,15 @@ class Listen:
 
 
 class ForkServer:
-    """The process from which the nodes of one run are forked, and our ``end`` of the socket to it. It dies
-    with this process."""
+    """The process from which the nodes of one run are forked, and this process's ``end`` of the socket to it. The
+    fork server dies with this process."""
 
     def __init__(self) -> None:
         self.end, theirs = socket.socketpair()
         self._runs = self._closed = False
+        arguments = str(theirs.fileno()), str(os.getpid())
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gossamer.runtime.processes.worker",
-                str(theirs.fileno()),
-                str(os.getpid()),
-            ],
+            [sys.executable, "-m", "gossamer.runtime.processes.worker", *arguments],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # only this process handles Ctrl-C at the terminal
@@ -57,7 +52,7 @@ class ForkServer:
         theirs.close()
 
     def begin(self) -> socket.socket:
-        """Begin a run. Returns our end of the socket."""
+        """Begin a run. Returns this process's end of the socket."""
         self._runs = True
         return self.end
 

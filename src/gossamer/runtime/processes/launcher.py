@@ -25,7 +25,7 @@ from gossamer.runtime.setup import prepare
 
 
 class ProcessesEngine:
-    """One operating-system process per node, over TCP. The constructor finds bad input.
+    """One operating-system process per node, over TCP. The constructor rejects bad input.
 
     Args:
         experiment: the experiment to run.
@@ -39,11 +39,11 @@ class ProcessesEngine:
         assert isinstance(experiment.engine, Processes)
         self._listen = listen
         with ExitStack() as stack:
-            self._place: ForkServer | WorkerListener
+            self._server: ForkServer | WorkerListener
             if listen is None:
-                self._place = stack.enter_context(server or ForkServer())
+                self._server = stack.enter_context(server or ForkServer())
             else:
-                self._place = stack.enter_context(WorkerListener(listen.address, listen.token))
+                self._server = stack.enter_context(WorkerListener(listen.address, listen.token))
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
             if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes.append(
@@ -51,8 +51,8 @@ class ProcessesEngine:
                     " with engine.pace=true, at least that of the compute profile"
                 )
             self._setup = prepare(experiment)
-            if isinstance(self._place, ForkServer):
-                _check(self._place, experiment)
+            if isinstance(self._server, ForkServer):
+                _check(self._server, experiment)
             self._resources = stack.pop_all()
         self.description = self._setup.description()
 
@@ -61,14 +61,14 @@ class ProcessesEngine:
         observer.start(self.description)
         for text in [*self._setup.notes(), *self._notes]:
             observer.say(text)
-        listen, place = self._listen, self._place
-        least = 1 if listen is None else listen.min_workers
+        listen, server = self._listen, self._server
+        min_workers = 1 if listen is None else listen.min_workers
         with _one_thread(), ExitStack() as stack:
-            coordinator = Coordinator(self._setup, folder, observer, checkpoint, place, least, stack)
+            coordinator = Coordinator(self._setup, folder, observer, checkpoint, server, min_workers, stack)
             stack.enter_context(ending_signals(coordinator.stop))
-            if listen is not None and listen.executor is not None and isinstance(place, WorkerListener):
-                slots = -(-self._setup.experiment.nodes // least)
-                workers = started_workers(listen, place.address, slots, coordinator.fail_to_start)
+            if listen is not None and listen.executor is not None and isinstance(server, WorkerListener):
+                slots = -(-self._setup.experiment.nodes // min_workers)
+                workers = started_workers(listen, server.address, slots, coordinator.fail_to_start)
                 stack.enter_context(workers)
             return coordinator.run()
 

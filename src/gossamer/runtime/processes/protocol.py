@@ -43,7 +43,7 @@ class Progress(ProtocolMessage):
 
 
 class Row(ProtocolMessage):
-    """The node was recorded."""
+    """The node has been recorded."""
 
     moment: Moment
     row: dict[str, Any]
@@ -73,7 +73,7 @@ class Marked(ProtocolMessage):
 
 
 class Saved(ProtocolMessage):
-    """The node's file of checkpoint ``number`` (None: its restart file) is written, or can't be
+    """The node's file of checkpoint ``number`` (None: its restart file) is written, or can't be written
     (``error``)."""
 
     number: int | None
@@ -110,7 +110,7 @@ class Unreachable(ProtocolMessage):
 
 
 class Failed(ProtocolMessage):
-    """The node failed (the arguments of RunFailed)."""
+    """The node failed, with the arguments of RunFailed."""
 
     text: str
     round: int | None
@@ -195,7 +195,7 @@ class Expect(ProtocolMessage):
 
 
 class Note(ProtocolMessage):
-    """A short command. "leave": leave the run in order. "snapshot": others have taken their snapshots for
+    """A short command. "leave": leave the run after the round. "snapshot": others have taken their snapshots for
     this checkpoint (sent to a node whose rounds are over). "settled": this checkpoint and all earlier ones
     are complete or abandoned. "read": a row with a model has been read."""
 
@@ -220,7 +220,7 @@ class Fork(ProtocolMessage):
     incarnation: int  # number of earlier starts
     crashes: Sequence[int]  # the rounds after which it kills itself
     key: bytes | None = None  # its private key and certificate (PEM), if nodes use TLS
-    files: dict[str, bytes] = {}  # from which it resumes, by path in the run's folder
+    files: dict[str, bytes] = {}  # those from which it resumes, by path in the run's folder
 
 
 class Tell(ProtocolMessage):
@@ -238,7 +238,7 @@ class Signal(ProtocolMessage):
 
 
 class Check(ProtocolMessage):
-    """The first message to a fork server: can it read this experiment (YAML) and import all that it names?"""
+    """The first message to a fork server: check that it can read this experiment (YAML) and import what it names."""
 
     experiment: str
 
@@ -270,7 +270,7 @@ ToWorker = ToPool | Job | Acknowledge | Finish
 
 
 class Exited(ProtocolMessage):
-    """A node's process has ended, and all of its messages have arrived before; or it can't be started."""
+    """A node's process has ended, after all of its messages, or can't be started."""
 
     how: str
 
@@ -279,7 +279,7 @@ FromProcess = FromNode | Exited
 
 
 class NodeReport(ProtocolMessage):
-    """A message from a node, or about its process; from another machine, with the files that it refers to."""
+    """A message from a node or about its process; from another machine, with the files to which it refers."""
 
     rank: int
     incarnation: int
@@ -288,7 +288,7 @@ class NodeReport(ProtocolMessage):
 
 
 class Prepared(ProtocolMessage):
-    """The worker has prepared its :class:`Job`, or has found nothing wrong (:class:`Check`)."""
+    """The worker has prepared its :class:`Job`, or found no problem (:class:`Check`)."""
 
 
 class Refused(ProtocolMessage):

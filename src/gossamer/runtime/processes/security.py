@@ -1,11 +1,11 @@
 """Authentication of nodes to each other, and of workers that join a run.
 
 **Workers and the coordinator** both know the token of the run, and neither sends it. The worker connects over
-TLS 1.3, where the coordinator presents a certificate made for this run. Then both prove that they know the
-token, by an HMAC (SHA-256) over the certificate as each of them sees it and a nonce of the worker (``Join``,
-``Welcome``). A man in the middle would have to present another certificate, for which the proofs are invalid.
-An impostor coordinator receives one proof, against which it can test guesses of the token offline. So a token
-has at least 16 characters, and a generated one has 128 bits.
+TLS 1.3, where the coordinator presents a certificate tls_context for this run. Then both prove that they know the
+token, by an HMAC (SHA-256) over the certificate that each of them sees and a nonce of the worker
+(``JoinRequest``, ``Welcome``). A man in the middle would have to present another certificate, for which the
+proofs are invalid. An impostor coordinator receives one proof, against which it can test guesses of the token
+offline. So a token has at least 16 characters, and a generated one has 128 bits.
 
 **Nodes** use mutual TLS 1.3 with an Ed25519 key and a self-signed certificate for each rank, which the
 coordinator issues. Workers get the keys of their own nodes and the certificates of all. TLS trusts exactly
@@ -39,7 +39,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """Returns the token; BadInput if it is too short."""
+    """Return the token. Raises BadInput if it is too short."""
     if len(token) < MIN_CHARACTERS:
         raise BadInput(f"token: {len(token)} characters; accepted: at least {MIN_CHARACTERS}, hard to guess")
     return token
@@ -81,7 +81,7 @@ def issue() -> TLSIdentity:
 
 
 class Security:
-    """The key of a node (:attr:`TLSIdentity.pem`), and the certificates (DER) of every rank."""
+    """A node's key (:attr:`TLSIdentity.pem`), and the certificates of all ranks (DER)."""
 
     def __init__(self, pem: bytes, certificates: Sequence[bytes]) -> None:
         self._pem, self._certificates = pem, certificates
@@ -118,22 +118,22 @@ class Security:
 
 
 def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:
-    """A TLS 1.3 context without resumption. ``pem`` has the own key and certificate; None is for a client
-    without one. ``trusted`` has the trusted certificates (DER). If it is empty, no certificate is requested,
-    and any server is trusted: the caller must check it."""
-    made = ssl.SSLContext(protocol)
-    made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # the certificate itself is expected, not a name in it
-    made.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    """A TLS 1.3 context without resumption. ``pem`` holds this end's key and certificate; None is for a
+    client without them. ``trusted`` holds the trusted certificates (DER). If it is empty, no certificate is
+    requested, and any server is trusted: the caller must check it."""
+    tls_context = ssl.SSLContext(protocol)
+    tls_context.minimum_version = tls_context.maximum_version = ssl.TLSVersion.TLSv1_3
+    tls_context.check_hostname = False  # the certificate itself is expected, not a name in it
+    tls_context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        made.num_tickets = 0
+        tls_context.num_tickets = 0
     if pem is not None:
         with tempfile.NamedTemporaryFile() as file:  # private; the module ssl reads keys only from files
             file.write(pem)
             file.flush()
-            made.load_cert_chain(file.name)
-    made.verify_mode = ssl.CERT_REQUIRED if trusted else ssl.CERT_NONE
-    made.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+            tls_context.load_cert_chain(file.name)
+    tls_context.verify_mode = ssl.CERT_REQUIRED if trusted else ssl.CERT_NONE
+    tls_context.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
     if trusted:
-        made.load_verify_locations(cadata=b"".join(trusted))
-    return made
+        tls_context.load_verify_locations(cadata=b"".join(trusted))
+    return tls_context

@@ -1,6 +1,6 @@
 """Processes and the system: ending together, limits on open files, and CPU slots.
 
-It imports nothing large, so that the process that starts the others is fast.
+This module imports nothing large, so that the process that starts the others starts fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gossamer.errors import BadInput
 SPARE_DESCRIPTORS = 64
 """Open files that are neither channels nor connections."""
 WAIT_S = 1.0
-"""Seconds after which a process that waits for a CPU slot checks for itself whether one is free."""
+"""Seconds after which a process that waits for a CPU slot checks by itself whether one is free."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,8 +47,8 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def raise_descriptor_limit(nodes: int) -> None:
-    """Let this process and its children open as many files as the system allows; BadInput if that is too few
-    for connections in both directions between a node and all others."""
+    """Let this process and its children open as many files as the system allows. Raises BadInput if that is too
+    few for connections in both directions between a node and all others."""
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -89,7 +89,7 @@ class CpuSlots:
             yield
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
-            with suppress(OSError):  # a full buffer wakes the waiting processes anyway
+            with suppress(OSError):  # if the buffer is full, the waiting processes wake anyway
                 os.write(self._ends[1], b"!")
 
     def _lock_one(self) -> int | None:

@@ -49,7 +49,7 @@ class SimCheckpoints:
     ) -> None:
         experiment = context.setup.experiment
         self._context, self._recorder, self._nodes, self._replay = context, recorder, nodes, replay
-        self._asked, self._gathers = experiment.checkpoint, experiment.algorithm.gathers
+        self._options, self._gathers = experiment.checkpoint, experiment.algorithm.gathers
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
         context.links.flights = self
         self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
@@ -58,7 +58,7 @@ class SimCheckpoints:
         self._in_flight: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
         self._newest: dict[int, _RoundEnd] = {}
         self._open: dict[int, dict[int, _RoundEnd]] = {}  # incomplete checkpoints, by number and rank
-        before = 0 if replay is None else replay.checkpoint.snapshots(self._asked)
+        before = 0 if replay is None else replay.checkpoint.snapshots(self._options)
         self._made = [before] * len(nodes)  # the number of checkpoints that include each node
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -79,35 +79,34 @@ class SimCheckpoints:
     def _deliver(self, rank: int, message: Message) -> None:
         node = self._nodes[rank]
         if rank in self._over and not node.mailbox.retired and self._context.compute.is_idle(rank):
-            self._look_at(node)  # its rounds are over, but its tasks may still answer messages
+            self._snapshot(node)  # its rounds are over, but its tasks may still answer messages
         if self._replay is not None:
             message = self._replay.delivered(message, rank)
-        if (
-            self._gathers or not node.mailbox.retired
-        ):  # otherwise no task will take it, in a resumed run neither
+        # Otherwise no task will take it, not even in a resumed run.
+        if self._gathers or not node.mailbox.retired:
             for round_end in self._round_ends_before(message, rank):
                 round_end.since.append(message)
         node.deliver(message)
 
     def _round_ends_before(self, message: Message, rank: int) -> set[_RoundEnd]:
-        """The saved states of a node to which an arriving message may have been in flight: it was not sent after its
-        sender was saved."""
-        found = {self._newest[rank]} if rank in self._newest else set()
+        """The saved states of a node for which an arriving message may have been in flight: its sender
+        was not saved before it was sent."""
+        round_ends = {self._newest[rank]} if rank in self._newest else set()
         for parts in self._open.values():
             sender = parts.get(message.source)
             if rank in parts and (sender is None or message.number < sender.sent.get(rank, 0)):
-                found.add(parts[rank])
-        return found
+                round_ends.add(parts[rank])
+        return round_ends
 
     def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round, unless it computes in the background."""
         rank = node.rank
-        if self._context.compute.is_idle(rank) and self._look_at(node):
-            for number in range(self._made[rank] + 1, self._asked.due(node.round, node.node.now()) + 1):
+        if self._context.compute.is_idle(rank) and self._snapshot(node):
+            for number in range(self._made[rank] + 1, self._options.due(node.round, node.node.now()) + 1):
                 self._made[rank] = number
                 self._add(rank, number)
 
-    def _look_at(self, node: NodeRuntime) -> bool:
+    def _snapshot(self, node: NodeRuntime) -> bool:
         """Save a node's state, unless the replay has yet to restore it. Returns whether it was saved."""
         rank, context = node.rank, self._context
         traffic, unrecorded = asdict(context.links.traffic(rank)), self._recorder.unrecorded(rank)
@@ -139,7 +138,7 @@ class SimCheckpoints:
 
     def end(self) -> None:
         """Write a last checkpoint, of every node's newest round end."""
-        if self._asked.on and (self._replay is None or self._replay.over):
+        if self._options.on and (self._replay is None or self._replay.over):
             self._write(self._saved(self._newest), self._context.clock.now())
 
     def _saved(self, parts: Mapping[int, _RoundEnd]) -> list[Checkpoint]:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
-MAX_PASSES = 1_000_000  # passes through one instant after which a node counts as spinning
+MAX_PASSES = 1_000_000  # passes at one instant after which a node counts as spinning
 
 
 class Order(IntEnum):
@@ -53,16 +53,18 @@ class ClockEvent:
 class Clock:
     """The virtual clock and its events.
 
-    ``waiting`` describes what every node waits for, for the message of a deadlock. ``look`` is called at every
-    new instant.
+    ``waiting`` describes what every node waits for, for the message of a deadlock. ``new_instant`` is called
+    whenever time has advanced.
 
     Attributes:
         now_ns: nanoseconds since the start, an integer.
         pending: the number of scheduled events that could wake a node."""
 
-    def __init__(self, waiting: Callable[[], str] = str, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, waiting: Callable[[], str] = str, new_instant: Callable[[], None] = lambda: None
+    ) -> None:
         self.now_ns = self.pending = 0
-        self.waiting, self._look = waiting, look
+        self.waiting, self._new_instant = waiting, new_instant
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
@@ -108,7 +110,7 @@ class Clock:
     def advance(self) -> None:
         """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next
         instant's events. Raises Deadlock if no event is left that could wake a node, and RunFailed if time
-        stands still or was stopped."""
+        is stuck or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
         first = self._heap[0] if self._heap else None
@@ -121,7 +123,7 @@ class Clock:
             if first[0] > self.now_ns:
                 self.now_ns = first[0]
                 self._passes = self._turns = 0
-                self._look()
+                self._new_instant()
             rank = self._run_events()
         self._passes += 1
         if self._passes > MAX_PASSES:
@@ -152,8 +154,8 @@ class Clock:
         if self._turns > MAX_PASSES:
             raise self._spinning("a task keeps running without letting time pass")
 
-    def _spinning(self, how: str, rank: int | None = None) -> RunFailed:
-        return RunFailed(f"virtual time stands still at {self.now():.9f} s: {how}", node=rank)
+    def _spinning(self, reason: str, rank: int | None = None) -> RunFailed:
+        return RunFailed(f"virtual time is stuck at {self.now():.9f} s: {reason}", node=rank)
 
     def stop(self) -> None:
         """Stop time at the end of a run. Tasks may still end at this instant."""
@@ -193,7 +195,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def to_ns(seconds: float) -> int:
-    """Seconds as a whole number of nanoseconds; ValueError for a negative or infinite time."""
+    """Seconds as a whole number of nanoseconds. Raises ValueError if they are negative or infinite."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds: got {seconds}; accepted: a finite number, at least 0")
     return round(seconds * NS)

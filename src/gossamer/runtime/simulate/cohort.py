@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 _SCALARS = (int, float, str, np.generic, Tensor, type(None))
 _ROUND = object()
-"""What the algorithm's coroutine yields at the end of a round."""
+"""The value that the algorithm's coroutine yields at the end of a round."""
 
 
 def fits(setup: Setup, links: Links) -> bool:
@@ -76,35 +76,34 @@ def fits(setup: Setup, links: Links) -> bool:
 class _Broadcast:
     """A message of every node to some others."""
 
-    sources: Sequence[list[int]]  # by rank: those from which a node gets a message, ascending
+    sources: Sequence[list[int]]  # by rank: the senders to a node, ascending
     payload: Any
     sent_ns: int
     versions: list[tuple[Tensor, int]]
 
 
 class _Inboxes(PerNode):
-    """What the nodes have gathered: one payload of each source. Dicts are made only for an algorithm that looks into
-    them.
+    """The gathered payloads of all nodes, one from each source. Dicts are made only if an algorithm looks into them.
 
     Attributes:
         sources: of each node, ascending.
         vectors: the payloads by rank, if they are vectors or models; else empty."""
 
-    __slots__ = ("_made", "_payload", "sources", "vectors")
+    __slots__ = ("_dicts", "_payload", "sources", "vectors")
 
     def __init__(self, payload: Any, sources: Sequence[Sequence[int]], *, keys: bool) -> None:
         self._payload, self.sources, self.keys_of_dicts = payload, sources, keys
         vectors: Any = payload.parameters if type(payload) is Model else payload
         tensors = type(vectors) is PerNode and isinstance(vectors, Tensor)
         self.vectors: Sequence[Tensor] = vectors.each if tensors else ()
-        self._made: list[Inbox] = []
+        self._dicts: list[Inbox] = []
 
     @property
     def each(self) -> Sequence[Any]:
-        if not self._made:
+        if not self._dicts:
             payloads = [of(self._payload, rank) for rank in range(len(self.sources))]
-            self._made = [Inbox({rank: payloads[rank] for rank in ranks}) for ranks in self.sources]
-        return self._made
+            self._dicts = [Inbox({rank: payloads[rank] for rank in ranks}) for ranks in self.sources]
+        return self._dicts
 
 
 class _Call:
@@ -209,10 +208,10 @@ class Cohort(Node):
 
     def advance(self) -> bool:
         """Compute the next round. Returns whether there was one; otherwise the algorithm has returned."""
-        others, parted, returned = asyncio.all_tasks(), Divergence.count, False
+        others, divergences, returned = asyncio.all_tasks(), Divergence.count, False
         try:
             if self._protocol.send(None) is not _ROUND:
-                raise Divergence  # it waits for something of asyncio's
+                raise Divergence  # it awaits something of asyncio
         except StopIteration:
             returned = True
         except (Divergence, KeyboardInterrupt, SystemExit):
@@ -223,17 +222,17 @@ class Cohort(Node):
             tasks = asyncio.all_tasks() - others
             for task in tasks:
                 task.cancel()
-        if tasks or Divergence.count > parted or (returned and (self._sent or self.open_calls)):
+        if tasks or Divergence.count > divergences or (returned and (self._sent or self.open_calls)):
             raise Divergence
         return not returned
 
     def close(self) -> None:
-        """End the algorithm where it is."""
+        """Abandon the algorithm where it is."""
         with suppress(Exception, Divergence):
             self._protocol.close()
 
     def count_turn(self) -> None:
-        """Divergence if the algorithm keeps calling without letting time pass. (For nodes that run by themselves,
+        """Raise Divergence if the algorithm keeps calling without letting time pass. (For nodes that run by themselves,
         the clock detects it.)"""
         if self.now_ns > self._instant_ns:
             self._instant_ns, self._turns = self.now_ns, 0
@@ -242,18 +241,18 @@ class Cohort(Node):
             raise Divergence
 
     def update(self) -> None:
-        """Pass on to the nodes what their rows record. Divergence if a model is not finite, since nodes that run by
-        themselves would end the run at another instant."""
+        """Copy the values that rows record to the nodes. Raises Divergence if a model is not finite, since nodes that
+        run by themselves would end the run at another instant."""
         vectors = self._vectors.each
         if not all(map(is_finite, vectors)):
             raise Divergence
         context = self._context
         traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
         for rank, runtime in enumerate(self._nodes):
-            node, own, traffic = runtime.node, runtime.own, context.links.counters(rank)
-            if own.parameters.vector is not vectors[rank]:
-                own.parameters.write(vectors[rank])
-            own.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
+            node, state, traffic = runtime.node, runtime.own, context.links.counters(rank)
+            if state.parameters.vector is not vectors[rank]:
+                state.parameters.write(vectors[rank])
+            state.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
             node.round, node.step = self.round, self.step
             node.record(**of(self._columns, rank))
             sent_bytes, received_bytes, sent, received = traffics[rank]
@@ -267,7 +266,7 @@ class Cohort(Node):
         self._traffic[:], self._taken[:], self._ages[0], self._ages[1] = 0, 0, 0.0, -inf
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Any other call needs a node of its own."""
+        """Raise Divergence: any other call needs a node of its own."""
         raise Divergence
 
     # --- rounds
@@ -291,8 +290,8 @@ class Cohort(Node):
 
     # --- the model
 
-    def _per_node(self, each: Sequence[Any]) -> PerNode:
-        return PerNode(each, keys=self._keys)
+    def _per_node(self, values: Sequence[Any]) -> PerNode:
+        return PerNode(values, keys=self._keys)
 
     @property
     def parameters(self) -> PerNode:
@@ -379,10 +378,10 @@ class Cohort(Node):
     ) -> list[Tensor]:
         plain = self_weight is None and missing is None and type(weights) is PerNode
         if plain and type(inbox) is _Inboxes and inbox.vectors:
-            given = weights, inbox.sources
-            factors = self._once("factors", given, lambda: self._factors(*given))
+            key = weights, inbox.sources
+            factors = self._once("factors", key, lambda: self._factors(*key))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
-            sums = [Sum([vector, *[vectors[j] for j in sources]], each) for vector, sources, each in terms]
+            sums = [Sum([row, *[vectors[j] for j in sources]], weights) for row, sources, weights in terms]
         else:
             sums = [
                 self._sum(vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing)
@@ -392,13 +391,13 @@ class Cohort(Node):
 
     def _factors(self, weights: Any, sources: Sequence[Sequence[int]]) -> list[list[float]]:
         """The weights of each node's sum, its own first."""
-        found = []
+        factors = []
         for rank, senders in enumerate(sources):
-            given = of(weights, rank)
-            if len(given) != len(senders):
+            shares = of(weights, rank)
+            if len(shares) != len(senders):
                 raise Divergence
-            found.append([own_weight(dict.fromkeys(senders), given, None), *[given[j] for j in senders]])
-        return found
+            factors.append([own_weight(dict.fromkeys(senders), shares, None), *[shares[j] for j in senders]])
+        return factors
 
     def _sum(self, own: Tensor, inbox: Any, weights: Any, self_weight: Any, missing: Missing | None) -> Sum:
         """One node's sum, of rows."""
@@ -419,7 +418,7 @@ class Cohort(Node):
         frozen, versions = self._frozen(payload)
         size, _ = self._context.links.measure(0, of(frozen, 0), name)  # all nodes' messages have this size
         receivers, sources = self._once("routes", (to,), lambda: self._routes(to))
-        sent, received = (np.fromiter(map(len, each), np.int64) for each in (receivers, sources))
+        sent, received = (np.fromiter(map(len, ranks), np.int64) for ranks in (receivers, sources))
         self._traffic += [size * sent, size * received, sent, received]
         self._sent[name] = _Broadcast(sources, frozen, self.now_ns, versions)
         return self._per_node(receivers)
@@ -437,8 +436,8 @@ class Cohort(Node):
                 raise Divergence
             frozen, versions = {}, []
             for name, item in payload.items():
-                frozen[name], more = self._frozen(item)
-                versions += more
+                frozen[name], item_versions = self._frozen(item)
+                versions += item_versions
             return frozen, versions
         if type(payload) is PerNode and isinstance(payload, Tensor):
             vectors = self._rows(payload)
@@ -447,7 +446,7 @@ class Cohort(Node):
             return self._per_node(vectors), [(vector, vector._version) for vector in vectors]
         numbers = payload.each if type(payload) is PerNode else [payload]
         [kind] = set(map(type, numbers))
-        # (Different whole numbers may differ in size.)
+        # Whole numbers must be equal, since different ones may differ in size.
         if (
             kind not in (int, float)
             or (kind is int and len(set(numbers)) > 1)
@@ -472,7 +471,7 @@ class Cohort(Node):
         self, peers: Any, tag: Tag, *, at_least: int | None = None, timeout: float | None = None
     ) -> PerNode:
         name = as_tag(tag)
-        matching = [each for each in self._sent if each[: len(name)] == name]
+        matching = [other for other in self._sent if other[: len(name)] == name]
         if matching != [name] or type(peers) is not PerNode or at_least is not None or timeout is not None:
             raise Divergence
         sent = self._sent.pop(name)
@@ -494,14 +493,14 @@ class Cohort(Node):
         return _Inboxes(sent.payload, sent.sources, keys=self._keys)
 
     def _expected(self, name: tuple[str | int, ...], sent: _Broadcast) -> bool:
-        """Whether the messages are as the algorithm has declared."""
+        """Whether the messages are as the algorithm has declared them."""
         messages = (
             Message(rank, name, of(sent.payload, rank), sent.sent_ns / NS) for rank in range(self.size)
         )
         return all(self._expectations.fault(message) is None for message in messages)
 
     def spawn(self, coroutine: Any) -> NoReturn:
-        """A node with several tasks has to run by itself."""
+        """Raise Divergence: a node with several tasks has to run by itself."""
         if hasattr(coroutine, "close"):
             coroutine.close()
         raise Divergence
@@ -536,13 +535,13 @@ class Cohort(Node):
         return self._once("weights", (self._topology.graph(round),), find)
 
     def _once(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """The value that was last made under a name, if it was made from the same objects, which never change; else a
-        new one."""
-        known = self._cached.get(name)
-        if known is None or any(a is not b for a, b in zip(known[0], key, strict=True)):
-            known = self._cached[name] = key, make()
-        found: T = known[1]
-        return found
+        """The value that was last made under a name if it was made from the same (immutable) objects, otherwise a new
+        one."""
+        entry = self._cached.get(name)
+        if entry is None or any(a is not b for a, b in zip(entry[0], key, strict=True)):
+            entry = self._cached[name] = key, make()
+        value: T = entry[1]
+        return value
 
     @_same_for_all
     def topology(self, r: int | None = None) -> Any:
@@ -558,8 +557,8 @@ class Cohort(Node):
         if ROW_COLUMNS & values.keys():
             raise Divergence
         for value in values.values():
-            for each in value.each if type(value) is PerNode else [value]:
-                if not isinstance(each, _SCALARS) or (isinstance(each, Tensor) and each.numel() != 1):
+            for item in value.each if type(value) is PerNode else [value]:
+                if not isinstance(item, _SCALARS) or (isinstance(item, Tensor) and item.numel() != 1):
                     raise Divergence
         self._columns |= values
 

@@ -102,10 +102,10 @@ class Compute:
             self._start(queue)
 
     def _ended(self, entry: _Queued) -> None:
-        computation, now = entry.computation, self._clock.now_ns
-        self._busy_ns[computation.rank] += now - entry.start_ns
+        computation, now_ns = entry.computation, self._clock.now_ns
+        self._busy_ns[computation.rank] += now_ns - entry.start_ns
         if self._watch is not None:
-            self._watch(computation.rank, computation.kind, entry.start_ns / NS, now / NS)
+            self._watch(computation.rank, computation.kind, entry.start_ns / NS, now_ns / NS)
 
     def busy_seconds(self, rank: int) -> float:
         """The total run time of a node's computations so far, seconds."""
@@ -114,7 +114,7 @@ class Compute:
         return (self._busy_ns[rank] + running) / NS
 
     def add_busy(self, rank: int, nanoseconds: int) -> None:
-        """Count the time of computations that a node has done otherwise."""
+        """Count the time of computations that ran elsewhere."""
         self._busy_ns[rank] += nanoseconds
 
     def is_idle(self, rank: int) -> bool:
@@ -137,7 +137,7 @@ class Compute:
 
     def _flush(self, kind: ComputationKind) -> None:
         """Compute all running computations of a kind, which are the first ones in the nodes' queues. They are
-        taken in the order in which they began, because their vectors lie in this order in the store."""
+        taken in the order in which they began, because their vectors are in this order in the store."""
         under_way = self._under_way.pop(kind)
         self._settle()
         prepared, jobs = [], []
@@ -158,7 +158,7 @@ class Compute:
 
 
 def _attempt(execute: Execute, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
-    """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
+    """Run jobs. If the batch fails, run each job alone, so that an error is attributed to its node."""
     if not jobs:
         return []
     try:
@@ -184,10 +184,10 @@ class Executor:
         for text in setup.notes():
             say(text)
         if self.trainer.compiles_first:
-            say("the trainer's kernels are compiled first, which takes some seconds, once")
+            say("compiling the trainer's kernels first: this takes a few seconds, once")
         device, samples = options.device, experiment.evaluation.samples
-        together = rows if self.trainer.evaluates_many else None
-        self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, together)
+        shared_rows = rows if self.trainer.evaluates_many else None
+        self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, shared_rows)
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):

@@ -11,8 +11,8 @@ as one level per link: the largest share that a flow of weight 1 can have there.
 
     sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l is infinite if the link cannot be filled)
 
-with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is
-w_f times the least level of its links. When a flow starts or ends, a link is recomputed only if the bound of
+with bound_f the lowest level of the flow's other links, or its own limit if that is lower. A flow's share is
+w_f times the lowest level of its links. When a flow starts or ends, a link is recomputed only if the bound of
 one of its flows has changed below its level. Lower links come first, since a level depends only on lower
 ones."""
 
@@ -67,7 +67,7 @@ class MaxMin(Generic[F]):
         self._flows: list[dict[F, _Bound]] = [{} for _ in self._rates]
         self._moved: dict[int, None] = {}  # links whose level may have changed
         self._new: dict[F, None] = {}
-        self._weighted = False  # whether any flow has had another weight than 1; filling is faster if not
+        self._weighted = False  # whether any flow has had a weight other than 1; filling is faster if not
 
     def add(self, flow: F) -> None:
         """Give a flow its share from the next :meth:`settle` on."""
@@ -107,12 +107,12 @@ class MaxMin(Generic[F]):
             if level == before or before * (1 - CLOSE) <= level <= before * (1 + CLOSE) < math.inf:
                 continue
             levels[link] = level
-            least = min(before, level)
+            lowest = min(before, level)
             for flow, bound in self._flows[link].items():
-                if bound(levels) > least:  # otherwise another link is decisive, before and after
+                if bound(levels) > lowest:  # otherwise another link decides, before and after
                     changed[flow] = None
                     for other in flow.links:
-                        if other not in moved and levels[other] > least and other != link:
+                        if other not in moved and levels[other] > lowest and other != link:
                             moved[other] = None
                             heapq.heappush(queue, (levels[other], other))
         rates = [(flow, min(flow.weight * min(flow.shares(levels)), flow.limit)) for flow in changed]
@@ -152,7 +152,7 @@ def _bound(flow: Flow, link: int) -> _Bound:
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """The queued messages from a node to another one, or to all others. The first one is being sent."""
+    """The queued messages from one node to another, or to all others. The first one is being sent."""
 
     source: int = 0
     key: int = 0  # identifies it among the node's connections
@@ -264,7 +264,7 @@ class FairLinks(Links):
             self._predict(connection)
         self._next, due = None, self._first_due()
         if len(self._due) > self._due_at_most:  # most predictions are outdated
-            self._due = sorted((each.due_ns, each.source, each.key) for each in self._all())
+            self._due = sorted((flow.due_ns, flow.source, flow.key) for flow in self._all())
             self._due_at_most = MANY_DUE + 4 * len(self._due)
         if due is not None:
             self._update_at(due.due_ns)
@@ -333,7 +333,8 @@ class FairLinks(Links):
             yield from connections.values()
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
-        return [each for connection in self._connections[rank].values() for each in connection.messages]
+        connections = self._connections[rank].values()
+        return [transfer for connection in connections for transfer in connection.messages]
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         now = self.clock.now_ns

@@ -23,12 +23,12 @@ event that could wake a node."""
 
 
 class FaultRunner:
-    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a
+    """Executes the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a
     checkpoint if one is given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
         presence: the ranks that take part, and their rounds.
-        left: the ranks that have left in order."""
+        left: the ranks that have left after a completed round."""
 
     def __init__(
         self,
@@ -51,15 +51,14 @@ class FaultRunner:
         self._hosts: dict[int, FaultyHost] = {}
         self._fault_queue = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
-        self._restart_after_leaving: dict[
-            int, StartFrom
-        ] = {}  # nodes to start again as soon as they have left
+        # Nodes to start again as soon as they have left.
+        self._restart_after_leaving: dict[int, StartFrom] = {}
         self._detections: dict[int, ClockEvent] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
         self._next: ClockEvent | None = None
         self._idle = 0  # events of the schedule that count for MAX_IDLE
-        self._last_gone = ""
+        self._last_departure = ""
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
         host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.presence)
@@ -72,7 +71,7 @@ class FaultRunner:
     # --- the schedule
 
     def begin(self) -> None:
-        self._carry_out_due(0.0)
+        self._execute_due(0.0)
         self._check_any_left()
 
     def _due(self) -> None:
@@ -81,20 +80,20 @@ class FaultRunner:
         stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MAX_IDLE:
-            raise Deadlock(f"all nodes wait, whichever nodes come and go: {self._clock.waiting()}")
-        self._carry_out_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
+            raise Deadlock(f"all nodes wait, although nodes still leave and return: {self._clock.waiting()}")
+        self._execute_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
         self._check_any_left()  # an expected return may be cancelled without an event
 
-    def _carry_out_due(self, now_s: float) -> None:
+    def _execute_due(self, now_s: float) -> None:
         for event in self._fault_queue.due(now_s):
-            self._carry_out(event)
+            self._execute(event)
         if self._next is not None:
             self._next.cancel()
         if math.isfinite(self._fault_queue.next_s):
             due_ns = to_ns(self._fault_queue.next_s)
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
-    def _carry_out(self, event: FaultEvent) -> None:
+    def _execute(self, event: FaultEvent) -> None:
         rank = event.node
         if rank is not None and event.what == "return":
             self._return(rank, event.start_from)
@@ -135,7 +134,7 @@ class FaultRunner:
                 self._fault_queue.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from)
                 )
-                self._carry_out_due(now_s)
+                self._execute_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
         due = self._experiment.checkpoint.due(node.round, self._clock.now())
@@ -153,7 +152,7 @@ class FaultRunner:
     # --- single faults
 
     def _depart(self, rank: int) -> None:
-        """A node leaves in order, after a round. The others notice once all its messages have landed."""
+        """A node leaves after a completed round. The others notice once all its messages have landed."""
         text = f"node {rank} left after round {self._nodes[rank].round}"
         self._recorder.node_ended(self._nodes[rank])
         self.left.add(rank)
@@ -185,13 +184,13 @@ class FaultRunner:
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")
         # It never repeats its last round, because others may have its messages of that round.
-        least = before + 1 if self._gathers and not joins else max(node.round, before)
+        earliest = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.join(rank)
-        first = self._meet(node, least, restarted=True)
-        what = "joined" if joins else "returned"
-        self._log.append(rank, what, f"node {rank} takes part from round {first} on")
+        first = self._meet(node, earliest, restarted=True)
+        event = "joined" if joins else "returned"
+        self._log.append(rank, event, f"node {rank} takes part from round {first} on")
         self._log.append(rank, "begins", f"node {rank} begins with {starting_state(start_from, saved)}")
 
     def _thaw(self, rank: int) -> None:
@@ -205,10 +204,10 @@ class FaultRunner:
         self._log.append(rank, "thawed", text)
         host.thaw()
 
-    def _meet(self, node: NodeRuntime, least: int, *, restarted: bool) -> int:
-        """Let a node that was away continue in the round that most others are in, or in round ``least`` if
-        nodes don't wait for each other. So no two nodes wait for messages that were sent while one was away.
-        Returns that round."""
+    def _meet(self, node: NodeRuntime, earliest: int, *, restarted: bool) -> int:
+        """Let a node that was away continue in the round that most others are in, or in round ``earliest`` if
+        nodes don't wait for each other. Then no two nodes wait for messages that were sent while one of them
+        was away. Returns that round."""
         rank = node.rank
         self._forget_detection(rank)
         self._lost.discard(rank)
@@ -218,8 +217,8 @@ class FaultRunner:
                 for other in self.presence.remembering(rank) & self._up:
                     self._nodes[other].mailbox.forget_late({rank})
         if (last := self._experiment.stop.rounds) is not None:
-            least = min(least, last)
-        first = self.presence.join(rank, least)
+            earliest = min(earliest, last)
+        first = self.presence.join(rank, earliest)
         if self._gathers:
             for _, waiter in self.presence.watching(rank):
                 waiter.wake()
@@ -244,15 +243,15 @@ class FaultRunner:
     def _lose(self, rank: int) -> None:
         self._detections.pop(rank, None)
         self._lost.add(rank)
-        if rank in self._up:  # it is frozen
+        if rank in self._up:  # frozen
             self._recorder.leave(rank, keep=True)
         for other, waiter in self.presence.watching(rank):
             if other in self._up:
                 self._hosts[other].happen(waiter.wake)
 
-    def _check_any_left(self, how: str = "") -> None:
-        """Fail the run if no node takes part and none will. ``how`` describes how the last one went away."""
-        self._last_gone = how or self._last_gone
+    def _check_any_left(self, departure: str = "") -> None:
+        """Fail the run if no node takes part and none will. ``departure`` describes how the last one left."""
+        self._last_departure = departure or self._last_departure
         if not self._up and not any(map(self._fault_queue.returns, range(len(self._nodes)))):
-            last = f"; the last one: {self._last_gone}" if self._last_gone else ""
+            last = f"; the last one: {self._last_departure}" if self._last_departure else ""
             self._tasks.fail(RunFailed(f"no node is left{last}"))

@@ -28,23 +28,23 @@ class _FifoTransfer(Transfer):
     marks: list[tuple[int, float]] = field(default_factory=list)
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
     taken: float = 0  # bytes that the downlink had taken by then
-    last_bit_ns: int = 0  # when the downlink will have taken all of it
+    last_bit_ns: int = 0  # when the downlink has taken all of it
     event: ClockEvent | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
         """Whole bytes that have left by an instant."""
-        before, more, part, whole = self._between(time_ns)
-        return int(before + more * part // whole)
+        before, between, passed, whole = self._between(time_ns)
+        return int(before + between * passed // whole)
 
     def exactly_gone_by(self, time_ns: int) -> float:
-        before, more, part, whole = self._between(time_ns)
-        return before + more * part / whole
+        before, between, passed, whole = self._between(time_ns)
+        return before + between * passed / whole
 
     def _between(self, time_ns: int) -> tuple[float, float, int, int]:
-        """The bytes that had left by the last mark, those that leave until the next one, and the time since
-        then of the time between them, in nanoseconds."""
+        """For the marks before and after an instant: the bytes that had left by the former, those that leave
+        between them, the time since the former, and the time between them, in nanoseconds."""
         until = self.end_ns
-        after: float = self.carried  # (an integer, unless the rate has changed)
+        after: float = self.carried  # an integer unless the rate has changed
         if time_ns >= until:
             return self.carried, 0, 0, 1
         for since, before in reversed(self.marks):
@@ -168,7 +168,7 @@ class FifoLinks(Links):
         if leaving:
             self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
-            if transfer in downlink:  # the downlink will have taken it, and those behind it, earlier
+            if transfer in downlink:  # the downlink finishes it and those behind it earlier
                 self._take(transfer.to, downlink.index(transfer))
             elif transfer.carried == 0 and transfer.event is not None:
                 transfer.event.cancel()

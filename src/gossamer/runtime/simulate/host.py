@@ -48,7 +48,7 @@ class SimContext:
 
 class SimHost:
     """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
-    ``secrets`` counts the secrets that the node has requested."""
+    ``secrets`` is the number of secrets that the node has requested."""
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
@@ -118,7 +118,7 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        done: whether the node has noticed, so that its rounds are over.
+        done: whether the node has noticed that it leaves, so that its rounds are over.
         thawed: a future that is done when the node thaws; None while it is not frozen."""
 
     def __init__(
@@ -159,7 +159,7 @@ class FaultyHost(SimHost):
         reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
         sent = dict(zip(reached, super().send(reached, payload, tag) if reached else (), strict=True))
         sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
-        return [_HeldSending(each, self) for each in sendings] if self._freezes else sendings
+        return [_HeldSending(sending, self) for sending in sendings] if self._freezes else sendings
 
     def _compute_alive(self, computation: Computation) -> Awaitable[Any]:
         self._check_alive()
@@ -262,7 +262,7 @@ class NodeTasks:
         if tasks and not interrupted:
             for task in tasks:
                 task.cancel()
-            with suppress(RunFailed):  # some don't end
+            with suppress(RunFailed):  # some tasks don't end
                 self._loop.run_until_complete(asyncio.wait(tasks))
         # Silence asyncio's messages about pending tasks that are destroyed.
         self._loop.set_exception_handler(lambda loop, context: None)

@@ -42,10 +42,10 @@ class Transfer(Sending):
     message: Message
     to: int
     size: int  # bytes on the wire
-    carried: int  # bytes that leave: all of them, or those that had left when it was cancelled
+    carried: int  # bytes that leave: all, or those that had left when it was cancelled
     start_ns: int = NEVER_NS  # when its first bit left
     end_ns: int = NEVER_NS  # when its last bit left, or will leave at the current rate
-    latency_ns: int = 0  # from then until its arrival
+    latency_ns: int = 0  # from end_ns until its arrival
     lost: bool = False  # by the network
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
@@ -131,8 +131,7 @@ class Links(ABC):
 
     Attributes:
         flights: tracks the messages in flight, if the run makes checkpoints.
-        only_latency_ns: the time that every message takes, if nothing but latency delays it, and the latency of
-            all pairs is the same; else None."""
+        only_latency_ns: the common latency of all pairs, if nothing else delays messages; otherwise None."""
 
     def __init__(
         self,
@@ -174,7 +173,7 @@ class Links(ABC):
     def send(
         self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
     ) -> list[Sending]:
-        """Queue a frozen payload for nodes, in this order. ValueError for a message above the limit."""
+        """Queue a frozen payload for nodes, in this order. Raises ValueError above the limit."""
         size, versions = self.measure(source, payload, tag)
         message = Message(source, tag, payload, self.clock.now(), versions)
         self._on_the_way[source] += len(to)
@@ -182,8 +181,8 @@ class Links(ABC):
         if flights is not None:  # numbered messages are sent one by one
             numbered = [(flights.sent(message, rank), rank) for rank in to]
             if latency_ns is None:
-                return [self._queue(each, rank, size) for each, rank in numbered]
-            return [self._send_at_once(each, (rank,), size, latency_ns) for each, rank in numbered]
+                return [self._queue(copy, rank, size) for copy, rank in numbered]
+            return [self._send_at_once(copy, (rank,), size, latency_ns) for copy, rank in numbered]
         if latency_ns is not None:
             return [self._send_at_once(message, to, size, latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
@@ -191,8 +190,8 @@ class Links(ABC):
     def measure(
         self, source: int, payload: Payload, tag: tuple[str | int, ...]
     ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-        """A message's bytes on the wire, and its tensors with the versions that they must keep. ValueError for
-        a message above the limit."""
+        """A message's bytes on the wire, and its tensors with the versions that they must keep. Raises
+        ValueError for a message above the limit."""
         bare = type(payload) is Model and not payload.buffers.shape[0]
         vector = payload.parameters if bare else payload
         if type(vector) is Tensor and vector.is_contiguous():
@@ -256,8 +255,8 @@ class Links(ABC):
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
-        """Stop sending a message; calls :meth:`_interrupt` if a part has left. False if all of it has
-        left."""
+        """Stop sending a message; calls :meth:`_interrupt` if a part has left. False if it has left
+        completely."""
 
     def settle(self) -> None:
         """Count and report all messages that have left by now."""
@@ -367,8 +366,7 @@ class Links(ABC):
         dropped; otherwise they are still sent."""
         self._absences[rank] = math.inf
         if silently:
-            taken = sum(map(self._take_back, reversed(self._waiting(rank))))
-            self._on_the_way[rank] -= taken
+            self._on_the_way[rank] -= sum(map(self._take_back, reversed(self._waiting(rank))))
 
     def join(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
@@ -407,8 +405,8 @@ class Links(ABC):
         """A node's traffic so far. A message that is being sent counts with the bytes that have left."""
         self._settle(rank)
         traffic = self._traffic[rank]
-        partly = sum(gone for _, gone in self._leaving(rank))
-        return replace(traffic, bytes_sent=traffic.bytes_sent + partly)
+        leaving = sum(gone for _, gone in self._leaving(rank))
+        return replace(traffic, bytes_sent=traffic.bytes_sent + leaving)
 
     def counters(self, rank: int) -> Traffic:
         """The counters that the node itself may increase. They may lack messages that have left since the

@@ -31,7 +31,7 @@ class Mixing:
     def __init__(self, clock: Clock, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
-        # rank, step, whether the result is read at once, and the future of commit's result
+        # By request: rank, step, whether its result is read at once, and the future of the commit's result.
         self._requests: list[_Request] = []
         self._deferred: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are deferred
@@ -48,7 +48,7 @@ class Mixing:
         return future
 
     def sums(self, sums: Sequence[Sum]) -> list[Tensor]:
-        """Rows with the results of some sums, computed at once."""
+        """Compute sums at once. Returns the rows with their results."""
         rows = [self._rows.fresh() for _ in sums]
         with self._profile.part("mix"):
             mix_rows(sums, rows, self._workers)
@@ -105,11 +105,11 @@ class Mixing:
             return
         shared = self._rows.length >= MIN_LENGTH
         attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
-        for (step, future), (found, failure) in zip(others, attempts, strict=True):
+        for (step, future), (result, failure) in zip(others, attempts, strict=True):
             try:
                 if failure is not None:
                     raise failure
-                future.set_result(step.commit(found))
+                future.set_result(step.commit(result))
             except Exception as error:  # noqa: BLE001 - likewise
                 future.set_exception(error)
 

@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 
 from gossamer.node.rejoin import first_round
 from gossamer.node.setup import Waiter
@@ -28,18 +29,16 @@ class SimPresence:
         self._in_round = Counter({0: nodes})  # the number of nodes that take part, by round
         self._returns = 0  # number of returns of all nodes so far
         self._begun = [array("q", [0]) for _ in range(nodes)]  # returns before each round began
-        # By rank: the number of its last return with its first round then, and the returns before it last
-        # left.
+        # By rank: the number of its last return, with its first round since; the returns before it last left.
         self._returned: dict[int, tuple[int, int]] = {}
         self._gone: dict[int, int] = {}
-        # By rank: the waiters for it with their ranks, and the nodes that remember an earlier incarnation of
-        # it.
+        # By rank: the waiters for it with their ranks; the nodes that remember an earlier incarnation of it.
         self._waiting: defaultdict[int, dict[Waiter, int]] = defaultdict(dict)
         self._remembering: defaultdict[int, set[int]] = defaultdict(set)
 
     def begin_round(self, rank: int, round: int) -> None:
         """A present node begins a later round."""
-        self._take_out(rank)
+        self._leave_round(rank)
         self._in_round[round] += 1
         self._rounds[rank] = round
         begun = self._begun[rank]
@@ -48,22 +47,22 @@ class SimPresence:
     def leave(self, rank: int) -> None:
         """A node no longer takes part."""
         self.up.discard(rank)
-        self._take_out(rank)
+        self._leave_round(rank)
         self._gone[rank] = self._returns
 
-    def join(self, rank: int, least: int) -> int:
-        """A node takes part (again). Returns its first round: ``least`` or, if nodes wait for each other, the
+    def join(self, rank: int, earliest: int) -> int:
+        """A node takes part (again). Returns its first round: ``earliest`` or, if nodes wait for each other, the
         round that most others are in."""
         if rank in self.up:  # it was frozen
-            self._take_out(rank)
-        first = first_round(self._in_round, least) if self._gather else least
+            self._leave_round(rank)
+        first = first_round(self._in_round, earliest) if self._gather else earliest
         self._returned[rank] = self._returns, first
         self._returns += 1
         self.up.add(rank)
         self._in_round[self._rounds[rank]] += 1
         return first
 
-    def _take_out(self, rank: int) -> None:
+    def _leave_round(self, rank: int) -> None:
         round = self._rounds[rank]
         self._in_round[round] -= 1
         if not self._in_round[round]:
@@ -101,5 +100,5 @@ class SimPresence:
 
     def watching(self, peer: int) -> list[tuple[int, Waiter]]:
         """The ranks of the nodes that wait for a peer, ascending, each with its waiter."""
-        found = [(rank, waiter) for waiter, rank in self._waiting[peer].items()]
-        return sorted(found, key=lambda each: each[0])
+        waiters = [(rank, waiter) for waiter, rank in self._waiting[peer].items()]
+        return sorted(waiters, key=itemgetter(0))

@@ -130,10 +130,10 @@ class SimRecorder:
         if due:
             ranks = [row["node"] for row, _ in due]
             evaluated = self._context.executor.evaluate([model for _, model in due], ranks)
-            for (row, _), found in zip(due, evaluated, strict=True):
-                if isinstance(found, Exception):
-                    raise describe_failure(found, row["node"], row["round"]) from found
-                row |= found
+            for (row, _), values in zip(due, evaluated, strict=True):
+                if isinstance(values, Exception):
+                    raise describe_failure(values, row["node"], row["round"]) from values
+                row |= values
         with self._context.profile.part("record"):
             for moment, row, model, view in pending:
                 self._rows.row(moment, row, model, view)
@@ -141,14 +141,14 @@ class SimRecorder:
             self._reached()
 
     def _evaluate_average(self, model: Model) -> MetricValues:
-        [found] = self._context.executor.evaluate([model])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        [values] = self._context.executor.evaluate([model])
+        if isinstance(values, Exception):
+            raise values
+        return values
 
 
 def model_of(node: NodeRuntime) -> Model:
-    """A node's model; RunFailed if it was modified in place."""
+    """A node's model. Raises RunFailed if it was modified in place."""
     try:
         return node.model
     except RuntimeError as error:

@@ -29,7 +29,7 @@ from gossamer.runtime.simulate.clock import to_ns
 
 
 class ReplayDiffers(GossamerError):
-    """The replay took another course than the record, because model values decided it."""
+    """The replay diverged from the record, because model values decide what happens."""
 
 
 class Replay:
@@ -37,7 +37,7 @@ class Replay:
 
     Args:
         checkpoint: where the replay ends; also an attribute.
-        place: moves a loaded tensor to the nodes' device.
+        to_device: moves a loaded tensor to the nodes' device.
         extended: whether the run now ends later, so that nodes that had ended continue.
 
     Attributes:
@@ -45,11 +45,11 @@ class Replay:
         until_s: the instant of the checkpoint.
         over: whether that instant has passed."""
 
-    def __init__(self, checkpoint: RunCheckpoint, place: Place, *, extended: bool) -> None:
+    def __init__(self, checkpoint: RunCheckpoint, to_device: Place, *, extended: bool) -> None:
         assert checkpoint.time_s is not None
         self.checkpoint, self._extended = checkpoint, extended
         self.until_s, self.until_ns, self.over = checkpoint.time_s, to_ns(checkpoint.time_s), False
-        self._saved = {rank: checkpoint.read(rank, place) for rank in checkpoint.rounds}
+        self._saved = {rank: checkpoint.read(rank, to_device) for rank in checkpoint.rounds}
         # By receiver and source: the messages that the source had sent when it was saved.
         self._sent = {
             rank: {int(source): count for source, count in saved.engine["sent"].items()}
@@ -98,10 +98,10 @@ class Replay:
         return self._arriving.get((message.source, to, message.number), message)
 
     def delivered(self, message: Message, to: int) -> Message:
-        """The same for a message that arrives. A restored node's messages are correct already, and must not
+        """As :meth:`saved_message`, for a message that arrives. A restored node's messages are correct already, and must not
         be overwritten when their receiver is restored."""
-        right = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
-        if right and to not in self.restored:
+        correct = message.source in self.restored and message.number >= self._sent[to].get(message.source, 0)
+        if correct and to not in self.restored:
             for tensor, _ in message.versions:
                 protect(tensor)
         return self._arriving.pop((message.source, to, message.number), message)
@@ -120,14 +120,14 @@ class Replay:
         if rank in self.restored:
             return True
         saved = self._saved[rank]
-        known: Any = saved.engine["traffic"]
+        saved_traffic: Any = saved.engine["traffic"]
         if (node.round, node.node.now()) != (saved.round, saved.time_s):
             return False
-        if traffic["messages_received"] < known["messages_received"]:
+        if traffic["messages_received"] < saved_traffic["messages_received"]:
             return False  # the node was saved at a later message, after its rounds were over
         # In an extended run, it may have received messages from nodes that had ended.
         compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
-        if any(traffic[name] != known[name] for name in compared):
+        if any(traffic[name] != saved_traffic[name] for name in compared):
             raise self._differs(rank)
         settle()
         try:
@@ -140,7 +140,7 @@ class Replay:
         return True
 
     def need(self, rank: int) -> None:
-        """An unrecorded row needs a node's model. ReplayDiffers if the node has not been restored."""
+        """Raise ReplayDiffers unless a node, whose model an unrecorded row needs, has been restored."""
         if rank not in self.restored:
             raise ReplayDiffers(f"a row that depends on node {rank} is missing from the record")
 

@@ -54,7 +54,7 @@ OBJECTS_PER_NODE = 200
 
 
 class SimulateEngine:
-    """The engine of an experiment. The constructor finds bad input, :meth:`run` does the work."""
+    """The simulator of one experiment. The constructor rejects bad input, and :meth:`run` does the work."""
 
     def __init__(self, experiment: Experiment) -> None:
         options = experiment.engine
@@ -72,25 +72,25 @@ class SimulateEngine:
                 return self._run(folder, observer, self._replay(folder, checkpoint))
             except ReplayDiffers as error:
                 observer.say(f"the run is computed again from its start: {error}")
-            _forget(folder)
+            _erase_record(folder)
         try:
             return self._run(folder, observer, None)
         except Divergence:
             observer.say(
                 "the run is computed again from its start, node by node: the nodes diverge in a later round"
             )
-        _forget(folder)
+        _erase_record(folder)
         experiment = self._setup.experiment
         engine = experiment.engine.model_copy(update={"cohort": False})
         self._setup = replace(self._setup, experiment=experiment.model_copy(update={"engine": engine}))
         return self._run(folder, observer, None)
 
     def _replay(self, folder: RunFolder, checkpoint: RunCheckpoint) -> Replay:
-        experiment, ended = self._setup.experiment, checkpoint.experiment["stop"]["rounds"]
+        experiment, old_last = self._setup.experiment, checkpoint.experiment["stop"]["rounds"]
         last = experiment.stop.rounds
-        extended = ended in checkpoint.rounds.values() and last != ended
-        if extended and (not experiment.algorithm.gathers or checkpoint.ends_apart(ended)):
-            raise ReplayDiffers(f"nodes had ended after {ended} rounds and now continue")
+        extended = old_last in checkpoint.rounds.values() and last != old_last
+        if extended and (not experiment.algorithm.gathers or checkpoint.ends_apart(old_last)):
+            raise ReplayDiffers(f"nodes had ended after {old_last} rounds and now continue")
         if last is not None and (read_metrics(folder.path)["round"].max() or 0) > last:  # type: ignore[operator]
             raise ReplayDiffers(f"the run has gone beyond {last} rounds")
         return Replay(checkpoint, lambda tensor: tensor.to(self._device), extended=extended)
@@ -114,12 +114,12 @@ class SimulateEngine:
         """Nothing is left to end."""
 
 
-def _forget(folder: RunFolder) -> None:
-    """Remove what is on record of a run that is computed again from its start."""
-    nothing = RunCheckpoint(
+def _erase_record(folder: RunFolder) -> None:
+    """Erase the record of a run that is computed again from its start."""
+    beginning = RunCheckpoint(
         folder.checkpoints, 0, rounds={}, times_s={}, wall_s=0.0, experiment={}, time_s=-1.0
     )
-    rewind(folder, nothing, ())
+    rewind(folder, beginning, ())
 
 
 @contextmanager
@@ -165,8 +165,8 @@ def _repeatable() -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
-    folder receives checkpoints, and holds the record up to the one that is resumed. Divergence
-    if the nodes of a cohort part ways after their first round."""
+    folder receives the checkpoints and, if the run is resumed, holds its earlier record. Raises Divergence if
+    the nodes of a cohort diverge after their first round."""
 
     def __init__(
         self,
@@ -187,10 +187,10 @@ class Simulation:
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
-        self._clock = clock = Clock(self._waiting, self._look)
+        self._clock = clock = Clock(self._waiting, self._report_if_due)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
         count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
-        self._workers = workers = ThreadPool(count, options.threads, self._look)
+        self._workers = workers = ThreadPool(count, options.threads, self._report_if_due)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
@@ -219,14 +219,14 @@ class Simulation:
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
         self._rounds = 0
-        self._together = False  # whether the nodes are computed as a cohort
+        self._as_cohort = False  # whether the nodes are computed as a cohort
         self._ends_diverged = False
         self._reported = time.perf_counter()
 
     # --- the run
 
     def run(self) -> Outcome:
-        """Run to the end; BadInput for a checkpoint that can't be read."""
+        """Run to the end. Raises BadInput if the checkpoint can't be read."""
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
@@ -243,7 +243,7 @@ class Simulation:
                     if self._setup.layout.buffer_size:
                         buffers = torch.stack([model.buffers for model in models])
             except RunFailed as error:
-                if self._replays:
+                if self._replaying:
                     raise ReplayDiffers(f"the replay failed where the run had not: {error}") from error
                 failure, reason = error, "failed"
                 with suppress(RunFailed):  # the first failure is reported
@@ -266,7 +266,7 @@ class Simulation:
             context.executor.trainer.name,
             context.profile.seconds,
             context.rows.peak,
-            self._together,
+            self._as_cohort,
         )
 
     def _build(self) -> None:
@@ -295,24 +295,24 @@ class Simulation:
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
         cohort = self._cohort()
-        self._together = cohort is not None
+        self._as_cohort = cohort is not None
         self._recorder.begin()
         if cohort is not None:
             self._run_cohort(cohort)
         for node in self._present():
             self._save(node)
-            self._tasks.begin(node, _nothing if cohort else partial(experiment.algorithm.run, node.node))
+            self._tasks.begin(node, _no_rounds if cohort else partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
-            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            clock.at(clock.now_ns, Order.END, 0, lambda: over.set_result(None))
-            await over
+            instant_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            clock.at(clock.now_ns, Order.END, 0, lambda: instant_over.set_result(None))
+            await instant_over
         return reason
 
     @property
-    def _replays(self) -> bool:
-        """Whether the run still replays recorded events."""
+    def _replaying(self) -> bool:
+        """Whether the run still replays events."""
         return self._replay is not None and not self._replay.over
 
     def _end(self, reason: str) -> str:
@@ -335,7 +335,7 @@ class Simulation:
     def _event(self, rank: int, kind: str, text: str) -> None:
         self._events.append(rank, kind, text)
         if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
-            if self._replays:
+            if self._replaying:
                 raise ReplayDiffers(f"the replay diverged where the run had not: {text}")
             self._ends_diverged = True
             self._tasks.finish("diverged")
@@ -361,14 +361,14 @@ class Simulation:
         self._hosts[rank] = host
         return NodeRuntime(self._setup, rank, initial, host)
 
-    def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
-        """Start a new incarnation of a node, from a checkpoint or its initial model. If it ``asks``, it gets
-        a neighbour's model."""
+    def _start(self, rank: int, saved: Checkpoint | None, ask_neighbor: bool) -> NodeRuntime:
+        """Start a new incarnation of a node, from a checkpoint, its initial model or, with
+        ``ask_neighbor``, a neighbour's model."""
         node = self.nodes[rank] = self._new_node(rank)
         if saved is not None:
             node.restore(saved)
         experiment = self._setup.experiment
-        timeout_s = experiment.failures.detection_s if asks else None
+        timeout_s = experiment.failures.detection_s if ask_neighbor else None
         self._tasks.begin(node, partial(run_newcomer, experiment.algorithm.run, node, timeout_s))
         return node
 
@@ -378,7 +378,7 @@ class Simulation:
         return [self.nodes[rank] for rank in sorted(self._faults.presence.up)]
 
     def _last_model(self, node: NodeRuntime) -> Model:
-        """A node's final model, or NaN if the node is gone and its model with it."""
+        """A node's final model; NaN if it was lost with the node."""
         faults, rank = self._faults, node.rank
         if faults is None or rank in faults.presence.up or rank in faults.left:
             return model_of(node)
@@ -391,8 +391,8 @@ class Simulation:
         return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
     def _cohort(self) -> Cohort | None:
-        """All nodes together after their first round, of which nothing is recorded yet. None if the nodes run by
-        themselves."""
+        """The cohort of all nodes after its first round, which is not recorded yet; None if each node runs by
+        itself."""
         if self._replay is not None or not fits(self._setup, self._context.links):
             return None
         cohort = Cohort(self._context, self.nodes)
@@ -403,11 +403,11 @@ class Simulation:
         return None
 
     def _run_cohort(self, cohort: Cohort) -> None:
-        """Run all nodes together to the end. Divergence if that is not possible."""
+        """Run the cohort to the end. Raises Divergence if its nodes diverge."""
         self._recorder.flush()
         try:
-            going = True
-            while going and not self._tasks.end.done():
+            unfinished = True
+            while unfinished and not self._tasks.end.done():
                 self._clock.now_ns = cohort.now_ns
                 if is_due(self._setup, cohort.round):
                     cohort.update()
@@ -417,7 +417,7 @@ class Simulation:
                 else:
                     self._rounds += len(self.nodes)
                     self._report_progress()
-                going = cohort.advance()
+                unfinished = cohort.advance()
             self._clock.now_ns = cohort.now_ns
             cohort.update()
         except Divergence:
@@ -442,7 +442,7 @@ class Simulation:
             if self._sent_by_all >= self._most_bytes:
                 self._tasks.finish("bytes")
 
-    def _done(self) -> int:
+    def _completed_rounds(self) -> int:
         """The rounds completed by all nodes, for the observer."""
         if self._faults is None or len(present := self._present()) in (0, len(self.nodes)):
             return self._rounds
@@ -462,18 +462,18 @@ class Simulation:
         else:
             self._tasks.ended(rank)
 
-    def _look(self) -> None:
-        """Report progress from time to time. Called after each piece of work and at each instant, as a round may
+    def _report_if_due(self) -> None:
+        """Report progress if it is due. Called after each piece of work and at each instant, because a round may
         take long."""
         if time.perf_counter() - self._reported >= PROGRESS_S:
             self._report_progress()
 
     def _report_progress(self) -> None:
         self._reported = time.perf_counter()
-        self._observer.progress(self._done(), self._clock.now())
+        self._observer.progress(self._completed_rounds(), self._clock.now())
         if self._observer.stopping:
             self._tasks.finish("stopped")
 
 
-async def _nothing() -> None:
+async def _no_rounds() -> None:
     """The protocol of a node whose rounds its cohort has run."""

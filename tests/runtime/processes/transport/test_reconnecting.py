@@ -147,8 +147,8 @@ async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (hello(1, TOKEN, 3, 1), "says that it is rank 1, on a connection that is known already"),
-        (hello(1, TOKEN, 2, 9), "says that it is rank 1, in its incarnation 2, which is over"),
+        (hello(1, TOKEN, 3, 1), "claims to be rank 1, on a connection that is known already"),
+        (hello(1, TOKEN, 2, 9), "claims to be rank 1, in its incarnation 2, which is over"),
     ],
 )
 @on_loop

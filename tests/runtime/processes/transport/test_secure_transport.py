@@ -70,7 +70,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
         liar.transport.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
         await a.until(lambda: a.events)
-        assert a.events[0][1].endswith("says that it is rank 1, but does not have its key")
+        assert a.events[0][1].endswith("claims to be rank 1, but does not have its key")
         assert a.inbox == []
         await still_works(a, b)
 

@@ -361,8 +361,8 @@ async def test_larger_messages_than_the_limit_are_refused() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak gossamer's protocol"),
         (bytes(range(256)) * 300, "does not speak gossamer's protocol"),
         (hello(1, b"another run's to"), "has the token of another run"),
-        (hello(2, TOKEN), "says that it is rank 2 of 2"),
-        (hello(0, TOKEN), "says that it is rank 0 of 2"),
+        (hello(2, TOKEN), "claims to be rank 2 of 2"),
+        (hello(0, TOKEN), "claims to be rank 0 of 2"),
     ],
 )
 @on_loop

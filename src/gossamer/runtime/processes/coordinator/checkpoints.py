@@ -1,4 +1,4 @@
-"""Assembles checkpoints of the whole run: tracks the snapshots that nodes have taken and the written files.
+"""Assembles checkpoints of the whole run: tracks the snapshots that nodes have taken and the files written.
 
 The messages are explained in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """
@@ -19,15 +19,14 @@ from gossamer.runtime.processes import protocol
 class _Open:
     """A checkpoint that is not complete."""
 
-    sent: dict[int, dict[int, int]] = field(
-        default_factory=dict
-    )  # messages before the snapshots, by sender and receiver
-    asked: bool = False  # the nodes know which messages to wait for
+    # Messages before the snapshots, by sender and receiver.
+    sent: dict[int, dict[int, int]] = field(default_factory=dict)
+    announced: bool = False  # the nodes know which messages to wait for
     saved: dict[int, protocol.Saved] = field(default_factory=dict)
 
 
 class CheckpointCoordinator:
-    """Assembles the checkpoints of a run, which resumes from ``checkpoint`` if given. ``tell`` sends a message to a
+    """Assembles the checkpoints of a run, which resumes from ``checkpoint``, if given. ``tell`` sends a message to a
     node. ``say`` reports a checkpoint that can't be written or is abandoned."""
 
     def __init__(
@@ -65,7 +64,7 @@ class CheckpointCoordinator:
                 self._give_up(number, error)
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
-                self._look(number)
+                self._advance(number)
             case protocol.Saved(number=int(number)) if number > self._complete:  # it was abandoned meanwhile
                 self._folder.drop(number)
             case protocol.Done():  # its current state is part of all later checkpoints
@@ -83,7 +82,7 @@ class CheckpointCoordinator:
             for done in sorted(self._done & self._alive):
                 self._tell(done, protocol.Note("snapshot", number))
         self._open[number].sent[rank] = sent
-        self._look(number)
+        self._advance(number)
 
     def away(self, rank: int) -> None:
         """A node is dead, or unreachable for the others."""
@@ -99,36 +98,36 @@ class CheckpointCoordinator:
         """Abandon a checkpoint, and the earlier ones that are not complete."""
         if number <= self._settled:
             return
-        for each in sorted({number, *self._open}):
-            if each <= number:
-                self._say(f"checkpoint {each} is abandoned: {why}; the next one is made when it is due")
-                self._folder.drop(each)
+        for abandoned in sorted({number, *self._open}):
+            if abandoned <= number:
+                self._say(f"checkpoint {abandoned} is abandoned: {why}; the next one is made when it is due")
+                self._folder.drop(abandoned)
         self._settle(number)
 
     def _settle(self, number: int) -> None:
         self._settled = number
-        self._open = {other: each for other, each in self._open.items() if other > number}
+        self._open = {later: checkpoint for later, checkpoint in self._open.items() if later > number}
         for rank in sorted(self._alive):
             self._tell(rank, protocol.Note("settled", number))
 
-    def _look(self, number: int) -> None:
-        """Continue a checkpoint for which a message has arrived."""
+    def _advance(self, number: int) -> None:
+        """Continue a checkpoint after a message about it has arrived."""
         checkpoint, alive = self._open[number], self._alive
-        if not checkpoint.asked and alive and alive <= checkpoint.sent.keys():
-            checkpoint.asked = True
+        if not checkpoint.announced and alive and alive <= checkpoint.sent.keys():
+            checkpoint.announced = True
             for rank in sorted(alive):
                 sent = {
                     other: to[rank] for other, to in checkpoint.sent.items() if rank in to and other in alive
                 }
                 self._tell(rank, protocol.Expect(number, sent))
-        if checkpoint.asked and alive <= checkpoint.saved.keys():
+        if checkpoint.announced and alive <= checkpoint.saved.keys():
             saved = {rank: checkpoint.saved[rank] for rank in sorted(alive)}
-            rounds = {rank: each.round for rank, each in saved.items()}
-            times_s = {rank: each.time_s for rank, each in saved.items()}
+            rounds = {rank: part.round for rank, part in saved.items()}
+            times_s = {rank: part.time_s for rank, part in saved.items()}
             wall_s = self._wall_before_s + time.monotonic() - self._start
             try:
                 self._folder.complete(number, rounds, times_s, wall_s)
-            except OSError as error:  # a full disk, for example, is no reason to end a run
+            except OSError as error:  # such as a full disk, which is no reason to end a run
                 self._say(f"checkpoint {number} could not be written: {error}")
             self._complete = number
             self._settle(number)

@@ -1,8 +1,8 @@
 """Runs the nodes of an experiment as processes, and never leaves one behind.
 
 The coordinator executes the decisions of
-:class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle`, and passes the messages of nodes and
-workers to it. Only the coordinator writes the record and assembles checkpoints. Workers
+:class:`~gossamer.runtime.processes.coordinator.lifecycle.Lifecycle`, to which it passes the messages of nodes
+and workers. Only the coordinator writes the record and assembles checkpoints. Workers
 (:mod:`gossamer.runtime.processes.coordinator.workers`) start nodes, and end them with the run. The system
 ends the nodes of a worker that dies."""
 
@@ -33,20 +33,20 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
-from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, OwnWorker, Workers
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.recording import RunRecord, extrapolated
 from gossamer.runtime.setup import Setup
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
-"""The counters in a row."""
+"""The traffic counters in a row."""
 PROGRESS_S = 0.1
 
 
 class Coordinator:
-    """One run, which resumes from ``checkpoint`` if given. A fork server as ``place`` runs all nodes. With a listener,
-    the run starts when ``least`` workers have joined there. The run's files are closed with ``resources``."""
+    """One run, which resumes from ``checkpoint``, if given. A fork server as ``server`` runs all nodes. With a
+    listener, the run starts once ``min_workers`` workers have joined. The run's files are closed with ``resources``."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Coordinator:
         folder: RunFolder,
         observer: Observer,
         checkpoint: RunCheckpoint | None,
-        place: ForkServer | WorkerListener,
-        least: int,
+        server: ForkServer | WorkerListener,
+        min_workers: int,
         resources: ExitStack,
     ) -> None:
         self._setup, self._folder, self._observer, self._resumed_from = setup, folder, observer, checkpoint
@@ -63,10 +63,11 @@ class Coordinator:
         selector = self._selector = opened(selectors.DefaultSelector())
         common = setup, folder, checkpoint, selector, self._take, self.show
         self._workers: Workers
-        if isinstance(place, WorkerListener):
-            self._workers = JoinedWorkers(place, least, partial(self.record, None, "refused"), *common)
+        if isinstance(server, WorkerListener):
+            refused = partial(self.record, None, "refused")
+            self._workers = JoinedWorkers(server, min_workers, refused, *common)
         else:
-            self._workers = OwnWorker(place, *common)
+            self._workers = LocalWorker(server, *common)
         self._lifecycle = Lifecycle(
             setup, self, self._workers.has_room, None if checkpoint is None else checkpoint.rounds
         )
@@ -80,9 +81,9 @@ class Coordinator:
             experiment, folder, checkpoint, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
-        self._said = 0.0
+        self._reported_at = 0.0
         self._diverged = False
-        self._unstartable: str | None = None
+        self._start_failure: str | None = None
         self._traffic: dict[int, dict[str, int]] = {}  # the counters in each node's last row
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
@@ -99,7 +100,7 @@ class Coordinator:
             failure = error
         finally:
             self._workers.close(reason)
-        own = self._private
+        sizes = self._private
         return Outcome(
             reason,
             self._time_s,
@@ -108,16 +109,16 @@ class Coordinator:
             buffers,
             failure,
             self._setup.trainer,
-            private_bytes={"mean": sum(own) / len(own), "max": float(max(own))} if own else None,
+            private_bytes={"mean": sum(sizes) / len(sizes), "max": float(max(sizes))} if sizes else None,
         )
 
     def stop(self) -> None:
-        """End the run in order, at the user's request."""
+        """End the run gracefully, at the user's request."""
         self._lifecycle.end("stopped")
 
     def fail_to_start(self, why: str) -> None:
         """Fail the run, unless it has started."""
-        self._unstartable = why
+        self._start_failure = why
 
     def _run(self) -> str:
         try:
@@ -158,23 +159,23 @@ class Coordinator:
     def _wait(self) -> None:
         self._poll(0.2)
         self._lifecycle.run_due(time.monotonic())
-        if self._unstartable is not None:
-            raise RunFailed(self._unstartable)
+        if self._start_failure is not None:
+            raise RunFailed(self._start_failure)
 
     # --- incoming messages
 
     def _poll(self, timeout: float) -> None:
         """Wait for messages, and handle all that have arrived."""
         until = time.monotonic() + timeout
-        while found := self._selector.select(timeout):
-            for key, events in found:
+        while ready := self._selector.select(timeout):
+            for key, events in ready:
                 key.data(events)
             timeout = 0.0
             if time.monotonic() > until:
                 break
         now = time.monotonic()
-        if now - self._said > PROGRESS_S:
-            self._said = now
+        if now - self._reported_at > PROGRESS_S:
+            self._reported_at = now
             self._workers.drop_silent()
             if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
@@ -218,9 +219,9 @@ class Coordinator:
                     self._private.append(private)
 
     def _model(self, data: bytearray) -> Model:
-        whole = torch.frombuffer(data, dtype=torch.float32).clone()  # so that it is aligned
+        vector = torch.frombuffer(data, dtype=torch.float32).clone()  # so that it is aligned
         size = self._setup.layout.size
-        return Model(whole[:size], whole[size:])
+        return Model(vector[:size], vector[size:])
 
     def _wall(self) -> float:
         """Real seconds of the run so far."""
@@ -241,8 +242,8 @@ class Coordinator:
         self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
     ) -> None:
         """Let a node take part (again) from round ``first`` on. ``together`` gives, for each other node, the
-        round from which on the two wait for each other. A new process begins with the model ``start_from``;
-        None is for a process that was only considered dead."""
+        round from which on the two wait for each other. A new process begins with the model ``start_from``,
+        which is None for a process that was only considered dead."""
         now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if start_from is None:

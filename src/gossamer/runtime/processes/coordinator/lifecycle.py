@@ -5,9 +5,9 @@ processes, each with its time of arrival. It decides which faults happen and whe
 dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can
 continue, and when and why it ends.
 
-A node that starts late or returns is introduced. The others are told, and answer with their rounds (``At``).
-Then the node is told its first round, and the node and each of the others are told from which round on they
-wait for each other. Nodes are introduced one at a time."""
+A node that starts late or returns is introduced. The others are notified, and answer with their rounds. Then
+the node learns its first round, and it and each of the others learn from which round on they wait for each
+other. Nodes are introduced one at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REPORT_WAITS_S = 30.0
 
 
 class Over(Exception):
-    """The run must end in order: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
+    """The run must end gracefully: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
 
 @dataclass(eq=False)
@@ -59,16 +59,16 @@ class NodeState:
     planned: bool = False  # its death is planned by the experiment
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
-    arriving: bool = False  # it is away but has sent a message, and waits to be introduced
+    arriving: bool = False  # it waits to be introduced
 
 
 class Lifecycle:
     """The decisions of one run, in seconds of one clock.
 
-    ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` has the nodes' completed
-    rounds at the checkpoint from which the run resumes; nodes that are not in it were lost. :meth:`take` and
-    :meth:`run_due` raise :class:`Over` when the run must end in order, and :class:`~gossamer.errors.RunFailed`
-    when it can't continue."""
+    ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` holds the nodes' completed
+    rounds at the checkpoint from which the run resumes; nodes that it lacks were lost. :meth:`take` and
+    :meth:`run_due` raise :class:`Over` when the run must end gracefully, and
+    :class:`~gossamer.errors.RunFailed` when it can't continue."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Lifecycle:
         self._coordinator = coordinator
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
-        self._waits = experiment.algorithm.gathers
+        self._gathers = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
         self._fault_queue = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
@@ -92,15 +92,15 @@ class Lifecycle:
         self.away: dict[int, str] = {}  # ranks that are absent or considered dead, with the reason
         self._began: float | None = None
         self._start_deadline = math.inf
-        self._now = self._heard_at = self._moved_at = 0.0
-        self._early: list[FaultEvent] = []
+        self._now = self._last_message_at = self._last_progress_at = 0.0
+        self._initial_faults: list[FaultEvent] = []
         self._restarting: dict[int, StartFrom] = {}  # nodes to restart once their last process has ended
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is considered dead
         self._queue: deque[NodeState] = deque()  # nodes to introduce
         self._newcomer: NodeState | None = None  # the node that is being introduced
         self._awaited: set[int] = set()  # ranks that have yet to report their rounds
-        self._heard: dict[int, int] = {}  # the reported rounds, by rank
-        self._due: str | None = None
+        self._reported_rounds: dict[int, int] = {}  # by rank
+        self._end_reason: str | None = None
         self._ending = False
 
     # --- the driver's side
@@ -109,8 +109,8 @@ class Lifecycle:
         """Start the nodes that are present from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
-        self._early = list(self._fault_queue.due(0.0))
-        for fault in self._early:
+        self._initial_faults = list(self._fault_queue.due(0.0))
+        for fault in self._initial_faults:
             if fault.what == "join" and fault.node is not None:
                 self.away[fault.node] = f"node {fault.node} has not joined yet"
         for rank in range(self._experiment.nodes):
@@ -126,16 +126,16 @@ class Lifecycle:
         return all(node.address for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        self._now = self._began = self._moved_at = now
+        self._now = self._began = self._last_progress_at = now
         for rank, why in sorted(self.away.items()):
             self._tell_all(self._present(), Lost(rank, why))
             self._coordinator.record(rank, "absent", why)
         for node in self.nodes.values():
             node.met = True
-        self._tell_all(sorted(self.alive), self._known())
+        self._tell_all(sorted(self.alive), self._addresses())
         self._tell_all(sorted(self.alive), protocol.Go(now))
-        for fault in self._early:
-            self._carry_out(fault)
+        for fault in self._initial_faults:
+            self._execute(fault)
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
@@ -144,59 +144,59 @@ class Lifecycle:
         return min(max(due - now, 0.0), longest)
 
     def run_due(self, now: float) -> None:
-        """Do what is due. Call it after all messages that have arrived were taken."""
+        """Take the actions that are due. Must be called after all messages that have arrived were taken."""
         self._now = now
-        if self._due is not None:
-            raise Over(self._due)
+        if self._end_reason is not None:
+            raise Over(self._end_reason)
         if self._began is not None:
-            self._look_at_nodes(now - self._began)
+            self._check_nodes(now - self._began)
         elif now > self._start_deadline:
             late = [node.rank for node in self.nodes.values() if node.address is None]
             raise RunFailed(
                 f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}"
             )
 
-    def _look_at_nodes(self, now_s: float) -> None:
+    def _check_nodes(self, now_s: float) -> None:
         for fault in self._fault_queue.due(now_s):
-            self._carry_out(fault)
+            self._execute(fault)
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
             self._lose(rank, f"node {rank} is frozen", keep=True)
         for rank in [rank for rank in self._restarting if rank not in self.alive]:
             if self._has_room(rank):
                 self._start_node(rank, self._restarting.pop(rank))
-        self._look_at_waits()
-        self._look_at_the_end()
+        self._report_waits()
+        self._check_end()
 
     def end(self, reason: str) -> None:
-        """End the run in order, for this reason: "time", "bytes", "target", "diverged" or "stopped"."""
-        self._due = self._due or reason
+        """End the run gracefully, for this reason: "time", "bytes", "target", "diverged" or "stopped"."""
+        self._end_reason = self._end_reason or reason
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
         self._now, node = now, self.nodes[rank]
         if isinstance(message, protocol.Exited):
             self._exited(node, message.how)
             return
-        self._heard_at = now
-        # A node that was considered dead, and is not about to leave, has sent a message.
+        self._last_message_at = now
+        # A node that was considered dead has sent a message.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
-            self._arrives(node)
-        self._said(node, message)
+            self._arrive(node)
+        self._handle(node, message)
 
-    def _said(self, node: NodeState, message: protocol.FromNode) -> None:
+    def _handle(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
             case protocol.Ready(host=host, port=port) if node.address is None:
                 node.address = host, port
                 if self._began is not None:
-                    self._tell(node.rank, self._known())
+                    self._tell(node.rank, self._addresses())
                     self._tell_all(self.alive - {node.rank}, protocol.Addresses([(node.rank, host, port)]))
-                    self._arrives(node)
+                    self._arrive(node)
             case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
                 self._completed(node, round)
                 node.waits = waits
                 node.sent = sent
-                if sum(each.sent for each in self.nodes.values()) >= self._most_bytes:
+                if sum(sender.sent for sender in self.nodes.values()) >= self._most_bytes:
                     self.end("bytes")
                 if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
@@ -215,7 +215,7 @@ class Lifecycle:
             case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
-                    self._heard[node.rank] = round
+                    self._reported_rounds[node.rank] = round
                     self._introduce_next()
             case protocol.Crashing(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
@@ -229,23 +229,22 @@ class Lifecycle:
             case protocol.Failed(text=text, round=failed_in, traceback=trace):
                 raise RunFailed(text, node=node.rank, round=failed_in, traceback=trace)
 
-    def _known(self) -> protocol.Addresses:
-        found = [(node.rank, *node.address) for node in self.nodes.values() if node.address is not None]
-        return protocol.Addresses(found)
+    def _addresses(self) -> protocol.Addresses:
+        nodes = self.nodes.values()
+        return protocol.Addresses([(node.rank, *node.address) for node in nodes if node.address is not None])
 
     def _completed(self, node: NodeState, round: int) -> None:
         if round > node.round:
-            node.round, self._moved_at = round, self._now
+            node.round, self._last_progress_at = round, self._now
 
     # --- ending
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """After :class:`Over`: tell every node to end in order, with ``checkpoint`` as the last one if
-        given."""
-        self._now = self._heard_at = now
+        """After :class:`Over`: tell every node to end, with ``checkpoint`` as the last one if given."""
+        self._now = self._last_message_at = now
         self._ending = True
-        there = [self.nodes[rank] for rank in self.awaited()]
-        rounds = {node.rank: node.round for node in there if not (node.leaving and node.done)}
+        nodes = [self.nodes[rank] for rank in self.awaited()]
+        rounds = {node.rank: node.round for node in nodes if not (node.leaving and node.done)}
         for rank in sorted(self.alive):
             self._thaw(self.nodes[rank])
         self._tell_all(
@@ -257,7 +256,7 @@ class Lifecycle:
     def over(self, now: float) -> bool:
         """Whether all awaited nodes have delivered their last model, or have been silent for too long."""
         waiting = [rank for rank in self.awaited() if not self.nodes[rank].final]
-        return not waiting or now > self._heard_at + END_S
+        return not waiting or now > self._last_message_at + END_S
 
     def give_up(self) -> None:
         """Kill the nodes that did not end with the others. The others' outcome stands."""
@@ -275,9 +274,9 @@ class Lifecycle:
             if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
 
-    def _look_at_waits(self) -> None:
-        if self._now >= self._moved_at + REPORT_WAITS_S:
-            self._moved_at = self._now
+    def _report_waits(self) -> None:
+        if self._now >= self._last_progress_at + REPORT_WAITS_S:
+            self._last_progress_at = self._now
             nodes = [self.nodes[rank] for rank in self._present()]
             if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
                 returned = {node.rank: node.round for node in nodes if node.done}
@@ -285,20 +284,20 @@ class Lifecycle:
                     f"no round has ended for {REPORT_WAITS_S:g} s: {describe_waits(waits, returned)}"
                 )
 
-    def _look_at_the_end(self) -> None:
+    def _check_end(self) -> None:
         awaited = self.awaited()
-        # (A node that is about to leave has returned early; it may be the last one, or come back.)
+        # A node that is about to leave has returned early; it may be the last one, or come back.
         if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
             raise Over("rounds")
-        if not self.alive and not self._expects():
+        if not self.alive and not self._expects_return():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
 
     # --- faults
 
-    def _expects(self) -> bool:
+    def _expects_return(self) -> bool:
         return bool(self._restarting) or any(map(self._fault_queue.returns, range(self._experiment.nodes)))
 
-    def _carry_out(self, fault: FaultEvent) -> None:
+    def _execute(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
             self._coordinator.record(None, fault.what, fault.detail)
@@ -342,8 +341,8 @@ class Lifecycle:
     def _start_node(self, rank: int, start_from: StartFrom) -> None:
         node = NodeState(rank, 0, start_from, 0, self._rounds.get(rank, 0))
         if (before := self.nodes.get(rank)) is not None:
-            again = before.incarnation + 1
-            node = NodeState(rank, again, start_from, before.restarts, before.round, before.sent)
+            incarnation = before.incarnation + 1
+            node = NodeState(rank, incarnation, start_from, before.restarts, before.round, before.sent)
         self.nodes[rank] = node
         self.alive.add(rank)
         self._coordinator.do(
@@ -360,25 +359,25 @@ class Lifecycle:
         self._coordinator.record(node.rank, "lost", text, show=False)
         if self._ending:
             return
-        again = self._options.restart == "always" and node.restarts < self._options.restart_limit
-        if self._began is None or (self._needs_all and not (node.planned or again)):
+        restart = self._options.restart == "always" and node.restarts < self._options.restart_limit
+        if self._began is None or (self._needs_all and not (node.planned or restart)):
             raise RunFailed(text, node=node.rank, round=node.round)
         self._coordinator.show(text)
         self._gone(node, text, keep=False)
-        if again and not node.planned:
+        if restart and not node.planned:
             node.restarts += 1
             self._bring_back(node.rank, "checkpoint")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
         self._frozen.pop(node.rank, None)
-        self._queue = deque(each for each in self._queue if each is not node)
+        self._queue = deque(queued for queued in self._queue if queued is not node)
         if self._newcomer is node:
             self._newcomer, self._awaited = None, set()
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
 
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
-        """A node has failed to reach a peer for so long that its messages there are lost. If the peer runs,
-        it is introduced again as soon as it sends a message."""
+        """A node has failed to reach a peer for so long that its messages to it are lost. If the peer still
+        runs, it is introduced again as soon as it sends a message."""
         if rank not in self.alive or node.rank in self.away:
             return
         peer = self.nodes[rank]
@@ -391,9 +390,9 @@ class Lifecycle:
         self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
-        """Stop the other nodes from waiting for this one and sending to it."""
+        """Make the other nodes stop waiting for a node and sending to it."""
         self._awaited.discard(rank)
-        self._heard.pop(rank, None)
+        self._reported_rounds.pop(rank, None)
         if rank not in self.away:
             self.away[rank] = why
             self._tell_all(self._present(), Lost(rank, why, incarnation))
@@ -405,7 +404,7 @@ class Lifecycle:
 
     # --- introductions
 
-    def _arrives(self, node: NodeState) -> None:
+    def _arrive(self, node: NodeState) -> None:
         node.arriving = True
         self._queue.append(node)
         self._introduce_next()
@@ -415,23 +414,23 @@ class Lifecycle:
         while not self._awaited:
             if self._newcomer is not None:
                 newcomer, self._newcomer = self._newcomer, None
-                self._introduce(newcomer, self._heard)
+                self._introduce(newcomer, self._reported_rounds)
             if not self._queue:
                 return
             newcomer = self._newcomer = self._queue.popleft()
             asked = [*self._present(), newcomer.rank] if newcomer.met else self._present()
-            self._awaited, self._heard = set(asked), {}
+            self._awaited, self._reported_rounds = set(asked), {}
             self._tell_all(asked, Find(newcomer.rank, not newcomer.met))
 
     def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
-        own = rounds.pop(node.rank, node.round)
-        least = own + 1 if node.met or (self._waits and node.incarnation) else own
+        round = rounds.pop(node.rank, node.round)
+        earliest = round + 1 if node.met or (self._gathers and node.incarnation) else round
         first, together = (
-            rejoin_round(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
+            rejoin_round(rounds, earliest) if self._gathers else (earliest, dict.fromkeys(sorted(rounds), 0))
         )
         del self.away[node.rank]
         node.arriving = False
-        for rank, why in sorted(self.away.items()):  # including those that were lost during the introduction
+        for rank, why in sorted(self.away.items()):  # including nodes lost during the introduction
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))

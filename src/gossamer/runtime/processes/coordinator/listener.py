@@ -28,8 +28,8 @@ the reason for a refusal, or None."""
 
 
 class WorkerListener:
-    """Listens at "host:port" for workers that know the token. BadInput for a token that
-    is too short, or an address that can't be used."""
+    """Listens at "host:port" for workers that know the token. Raises BadInput if the token is too short, or the
+    address can't be used."""
 
     def __init__(self, address: str, token: str) -> None:
         self.token = check_token(token)
@@ -46,7 +46,7 @@ class WorkerListener:
         self._context = context(ssl.PROTOCOL_TLS_SERVER, key, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._strangers: dict[SelectorChannel[JoinRequest], float] = {}  # with the deadline for their proofs
-        self._told: set[str] = set()  # hosts whose workers were reported for a wrong token
+        self._reported_hosts: set[str] = set()  # hosts whose workers were reported for a wrong token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
         self._selector, self._admit, self._refused = selector, admit, refused
@@ -70,15 +70,15 @@ class WorkerListener:
             JoinRequest,
             self._selector,
             lambda join: self._hear(stranger, host, join),
-            lambda why: self._refuse(stranger),
+            lambda error: self._refuse(stranger),
             largest=LARGEST_STRANGER,
         )
         self._strangers[stranger] = time.monotonic() + JOIN_S
 
     def _hear(self, stranger: SelectorChannel[JoinRequest], host: str, join: JoinRequest) -> None:
         if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
-            if host not in self._told and len(self._told) < MAX_STRANGERS:
-                self._told.add(host)
+            if host not in self._reported_hosts and len(self._reported_hosts) < MAX_STRANGERS:
+                self._reported_hosts.add(host)
                 self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
             self._refuse(stranger, "it has the wrong token")
         elif join.version != __version__:
@@ -95,7 +95,7 @@ class WorkerListener:
         stranger.close()
 
     def drop_silent(self) -> None:
-        for stranger in [each for each, until in self._strangers.items() if time.monotonic() > until]:
+        for stranger in [late for late, deadline in self._strangers.items() if time.monotonic() > deadline]:
             self._refuse(stranger)
 
     def close(self) -> None:

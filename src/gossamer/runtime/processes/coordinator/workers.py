@@ -55,8 +55,8 @@ class _Worker:
 
 
 class Workers(ABC):
-    """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` tells the
-    user something. Nodes resume from ``checkpoint`` if given."""
+    """The workers of one run. ``emit`` takes messages from nodes and about their processes. ``say`` shows text to
+    the user. Nodes resume from ``checkpoint``, if given."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Workers(ABC):
             FromWorker,
             self._selector,
             lambda message: self._take(worker, message),
-            lambda why: self._disconnected(session_name, why),
+            lambda error: self._disconnected(session_name, error),
         )
         worker = self._workers[session_name] = _Worker(text, slots, session)
         session.send(self._job)
@@ -116,8 +116,8 @@ class Workers(ABC):
                 self._emit(self._keep(message))
 
     def _keep(self, report: NodeReport) -> NodeReport:
-        """Write the files of a node, which may send only its own. Returns its report, which says so if a file of a
-        checkpoint can't be written."""
+        """Write the files of a node, which may send only its own. Returns its report, with the error if a checkpoint
+        file can't be written."""
         rank, name = report.rank, rf"node-{report.rank}\.safetensors"
         for path, data in report.files.items():
             if not re.fullmatch(
@@ -148,13 +148,13 @@ class Workers(ABC):
         workers = self._workers.values()
         if self._at[rank] in workers:
             return self._at[rank]
-        taken = Counter(map(id, self._at.values()))
-        return next((each for each in workers if each.ready and taken[id(each)] < each.slots), None)
+        used = Counter(map(id, self._at.values()))
+        return next((worker for worker in workers if worker.ready and used[id(worker)] < worker.slots), None)
 
     def do(self, command: protocol.ToPool) -> None:
         if isinstance(command, Fork):
             worker = self._worker_of(command.rank)
-            assert worker is not None, "the lifecycle has asked whether there is room"
+            assert worker is not None, "the lifecycle has checked that there is room"
             self._at[command.rank] = worker
             worker.session.send(self._with_files(command))
         elif (worker := self._at[command.rank]) in self._workers.values():
@@ -182,7 +182,7 @@ class Workers(ABC):
             session.close()
 
 
-class OwnWorker(Workers):
+class LocalWorker(Workers):
     """The fork server, which runs all nodes."""
 
     def __init__(self, server: ForkServer, *arguments: Any) -> None:
@@ -205,27 +205,27 @@ class OwnWorker(Workers):
 
 
 class JoinedWorkers(Workers):
-    """The workers that join over the network, which get all files and keys that they need. The run starts with
-    ``least`` workers or more, once they have slots for all nodes. ``refused`` records a worker that does not
+    """The workers that join over the network, which get all files and keys that they need. The run starts with at
+    least ``min_workers`` workers, once they have slots for all nodes. ``refused`` records a worker that does not
     know the token."""
 
     def __init__(
-        self, listener: WorkerListener, least: int, refused: Callable[[str], None], *arguments: Any
+        self, listener: WorkerListener, min_workers: int, refused: Callable[[str], None], *arguments: Any
     ) -> None:
         super().__init__(*arguments)
-        self._listener, self._least = listener, least
+        self._listener, self._min_workers = listener, min_workers
         self._silent_s = self._job.reconnect_s
         self._joined = 0  # workers so far
         self._incarnations: dict[int, int] = {}
         self._identities = [issue() for _ in range(self._nodes)]
-        text, found = packed(self._setup.experiment)
-        found["experiment.yaml"] = text.encode()
-        found["environment.json"] = json.dumps({"run": run_id(self._folder.path)}).encode()
+        text, contents = packed(self._setup.experiment)
+        contents["experiment.yaml"] = text.encode()
+        contents["environment.json"] = json.dumps({"run": run_id(self._folder.path)}).encode()
         if self._resumed_from is not None:
-            found |= self._file(self._resumed_from.folder / "manifest.json")
+            contents |= self._file(self._resumed_from.folder / "manifest.json")
         certificates = [identity.certificate for identity in self._identities]
         self._job = structs.replace(
-            self._job, experiment=text, folder=None, files=found, certificates=certificates
+            self._job, experiment=text, folder=None, files=contents, certificates=certificates
         )
         listener.open(self._selector, self._admit, refused)
 
@@ -246,11 +246,11 @@ class JoinedWorkers(Workers):
         if worker is None:
             self._joined += 1
             worker = self._new(join.session, f"worker {self._joined} ({host})", join.slots)
-            self._say(f"{worker.name} has joined with {_number(worker.slots, 'slot')}")
+            self._say(f"{worker.name} has joined with {_counted(worker.slots, 'slot')}")
         else:
             self._say(f"{worker.name} is back")
-        own = self._listener.proof("coordinator", join.nonce)
-        welcome = protocol.Welcome(own, worker.session.received, time.monotonic())
+        proof = self._listener.proof("coordinator", join.nonce)
+        welcome = protocol.Welcome(proof, worker.session.received, time.monotonic())
         try:
             worker.session.attach(end, join.received, welcome)
         except ChannelError:
@@ -273,10 +273,10 @@ class JoinedWorkers(Workers):
         """A worker is gone for good, and its nodes with it."""
         worker = self._workers.pop(session_name)
         worker.session.close()
-        how = f"{worker.name} is lost: {why}"
-        self._say(how)
-        for rank in sorted(rank for rank, at in self._at.items() if at is worker):
-            self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(how)))
+        text = f"{worker.name} is lost: {why}"
+        self._say(text)
+        for rank in sorted(rank for rank, home in self._at.items() if home is worker):
+            self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(text)))
 
     def drop_silent(self) -> None:
         """Drop strangers and workers that have been silent for too long."""
@@ -293,17 +293,17 @@ class JoinedWorkers(Workers):
 
     def assemble(self, wait: Callable[[], None]) -> None:
         """Each worker gets contiguous ranks, in proportion to its slots."""
-        told, workers = "", self._workers
-        while self._slots() < self._nodes or len(workers) < self._least or not self._all_ready():
+        last_text, workers = "", self._workers
+        while self._slots() < self._nodes or len(workers) < self._min_workers or not self._all_ready():
             have = "has" if len(workers) == 1 else "have"
             text = (
-                f"{_number(len(workers), 'worker')} with {_number(self._slots(), 'slot')} {have} joined; awaited:"
-                f" {self._least} or more, for {_number(self._nodes, 'node')}. Join with:"
-                f" gossamer worker {self._listener.address} --join TOKEN --slots {-(-self._nodes // self._least)}"
+                f"{_counted(len(workers), 'worker')} with {_counted(self._slots(), 'slot')} {have} joined; needed:"
+                f" {self._min_workers} or more, for {_counted(self._nodes, 'node')}. Join with:"
+                f" gossamer worker {self._listener.address} --join TOKEN --slots {-(-self._nodes // self._min_workers)}"
             )
-            if text != told:
+            if text != last_text:
                 self._say(text)
-                told = text
+                last_text = text
             wait()
         total, before = self._slots(), 0
         for worker in workers.values():
@@ -319,17 +319,17 @@ class JoinedWorkers(Workers):
 
     def _with_files(self, fork: Fork) -> Fork:
         """The command with the node's key, and the file from which it resumes."""
-        rank, found = fork.rank, {}
+        rank, contents = fork.rank, {}
         self._incarnations[rank] = fork.incarnation
         if fork.incarnation == 0 and self._resumed_from is not None and rank in self._resumed_from.rounds:
-            found = self._file(self._resumed_from.path(rank))
+            contents = self._file(self._resumed_from.path(rank))
         elif fork.incarnation and (path := self._folder.restart(rank)).exists():
-            found = self._file(path)
-        return structs.replace(fork, key=self._identities[rank].pem, files=found)
+            contents = self._file(path)
+        return structs.replace(fork, key=self._identities[rank].pem, files=contents)
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def packed(experiment: Experiment) -> tuple[str, dict[str, bytes]]:
@@ -352,7 +352,7 @@ def packed(experiment: Experiment) -> tuple[str, dict[str, bytes]]:
 
 
 def _unwritten(saved: protocol.Saved, error: OSError) -> protocol.Saved | protocol.Event:
-    """What a node would have reported if it had not been able to write the file of its checkpoint."""
+    """The report of a node whose checkpoint file could not be written."""
     if saved.number is None:
         return protocol.Event("checkpoint", f"its checkpoint could not be written: {error}")
     return structs.replace(saved, error=str(error))

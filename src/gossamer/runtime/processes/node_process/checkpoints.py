@@ -17,7 +17,7 @@ them: the messages received before the receiver's snapshot, and those sent befor
 
 The next checkpoint is made when it is due.
 
-A resumed run repeats the messages that were sent after their sender's snapshot, although their receiver may
+A resumed run repeats the messages that were sent after their sender's snapshot, although their receivers may
 have received them already. An algorithm that waits for its messages (``Algorithm.gathers``) sends the same
 messages again, and the node ignores them. With any other algorithm, and under secure aggregation, whose keys
 are new, the repeated messages differ, and the node takes them."""
@@ -65,12 +65,12 @@ class NodeCheckpoints:
         context: NodeContext,
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
-        self._node, self._tell, self._asked = node, tell, experiment.checkpoint
+        self._node, self._tell, self._options = node, tell, experiment.checkpoint
         self._folder = CheckpointFolder(context.folder.checkpoints, experiment, context.job.digest)
         # Whether the node sends the same messages when its rounds are repeated.
         self._repeats = experiment.algorithm.gathers and experiment.secure_aggregation is None
         # Number of snapshots that were due so far.
-        self._made = 0 if context.checkpoint is None else context.checkpoint.snapshots(self._asked)
+        self._made = 0 if context.checkpoint is None else context.checkpoint.snapshots(self._options)
         self._offset = context.job.next_checkpoint - self._made - 1
         self._transport: Transport
         # Numbers of messages by source: in all runs so far, in earlier runs, and in the node's saved state.
@@ -80,18 +80,17 @@ class NodeCheckpoints:
         self._newest: _Boundary | None = None
         self._over = False  # whether the node's rounds are over
         self._newest_number = 0  # of its snapshots
-        # By checkpoint: a snapshot whose messages have not all arrived, and their numbers by source, once
-        # known.
+        # By checkpoint: a snapshot whose messages have not all arrived; their numbers by source, once known.
         self._open: dict[int, _Boundary] = {}
         self._expected: dict[int, Mapping[int, int]] = {}
         self._watching: list[_Boundary] = []  # the boundaries that record incoming messages
         self._settled = 0  # all checkpoints up to this number are settled
-        self._news = asyncio.Event()
+        self._settled_event = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
         """Begin at the node's start, or where it was saved: message numbers and counters continue from
-        there."""
+        that point."""
         self._transport = transport
         if resumed:
             self._before, self._received = _counts(start, "sent"), _counts(start, "received")
@@ -107,11 +106,11 @@ class NodeCheckpoints:
         before = self._before.get(message.source, 0)
         self._take(replace(message, number=message.number + before) if before else message)
         for number in list(self._expected):
-            self._look(number)
+            self._write_if_complete(number)
 
     def _take(self, message: Message) -> None:
         source, number = message.source, message.number
-        if number < self._known.get(source, 0):  # it had been received before
+        if number < self._known.get(source, 0):  # it was received before the run was resumed
             self._count(message, -1)
             return
         self._received[source] = max(number + 1, self._received.get(source, 0))
@@ -128,37 +127,37 @@ class NodeCheckpoints:
         self._newest = _Boundary(saved, dict(self._received))
         self._watch()
         self._transport.rounds += 1
-        due = self._asked.due(saved.round, saved.time_s)
+        due = self._options.due(saved.round, saved.time_s)
         before, self._made = self._made, max(self._made, due)
         for number in range(before + 1, due + 1):
             self.snapshot(number + self._offset)
 
     def over(self) -> None:
-        """The node's rounds are over: it reads no later messages (of which there may be no end)."""
+        """The node's rounds are over: it reads no later messages, whose number may be unlimited."""
         self._over = True
         self._watch()
 
     def _watch(self) -> None:
         newest = None if self._over and not self._repeats else self._newest
         boundaries = dict.fromkeys((newest, *self._open.values()))
-        self._watching = [each for each in boundaries if each is not None]
+        self._watching = [boundary for boundary in boundaries if boundary is not None]
 
     def hear(self, message: protocol.Note | protocol.Expect) -> None:
         match message:
             case protocol.Note("snapshot", number):
                 self.snapshot(number)
             case protocol.Expect(number=number, sent=sent) if number in self._open:
-                # Also of sources that have sent nothing since the run was resumed.
+                # Include sources that have sent nothing since the run was resumed.
                 self._expected[number] = {
                     rank: sent.get(rank, 0) + self._before.get(rank, 0) for rank in {*sent, *self._before}
                 }
-                self._look(number)
+                self._write_if_complete(number)
             case protocol.Note("settled", number):
                 self._settled = number
-                self._open = {other: each for other, each in self._open.items() if other > number}
-                self._expected = {other: sent for other, sent in self._expected.items() if other > number}
+                self._open = {later: boundary for later, boundary in self._open.items() if later > number}
+                self._expected = {later: sent for later, sent in self._expected.items() if later > number}
                 self._watch()
-                self._news.set()
+                self._settled_event.set()
 
     def snapshot(self, number: int) -> None:
         """Take a snapshot as of the end of the last round, unless it was taken or is settled."""
@@ -167,7 +166,7 @@ class NodeCheckpoints:
             self._newest_number, self._open[number] = number, self._newest
             self._transport.add_snapshot(lambda sent: self._tell(protocol.Marked(number, sent)))
 
-    def _look(self, number: int) -> None:
+    def _write_if_complete(self, number: int) -> None:
         """Write the node's part of a checkpoint, if all messages that belong to it have arrived."""
         sent = self._expected[number]
         if all(self._received.get(rank, 0) >= n for rank, n in sent.items()):
@@ -209,8 +208,8 @@ class NodeCheckpoints:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._settled < number:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._settled_event.clear()
+                    await self._settled_event.wait()
 
 
 def _counts(saved: Checkpoint, name: str) -> dict[int, int]:
@@ -224,16 +223,16 @@ class RestartFile:
         self,
         folder: RunFolder,
         node: NodeRuntime,
-        asked: Checkpoints,
+        options: Checkpoints,
         tell: Callable[[protocol.FromNode], None],
     ) -> None:
         self._path, self._identity = folder.restart(node.rank), {"run": run_id(folder.path)}
-        self._node, self._asked, self._tell = node, asked, tell
+        self._node, self._options, self._tell = node, options, tell
         self._made = 0  # number of saves that were due so far
 
     def round_ended(self) -> None:
-        """Save the node at the end of a round, if due. A kill meanwhile leaves the previous file intact."""
-        due = self._asked.due(self._node.round, self._node.node.now())
+        """Save the node at the end of a round, if due. If the node is killed meanwhile, the previous file remains."""
+        due = self._options.due(self._node.round, self._node.node.now())
         if due <= self._made:
             return
         self._made = due
@@ -255,5 +254,5 @@ class RestartFile:
             except BadInput as error:
                 saved = None
                 self._tell(protocol.Event("checkpoint", f"its checkpoint can't be used: {error}"))
-        self._made = self._asked.due(self._node.round, self._node.node.now())
+        self._made = self._options.due(self._node.round, self._node.node.now())
         return saved

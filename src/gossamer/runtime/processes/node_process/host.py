@@ -2,8 +2,8 @@
 :class:`~gossamer.node.setup.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when its process holds a CPU slot. All nodes compute with
-one :class:`ComputeResources`, which is created before they are forked. It warms up with a step and an evaluation on the data
-of one node and discards the results, so that everything they load is loaded only once."""
+one :class:`ComputeResources`, which is created before they are forked. It warms up with a step and an evaluation
+on one node's data and discards the results, so that everything they load is loaded only once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from gossamer.runtime.setup import Setup
 log = logging.getLogger("gossamer")
 
 SHORTEST_S = 0.001
-"""The shortest sleep of a node, in seconds: its clock may be paused meanwhile."""
+"""The shortest sleep of a node, in seconds, since its clock may be paused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class ComputeResources:
         return self._common or self._setup.initial(rank)
 
     def returns_memory(self) -> bool:
-        """Whether nodes return freed memory to the system, since that of all nodes may not fit."""
+        """Whether nodes return freed memory to the system, because that of all nodes together may not fit."""
         available, freed = available_bytes(), self._freed_bytes
         if available is None or freed is None:
             return True
@@ -179,19 +179,16 @@ class NodeHost:
         self._trainer, self._evaluator = resources.trainer, resources.evaluator
         self._clock, self._timeline, self._security = clock, timeline, context.security
         self.now, self.end_round, self.event = clock.now, end_round, event
-        self.store, self.is_stored, self.fresh = (
-            resources.rows.store,
-            resources.rows.owns,
-            resources.rows.vector,
-        )
+        rows = resources.rows
+        self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector
         self.paced = setup.experiment.engine.pace
         self.lost: set[int] = set()
         self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
         self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self._turn = asyncio.Lock()  # first come first served
-        self.computing_s = 0.0  # by the compute profile if paced, otherwise as measured
+        self._turn = asyncio.Lock()  # first come, first served
+        self.computing_s = 0.0  # according to the compute profile if paced, otherwise as measured
         self.computations = self.slow = 0  # paced ones, and those that took longer
 
     # --- computations
@@ -217,8 +214,7 @@ class NodeHost:
         try:
             result, seconds = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The thread can't be stopped; its result is not committed, and the next computation waits behind
-            # it.
+            # The thread can't be stopped. Its result is discarded, and the next computation waits for it.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
         ended = self._clock.now()
@@ -233,7 +229,7 @@ class NodeHost:
         return computation.commit(result)
 
     async def _keep_pace(self, computation: Computation, began: float) -> None:
-        """Wait until a computation that began at ``began`` is due by the compute profile."""
+        """Wait until a computation that began at ``began`` is due according to the compute profile."""
         profile, seed = self._setup.compute, self._setup.experiment.seed
         seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
         due = began + float(seconds)
@@ -270,14 +266,13 @@ class NodeHost:
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
     async def mix(self, step: Step, *, read: bool) -> Any:
-        # Tasks that were spawned earlier run first, as in the simulator, where mixing comes last at an
-        # instant.
+        # Tasks that were spawned earlier run first, as in the simulator, where mixing comes last at an instant.
         await asyncio.sleep(0)
         step.prepare()
         return step.commit(step.run(self.fresh))
 
     def settle(self, vector: Tensor) -> None:
-        """Nothing to do: this engine defers no mixing."""
+        """Do nothing: this engine defers no mixing."""
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds

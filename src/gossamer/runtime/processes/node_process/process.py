@@ -35,7 +35,7 @@ from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.2  # seconds between two reports of a node's progress
 ALIVE_S = 1.0  # seconds between two reports of what it waits for
-NODES_HEARD_A_SECOND = 256
+REPORTS_PER_SECOND = 256
 """Most reports of waiting nodes per second: a thousand would keep a core busy."""
 TASKS_END_S = 5.0  # seconds that a node waits at its end for cancelled tasks
 LAST_SNAPSHOT_S = 20.0  # seconds for the last checkpoint, before nodes end without it
@@ -45,7 +45,7 @@ FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 def main(rank: int, setup: Setup, context: NodeContext, resources: ComputeResources) -> int:
     """Run a node, from a checkpoint if there is one, in a newly forked process. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run gracefully
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def run() -> int:  # creates the node in its loop
@@ -74,7 +74,7 @@ class NodeProcess:
         loop.add_reader(context.channel, self._readable)
         self._timeline = timeline_log(experiment, folder, rank)
 
-        saved = self._saved = None if checkpoint is None else checkpoint.read(rank, self._place)
+        saved = self._saved = None if checkpoint is None else checkpoint.read(rank, self._stored)
         self._clock = NodeClock(
             0.0 if saved is None else saved.time_s, 0.0 if checkpoint is None else checkpoint.wall_s
         )
@@ -106,7 +106,7 @@ class NodeProcess:
         self._transport = self._host.transport = Transport(
             context.listener,
             rank,
-            [("127.0.0.1", 0)] * experiment.nodes,  # the real ones come before anything is sent
+            [("127.0.0.1", 0)] * experiment.nodes,  # the real addresses arrive before anything is sent
             context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
@@ -150,8 +150,8 @@ class NodeProcess:
                 with unawaited_calls_fail((self._node,)):
                     await self._take_part()
             if slow := self._host.slow:
-                of = f"{slow} of {self._host.computations} computations"
-                self._tell(protocol.Event("slow", f"{of} took longer than the compute profile says"))
+                counts = f"{slow} of {self._host.computations} computations"
+                self._tell(protocol.Event("slow", f"{counts} took longer than the compute profile says"))
             self._node.look_for_divergence()
             self._tell(protocol.FinalModel(self._node.round, _raw(self._node.model), private_bytes()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
@@ -199,9 +199,9 @@ class NodeProcess:
 
     async def _protocol(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
-        asks = arrival is not None and arrival.start_from == "neighbor"
+        ask_neighbor = arrival is not None and arrival.start_from == "neighbor"
         detection_s = self._setup.experiment.failures.detection_s
-        await self._node.live(partial(run_newcomer, run, self._node, detection_s if asks else None))
+        await self._node.live(partial(run_newcomer, run, self._node, detection_s if ask_neighbor else None))
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
@@ -225,7 +225,7 @@ class NodeProcess:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task beside the algorithm. Its failure fails the node."""
+        """Run a task alongside the algorithm. Its failure fails the node."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(self._helper_ended)
         return task
@@ -250,7 +250,7 @@ class NodeProcess:
         model, time_s = node.model, self._clock.now()
         busy = BusySeconds(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
-        # What a shaped network holds back when the run ends has not been sent by then, as in a simulation.
+        # Messages that a shaped network holds back when the run ends count as unsent, as in a simulation.
         held_back = self._shaper is not None and moment == "end"
         with self._clock.pause():
             if last and not held_back:
@@ -274,7 +274,7 @@ class NodeProcess:
         self._unread += 1
 
     async def _flush(self) -> None:
-        """Wait until all messages have left, and so are counted, as long as bytes keep leaving."""
+        """Wait until all messages have left, and are counted, as long as bytes keep leaving."""
         sent = -1
         while sent < self._transport.traffic.bytes_sent:
             sent = self._transport.traffic.bytes_sent
@@ -293,7 +293,7 @@ class NodeProcess:
 
     async def _watch(self) -> None:
         """Tell the coordinator that this node is alive, and what it waits for."""
-        every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
+        every_s = max(ALIVE_S, self._setup.experiment.nodes / REPORTS_PER_SECOND)
         while True:
             await asyncio.sleep(every_s)
             self._report()
@@ -334,16 +334,16 @@ class NodeProcess:
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
-                    # Until its first round is known, it takes part in no round that this node is in.
+                    # Until its first round is known, it takes part in none that this node is in.
                     waits = self._setup.experiment.algorithm.gathers
-                    self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
+                    self._restore_peer(rank, self._node.round + 1 if waits else 0, restarted=restarted)
                 self._tell(protocol.CurrentRound(rank, self._node.round))
             case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
                     self._node.peer_found(self._rank, first, restarted=False)
 
-    def _found(self, rank: int, since: int, *, restarted: bool) -> None:
+    def _restore_peer(self, rank: int, since: int, *, restarted: bool) -> None:
         """A node that was away is back, perhaps restarted, and takes part from a round on."""
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
@@ -351,15 +351,15 @@ class NodeProcess:
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
-            self._found(rank, since, restarted=False)
+            self._restore_peer(rank, since, restarted=False)
 
     def _arrive(self, arrival: protocol.Arrival) -> None:
         self._arrival = arrival
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {starting_state(arrival.start_from, saved)}"
         self._tell(protocol.Event("begins", text))
-        heard = asdict(self._transport.traffic)  # received since it listens
-        self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in heard.items()})
+        traffic = asdict(self._transport.traffic)  # already received
+        self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in traffic.items()})
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.peer_found(self._rank, arrival.first, restarted=False)
@@ -367,10 +367,10 @@ class NodeProcess:
 
     # --- saved state
 
-    def _place(self, tensor: Tensor) -> Tensor:
-        """Move a tensor that was read from a file to where the node keeps such tensors."""
-        row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
-        return self._rows.store(tensor) if row else tensor
+    def _stored(self, tensor: Tensor) -> Tensor:
+        """A tensor that was read from a file; a vector of parameters is moved to the node's store."""
+        is_row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
+        return self._rows.store(tensor) if is_row else tensor
 
     def _state(self) -> dict[str, Any]:
         return {

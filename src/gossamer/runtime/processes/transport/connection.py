@@ -71,10 +71,10 @@ class Tls:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The part common to both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
+    """The common part of both directions: reading into the shared buffer, TLS, heartbeats and refusals."""
 
     link: asyncio.Transport
-    who: str  # describes the other end in messages
+    who: str  # describes the other end in reports
 
     def __init__(self, node: Transport, limit: int | None, tls: Tls | None) -> None:
         self.node, self.tls = node, tls
@@ -199,8 +199,7 @@ class Outgoing(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Writing then waits until asyncio has handed everything to the kernel, which buffers few unsent
-        # bytes.
+        # Writing then waits until asyncio has handed everything to the kernel, which buffers few unsent bytes.
         self.link.set_write_buffer_limits(high=0)
         dialled = self.link.get_extra_info("socket")
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -313,13 +312,13 @@ class Incoming(Connection):
     def _greet(self, hello: Hello) -> None:
         node, rank = self.node, hello.rank
         if rank >= len(node.addresses) or rank == node.rank:
-            self.refuse(f"says that it is rank {rank} of {len(node.addresses)}")
+            self.refuse(f"claims to be rank {rank} of {len(node.addresses)}")
         elif not self.has_key_of(rank):
-            self.refuse(f"says that it is rank {rank}, but does not have its key")
+            self.refuse(f"claims to be rank {rank}, but does not have its key")
         elif not self.has_token(hello):
             self.refuse("has the token of another run")
         elif (stale := node.peers[rank].stale(hello.incarnation, hello.connection)) is not None:
-            self.refuse(f"says that it is rank {rank}, {stale}")
+            self.refuse(f"claims to be rank {rank}, {stale}")
         else:
             self._welcome(node.peers[rank], hello)
 

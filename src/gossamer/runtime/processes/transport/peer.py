@@ -18,11 +18,11 @@ State = enum.Enum("State", "QUEUED RESEND SENT CANCELLED LOST")
 """The state of a message. RESEND: it had left, but its connection broke before the acknowledgement."""
 
 
-class OwnSending(Sending):
-    """One message to one peer, sent in round ``round`` of this node; ``take_back`` cancels it."""
+class TcpSending(Sending):
+    """One message to one peer, sent in this node's round ``round``. ``take_back`` cancels it."""
 
     def __init__(
-        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
+        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[TcpSending], bool]
     ) -> None:
         loop = asyncio.get_running_loop()
         self.to, self.head, self.round = to, head, round
@@ -51,7 +51,7 @@ class OwnSending(Sending):
 
     def unchanged(self) -> bool:
         return all(
-            buffer._version == seen for buffer, seen in zip(self.buffers, self._versions, strict=False)
+            buffer._version == version for buffer, version in zip(self.buffers, self._versions, strict=False)
         )
 
     def accept(self) -> None:
@@ -77,14 +77,14 @@ class Peer:
         self.dial: asyncio.Task[None] | None = None
         self.lost_at = 0.0  # when it counts as lost, unless it answers before
         self.redial_s = 0.0  # pause before it is dialled again; 0 once a connection to it has served
-        self.redial_now = asyncio.Event()  # set to redial it at once
+        self.redial_now = asyncio.Event()  # set to dial it again at once
         # Messages to it.
         self.used = False  # whether there have been messages for it
-        self.dialled = 0  # the number of the newest connection to it
+        self.dialled = 0  # number of the newest connection to it
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
         # By message number: bytes of chunks on the connection up to its end; the message.
-        self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
+        self.unacknowledged: deque[tuple[int, TcpSending]] = deque()
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
         # Messages from it.
         self.answered = 0  # the newest of its connections to this node
@@ -92,8 +92,7 @@ class Peer:
         self.expected = 0  # the number of the next message from it
 
     def stale(self, incarnation: int, connection: int | None = None) -> str | None:
-        """The reason why a greeting from an earlier incarnation or (incoming) connection is stale, or
-        None."""
+        """The reason why a greeting is stale: an earlier incarnation, or an earlier (incoming) connection; or None."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
         if connection is not None and incarnation == self.incarnation and connection <= self.answered:
@@ -106,7 +105,7 @@ class Peer:
             _, sending = self.unacknowledged.popleft()
             sending.buffers = ()
 
-    def resume(self, expected: int) -> list[OwnSending]:
+    def resume(self, expected: int) -> list[TcpSending]:
         """Continue on a new connection with the expected message. Returns the messages to send again.
 
         Raises:
@@ -116,14 +115,14 @@ class Peer:
         if behind < 0:
             raise FrameError(f"expects message {expected} after message {self.number - 1}")
         sent = [sending for _, sending in self.unacknowledged]
-        got = max(len(sent) - behind, 0)
-        for sending in sent[:got]:
+        received = max(len(sent) - behind, 0)
+        for sending in sent[:received]:
             sending.release()
-        for sending in sent[got:]:
+        for sending in sent[received:]:
             sending.state = State.RESEND
         self.unacknowledged.clear()
         self.number = expected
-        return sent[got:]
+        return sent[received:]
 
     def restarted(self, incarnation: int) -> None:
         """Restart the numbering. Messages that the last incarnation may have received are not sent again."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gossamer.errors import GossamerError
 from gossamer.messages import framed_bytes
 from gossamer.messages.tags import WINDOW, Traffic
-from gossamer.runtime.processes.transport.peer import OwnSending, Peer, State
+from gossamer.runtime.processes.transport.peer import Peer, State, TcpSending
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
 from gossamer.runtime.processes.transport.wire import abort, chunks
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PendingSnapshot:
-    """A snapshot at the end of ``rounds`` rounds, whose earlier messages have not all left. ``counts`` has,
+    """A snapshot at the end of ``rounds`` rounds, whose earlier messages have not all left. ``counts`` holds,
     by receiver, the number of the first message of a later round; None if none has left yet."""
 
     rounds: int
     counts: dict[int, int | None]
-    told: Callable[[dict[int, int]], None]
+    report: Callable[[dict[int, int]], None]
 
 
 class SendQueue:
@@ -35,15 +35,15 @@ class SendQueue:
 
     def __init__(self, node: Transport) -> None:
         self._node = node
-        self._queue: OrderedDict[OwnSending, None] = OrderedDict()
-        self._current: OwnSending | None = None
+        self._queue: OrderedDict[TcpSending, None] = OrderedDict()
+        self._current: TcpSending | None = None
         self._snapshots: list[PendingSnapshot] = []
 
     @property
     def busy(self) -> bool:
         return bool(self._queue) or self._current is not None
 
-    def put(self, sending: OwnSending) -> None:
+    def put(self, sending: TcpSending) -> None:
         """Queue a message, which is lost at once if its receiver is lost."""
         if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
@@ -51,20 +51,18 @@ class SendQueue:
             self._queue[sending] = None
             self._node.wake()
 
-    def _pending(self) -> dict[OwnSending, None]:
-        """The messages that are queued or being sent, each once (after a broken connection, one is both)."""
+    def _pending(self) -> dict[TcpSending, None]:
+        """The messages that are queued or being sent, each once (one is both after a broken connection)."""
         current = [] if self._current is None or self._current.over else [self._current]
         return dict.fromkeys((*self._queue, *current))
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all pending messages had left."""
         traffic = self._node.traffic
-        new = [each for each in self._pending() if each.state is not State.RESEND]
-        return replace(
-            traffic,
-            messages_sent=traffic.messages_sent + len(new),
-            bytes_sent=traffic.bytes_sent + sum(framed_bytes(each.nbytes) - each.left for each in new),
-        )
+        new = [sending for sending in self._pending() if sending.state is not State.RESEND]
+        unsent = sum(framed_bytes(sending.nbytes) - sending.left for sending in new)
+        sent = traffic.messages_sent + len(new)
+        return replace(traffic, messages_sent=sent, bytes_sent=traffic.bytes_sent + unsent)
 
     # --- sending
 
@@ -73,7 +71,7 @@ class SendQueue:
         peers = self._node.peers
         while True:
             self.report_snapshots()
-            while (sending := next((each for each in self._queue if peers[each.to].outgoing), None)) is None:
+            while (sending := next((s for s in self._queue if peers[s.to].outgoing), None)) is None:
                 await self._node.changed()
                 self.report_snapshots()
             del self._queue[sending]
@@ -84,7 +82,7 @@ class SendQueue:
             self._current, sending.left = None, 0
             self._node.wake()
 
-    async def _transmit(self, sending: OwnSending, peer: Peer, link: Outgoing) -> None:
+    async def _transmit(self, sending: TcpSending, peer: Peer, link: Outgoing) -> None:
         node, shaper, again = self._node, self._node.shaper, sending.state is State.RESEND
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         lost = lost and not again  # the peer waits for the number of a message that had left before
@@ -126,7 +124,7 @@ class SendQueue:
             node.traffic.messages_sent += not again
             if lost:
                 node.traffic.messages_lost += 1
-                self._queue.pop(sending, None)  # where it is if its connection has broken meanwhile
+                self._queue.pop(sending, None)  # it is there again if its connection has broken meanwhile
                 sending.release()
             else:
                 self._use_number(link, peer, sending)
@@ -140,7 +138,7 @@ class SendQueue:
             while not (link.writable or link.closed):
                 await node.changed()
 
-    async def _pass_uplink(self, shaper: Shaper, sending: OwnSending, nbytes: int, since: float) -> None:
+    async def _pass_uplink(self, shaper: Shaper, sending: TcpSending, nbytes: int, since: float) -> None:
         """Wait until some bytes of a message have passed the uplink, or no longer need to."""
         shaper.uplink.take(nbytes, since)
         while not sending.over and (wait := shaper.uplink.free - self._node.loop.time()) > 0:
@@ -156,7 +154,7 @@ class SendQueue:
             self._node.traffic.bytes_sent += len(frame)
             link.write(frame)
 
-    def _refuse(self, sending: OwnSending) -> None:
+    def _refuse(self, sending: TcpSending) -> None:
         """Fail the node, because it modified a message after sending it."""
         self._node.failed(
             GossamerError(
@@ -167,7 +165,7 @@ class SendQueue:
         sending.state = State.QUEUED  # the peer did not receive the part that had left earlier
         self.cancel(sending)
 
-    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
+    def _use_number(self, link: Outgoing, peer: Peer, sending: TcpSending) -> None:
         if sending.round > peer.first[0]:
             peer.first = sending.round, peer.number
         for snapshot in self._snapshots:
@@ -178,7 +176,7 @@ class SendQueue:
 
     # --- messages that are cancelled, lost or sent again
 
-    def cancel(self, sending: OwnSending) -> bool:
+    def cancel(self, sending: TcpSending) -> bool:
         """Cancel a message. Returns whether it will not be received."""
         if sending.over or sending.state is State.RESEND:
             return sending.state in (State.CANCELLED, State.LOST)
@@ -189,7 +187,7 @@ class SendQueue:
         self._node.wake()
         return True
 
-    def _give_up(self, sending: OwnSending) -> None:
+    def _give_up(self, sending: TcpSending) -> None:
         if sending.state is State.RESEND:
             sending.state = State.SENT
         elif not sending.over:
@@ -205,7 +203,7 @@ class SendQueue:
 
     def forget(self, peer: Peer, state: State | None = None) -> None:
         """Drop the queued messages for a peer (all, or in one state), and release the unacknowledged ones."""
-        for sending in [each for each in self._queue if each.to == peer.rank and state in (None, each.state)]:
+        for sending in [s for s in self._queue if s.to == peer.rank and state in (None, s.state)]:
             del self._queue[sending]
             self._give_up(sending)
         peer.forget()
@@ -220,20 +218,20 @@ class SendQueue:
         for sending in reversed(peer.resume(expected)):
             self._put_first(sending)
 
-    def _put_first(self, sending: OwnSending) -> None:
+    def _put_first(self, sending: TcpSending) -> None:
         self._queue[sending] = None
         self._queue.move_to_end(sending, last=False)
 
     # --- snapshots
 
-    def add_snapshot(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
+    def add_snapshot(self, rounds: int, report: Callable[[dict[int, int]], None]) -> None:
         """This node was saved at the end of this many rounds; see :meth:`Transport.add_snapshot`."""
         counts: dict[int, int | None] = {}
         for peer in self._node.peers.values():
             if peer.used and peer.lost is None:
                 since, number = peer.first
                 counts[peer.rank] = number if since >= rounds else None
-        self._snapshots.append(PendingSnapshot(rounds, counts, told))
+        self._snapshots.append(PendingSnapshot(rounds, counts, report))
         self.report_snapshots()
 
     def report_snapshots(self) -> None:
@@ -241,7 +239,7 @@ class SendQueue:
         peers = self._node.peers
         for snapshot in list(self._snapshots):
             reached = {rank: number for rank, number in snapshot.counts.items() if peers[rank].lost is None}
-            if not any(each.round < snapshot.rounds and each.to in reached for each in self._pending()):
+            if not any(s.round < snapshot.rounds and s.to in reached for s in self._pending()):
                 self._snapshots.remove(snapshot)
                 numbers = {rank: peers[rank].number if n is None else n for rank, n in reached.items()}
-                snapshot.told(numbers)
+                snapshot.report(numbers)

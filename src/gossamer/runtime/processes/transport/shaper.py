@@ -27,7 +27,7 @@ LATE_S = 0.02
 """Seconds by which timers and credit may be late without slowing a flow: a downlink acknowledges bytes this
 long before their turn (but delivers no message early), and an uplink may continue from this long ago."""
 CATCH_UP_S = 0.1
-"""The same within a message, for a process that had to wait for a core. At most one window is caught up,
+"""The same within a message, for a process that had to wait for a core. It catches up by at most one window,
 ahead of the receiver's downlink."""
 SLOWEST = 1.0
 """Bytes per second of a link whose rate is 0, so that waiting bytes continue when the rate changes."""
@@ -87,13 +87,13 @@ class _Piece(NamedTuple):
     number: int
     nbytes: int
     since: float
-    here: float
+    arrived_at: float
     taken: Callable[[], None]
     passes: Callable[[float], None] | None
 
 
 class Downlink:
-    """Lets all senders' bytes in at one rate; never waits for one sender while it has another's bytes."""
+    """Lets all senders' bytes in at one rate. It never waits for one sender while it has another's bytes."""
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self._bucket = Bucket(rate)
@@ -131,7 +131,7 @@ class Downlink:
             return  # nothing passes until the rate changes
         while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
             piece = heapq.heappop(self._queue)
-            last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)
+            last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.arrived_at)
             piece.taken()
             if piece.passes is not None:
                 piece.passes(last_byte)
@@ -275,8 +275,8 @@ def is_limited(network: Network, nodes: int, seed: int) -> bool:
 
 
 def simplified(network: Network, nodes: int, seed: int) -> list[str]:
-    """Describes how the engine ``processes`` deviates from a network's description. BadInput for a
-    description that does not fit this number of nodes."""
+    """Describe how the engine ``processes`` deviates from a network's description. Raises BadInput if the
+    description does not fit this number of nodes."""
     texts = []
     if network.sharing not in ("fifo", "in-turn"):
         texts.append(

@@ -7,11 +7,11 @@ each other at once need no tie-break, and a connection's reader knows which fram
 One task per node sends the messages in the order of :meth:`Transport.send`, since a node has one uplink. At
 most :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged. The kernel
 buffers few unsent bytes (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So all "sent"
-bytes but one window have reached the receiver, and a message can be cancelled while most of it is still here.
+bytes except one window have reached the receiver, and a message can be cancelled while most of it is still here.
 
 A broken connection is dialled again, and continues with the message that the peer expects next. At most a
 window of messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with
-heartbeats) is silent, for ``detection_s``. It is still dialled after that, and found when it answers.
+heartbeats) is silent, for ``detection_s``. It is still dialled after that, and counts as alive again once it answers.
 
 Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security`), and a stranger without a key
 of the run gets no further than the handshake. With a
@@ -33,7 +33,7 @@ from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze,
 from gossamer.messages.tags import Message, Payload, Sending, Tag, Traffic
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
-from gossamer.runtime.processes.transport.peer import OwnSending, Peer, Peers, State
+from gossamer.runtime.processes.transport.peer import Peer, Peers, State, TcpSending
 from gossamer.runtime.processes.transport.send_queue import SendQueue
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.wire import LEAVE
@@ -43,7 +43,7 @@ RECEIVE_BYTES = 64 * 1024
 _BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted: all peers may dial at once."""
 AT_ONCE = 32
-"""Most connections accepted at a time, before the accepted ones are served (and the strangers counted)."""
+"""Most connections accepted at a time, before they are served (and the strangers among them counted)."""
 STRANGERS = 32
 """Most open connections that have not proved a rank, in addition to one for each node."""
 REFUSALS = 64
@@ -94,7 +94,7 @@ class Transport:
     contact: Callable[[int, str | None], None]
     """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when
     a lost peer is back, or a peer was restarted."""
-    refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
+    refused: Callable[[str], None]  # called with a line about a refused stranger or peer
     now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
     # Called with an error of this node: it modified a sent vector, or its timeline can't be written.
     failed: Callable[[BaseException], None]
@@ -188,7 +188,7 @@ class Transport:
         """
         encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
         head = pack_head(tag, self.now(), encoded.structure)
-        sending = OwnSending(to, head, encoded, self.rounds, self.send_queue.cancel)
+        sending = TcpSending(to, head, encoded, self.rounds, self.send_queue.cancel)
         if sending.nbytes > self.limit:
             raise ValueError(
                 f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
@@ -202,21 +202,21 @@ class Transport:
         return sending
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all messages are acknowledged, cancelled or lost; TimeoutError after ``timeout`` s."""
+        """Wait until all messages are acknowledged, cancelled or lost. Raises TimeoutError after ``timeout`` s."""
         async with asyncio.timeout(timeout):
             while self.send_queue.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
 
-    def add_snapshot(self, told: Callable[[dict[int, int]], None]) -> None:
-        """Call ``told`` with the number of messages sent to each peer before the end of the last round, as
-        soon as these have left."""
-        self.send_queue.add_snapshot(self.rounds, told)
+    def add_snapshot(self, report: Callable[[dict[int, int]], None]) -> None:
+        """Call ``report`` with the number of messages sent to each peer before the end of the last round, once
+        all of these have left."""
+        self.send_queue.add_snapshot(self.rounds, report)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
 
-        Its connections are closed; ``contact`` is not called. It is found again when it answers, or by
-        :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
+        Its connections are closed; ``contact`` is not called. It counts as alive again when it answers, or
+        after :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
         dialled any more."""
         peer = self.peers[rank]
         if incarnation is not None:
@@ -260,7 +260,7 @@ class Transport:
     # --- strangers
 
     def admit(self, stranger: Incoming) -> None:
-        """Register an incoming connection without a proved rank. If there are too many, close the oldest."""
+        """Register an incoming connection that has not proved its rank. If there are too many, close the oldest."""
         self.strangers[stranger] = None
         if len(self.strangers) > STRANGERS + len(self.addresses):
             oldest = next(iter(self.strangers))
@@ -299,10 +299,10 @@ class Transport:
                         await peer.redial_now.wait()
                 peer.redial_now.clear()
             peer.redial_s = min(2 * peer.redial_s, REDIAL_LAST_S) or REDIAL_FIRST_S
-            why = await self._try(peer) or broken
+            why = await self._dial_once(peer) or broken
         peer.dial = None
 
-    async def _try(self, peer: Peer) -> str | None:
+    async def _dial_once(self, peer: Peer) -> str | None:
         """Dial a peer once. Returns None, or the reason why it did not answer."""
         host, port = self.addresses[peer.rank]
         link = None
@@ -343,11 +343,11 @@ class Transport:
             return
         if ended:
             self._end_incarnation(peer, peer.incarnation or 0)
-        known = peer.lost is not None
+        was_lost = peer.lost is not None
         self._drop(peer, why)
         if not ended and peer.used:
             self.dial(peer)
-        if not known:
+        if not was_lost:
             self.contact(peer.rank, why)
 
     def _end_incarnation(self, peer: Peer, incarnation: int) -> None:

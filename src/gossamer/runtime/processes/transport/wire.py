@@ -148,7 +148,7 @@ class Credited(NamedTuple):
 
 
 Event = Hello | Arrived | Credited | Kind
-"""What the decoder yields. Of the kinds, only ABORT, BEAT and LEAVE are events."""
+"""An event of the decoder. Of the kinds, only ABORT, BEAT and LEAVE are events."""
 
 
 class _Message:
@@ -200,8 +200,8 @@ class Decoder:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit or 0
-        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT)
-        self._accepted = (Kind.BEAT, Kind.LEAVE, *own)
+        frames = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT)
+        self._accepted = (Kind.BEAT, Kind.LEAVE, *frames)
         self._header = bytearray()
         self._greeted = False
         self._message: _Message | None = None
@@ -219,8 +219,8 @@ class Decoder:
         return not self._header and self._message is None
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
-        """Take bytes, and yield the events that they complete, also those before an error. Iterate to the
-        end.
+        """Take bytes, and yield the events that they complete, including those before an error. Must be iterated to
+        the end.
 
         Raises:
             FrameError: for anything that a correct peer does not send.

@@ -34,8 +34,8 @@ class _Child:
 
 
 class ProcessPool:
-    """Executes a coordinator's commands about the nodes of this machine, which listen at ``host``, and
-    reports their messages and ends (``emit``)."""
+    """Executes a coordinator's commands about the nodes of this machine, which listen at ``host``. Reports their
+    messages, and the ends of their processes, to ``emit``."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ProcessPool:
         self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
 
     def _become_node(self, fork: Fork, channel: socket.socket, parent: int) -> None:
-        """In the child: run the node, and exit without the parent's clean-up."""
+        """In the child process: run the node, and exit without the parent's clean-up."""
         code = 1
         try:
             die_with(parent)

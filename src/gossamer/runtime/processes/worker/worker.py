@@ -52,7 +52,7 @@ from gossamer.runtime.setup import prepare
 log = logging.getLogger("gossamer")
 
 CONNECT_S, HANDSHAKE_S = 1.0, 10.0
-"""Timeouts, in seconds, for connecting and for the coordinator's answer while the worker joins."""
+"""Timeouts, in seconds, for connecting and for the coordinator's answer to a worker that joins."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
@@ -64,23 +64,23 @@ _PREFIX, _LOCK = "gossamer-worker-", ".lock"
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove the token. Returns the connection and the answer. OSError if the
-    coordinator can't be reached; RunFailed if it does not know the token, or refuses this worker."""
+    """Connect to a coordinator and prove knowledge of the token. Returns the connection and the answer. Raises
+    OSError if it can't be reached, and RunFailed if it does not know the token or refuses this worker."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
         end = tls = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
         channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
-        seen, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
-        own = proof(token, "worker", seen, nonce)
-        channel.send(protocol.JoinRequest(__version__, session, slots, received, nonce, own))
+        certificate, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
+        request_proof = proof(token, "worker", certificate, nonce)
+        channel.send(protocol.JoinRequest(__version__, session, slots, received, nonce, request_proof))
         match channel.receive():
             case None:
                 raise ConnectionError("the coordinator closed the connection")
             case Refused(problems=problems):
                 raise RunFailed(f"{address} refuses this worker: {'; '.join(problems)}")
             case Welcome() as welcome:
-                if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
+                if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", certificate, nonce)):
                     raise RunFailed(f"{address} does not know the token")
                 return tls, welcome
     except BaseException as error:
@@ -163,10 +163,10 @@ def serve(end: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker, connection = Worker(), socket.socket(fileno=end)
     channel: Channel[protocol.Check] = Channel(connection, protocol.Check)
-    if (asked := channel.receive()) is None:
+    if (check := channel.receive()) is None:
         return
     try:
-        Experiment.parse(asked.experiment)
+        Experiment.parse(check.experiment)
     except BadInput as error:
         channel.send(Refused(list(error.problems)))
         return
@@ -214,14 +214,14 @@ def own_folder() -> Iterator[Path]:
     worker and its nodes have ended, however they end."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, "unlocked").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Path(lock.name).rename(Path(folder, _LOCK))  # so nobody ever finds it unlocked before the end
+        Path(lock.name).rename(Path(folder, _LOCK))  # so no other process sees it unlocked before the end
         yield Path(folder)
 
 
 def remove_abandoned_folders() -> None:
     """Remove the folders of this user's workers that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
-        # OSError: its worker runs, or another one removes it, or may not read it.
+        # OSError: the worker still runs, or the folder is being removed or can't be read.
         with suppress(OSError):
             if path.lstat().st_uid == os.getuid():
                 with path.open("rb") as lock:
@@ -247,7 +247,7 @@ class JoinedWorker(Worker):
         self._coordinator, self._token, self._slots = coordinator, token, slots
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
-        self._offset = 0.0  # our monotonic clock minus the coordinator's
+        self._offset = 0.0  # this machine's monotonic clock minus the coordinator's
         self._reconnect_s = SILENT_S
         self._end: socket.socket | None = None  # the newest connection to the coordinator
         # While there is no connection: when to try again, and until when.
@@ -283,7 +283,7 @@ class JoinedWorker(Worker):
         self.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
-        if error is not None:  # it would be sent again on the next connection
+        if error is not None:  # the same message would be sent again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
         log.info("the coordinator is out of reach; nodes continue")
@@ -320,10 +320,10 @@ class JoinedWorker(Worker):
         return raw
 
     def _relay(self, report: NodeReport) -> None:
-        """Pass on a message, with the files that belong to it."""
+        """Relay a message with the files that belong to it."""
         rank, file = report.rank, f"node-{report.rank}.safetensors"
         timeline = {f"segments/timeline-{rank}-{report.incarnation}.jsonl": f"segments/timeline-{rank}.jsonl"}
-        paths: dict[str, str] = {}  # path at the coordinator -> path here
+        paths: dict[str, str] = {}  # path at the coordinator -> path on this machine
         match report.message:
             case protocol.FinalModel() | protocol.Exited():
                 paths = timeline
@@ -332,8 +332,8 @@ class JoinedWorker(Worker):
             case protocol.Saved(number=int(number), error=None):
                 paths = {f"checkpoints/{number}/{file}": f"checkpoints/{number}/{file}"}
         files = {}
-        for there, here in paths.items():
-            if (path := self._path / here).exists():
-                files[there] = path.read_bytes()
+        for remote, local in paths.items():
+            if (path := self._path / local).exists():
+                files[remote] = path.read_bytes()
                 path.unlink()
         super()._relay(structs.replace(report, files=files))
