@@ -119,8 +119,8 @@ def states_of(
     """The states of a network by time from 0, repeated at some additional times, for a network that modifies
     another one."""
     state = base.conditions(nodes, seed)
-    more: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
-    changes = merge(more, base.changes(nodes, seed), key=itemgetter(0))
+    extra: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
+    changes = merge(extra, base.changes(nodes, seed), key=itemgetter(0))
     for time_s, simultaneous in groupby(changes, key=itemgetter(0)):
         for _, changed in simultaneous:
             state = changed or state
@@ -148,13 +148,13 @@ class Access(Conditions):
         links = source, len(self.rates) // 2 + to
         if self.own is None:
             return Path(links, self.latency_s, self.jitter_s, self.loss)
-        (first_s, jitter_s, first), (second_s, more_s, second) = self.own[:, (source, to)].T.tolist()
-        crossed = first + second - first * second
+        (latency1_s, jitter1_s, loss1), (latency2_s, jitter2_s, loss2) = self.own[:, (source, to)].T.tolist()
+        loss = loss1 + loss2 - loss1 * loss2
         return Path(
             links,
-            self.latency_s + (first_s + second_s),
-            math.hypot(self.jitter_s, jitter_s, more_s),
-            self.loss + crossed - self.loss * crossed,
+            self.latency_s + (latency1_s + latency2_s),
+            math.hypot(self.jitter_s, jitter1_s, jitter2_s),
+            self.loss + loss - self.loss * loss,
         )
 
     def common_latency(self) -> float | None:

@@ -134,8 +134,8 @@ class Varying(Network):
         base = build("network", value["base"], info.context, "network.base")
         sharing = getattr(base, "sharing", None)
         if value.get("sharing", sharing) != sharing:
-            found = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
-            raise BadInput(f"network.sharing: {found}; accepted: the same")
+            problem = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
+            raise BadInput(f"network.sharing: {problem}; accepted: the same")
         return {**value, "base": base, "sharing": sharing}
 
     def conditions(self, nodes: int, seed: int) -> Conditions:

@@ -68,9 +68,9 @@ def diameter(graph: Graph) -> int | None:
         if len(order) < graph.nodes:
             return None
         # The search ends at a farthest node; the length of the path back is the eccentricity.
-        at, hops = order[-1], 0
-        while at != rank:
-            at, hops = parents[at], hops + 1
+        node, hops = order[-1], 0
+        while node != rank:
+            node, hops = parents[node], hops + 1
         longest = max(longest, hops)
     return longest
 

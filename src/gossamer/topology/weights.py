@@ -62,8 +62,8 @@ class MetropolisHastings(Weights):
         _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
-        own = graph.degree(rank)
-        return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
+        degree = graph.degree(rank)
+        return {other: 1 / (1 + max(degree, graph.degree(other))) for other in graph.neighbors(rank)}
 
 
 def _check_undirected(weights: Weights, graph: Graph) -> None:
@@ -90,8 +90,8 @@ class DataSize(Weights):
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
-            found = "data-size without the number of samples of each node"
-            raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, uniform, given")
+            problem = "data-size without the number of samples of each node"
+            raise BadInput(f"topology.weights: {problem}; accepted: metropolis-hastings, uniform, given")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # otherwise check() would have raised
@@ -158,8 +158,8 @@ class Given(Weights):
             raise BadInput(f"{where}: row {rank} sums to {sums[rank]:.9g}; accepted: 1")
         for rank, row in enumerate(W):
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
-                found = f"{row[other]:.9g} in row {rank}, column {other}"
-                raise BadInput(f"{where}: {found}, but the graph has no edge from {other}; accepted: 0")
+                problem = f"{row[other]:.9g} in row {rank}, column {other}"
+                raise BadInput(f"{where}: {problem}, but the graph has no edge from {other}; accepted: 0")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
@@ -252,22 +252,22 @@ class ScoreWeights(Weights):
         scores = self.scores(graph, rank, rng)
         factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
         closed = {j: scores[j] for j in sorted((rank, *graph.neighbors(rank, "in")))}
-        found = shares(closed, self.temperature, factor)
-        del found[rank]
-        return found
+        weights = shares(closed, self.temperature, factor)
+        del weights[rank]
+        return weights
 
 
 def shares(scores: Mapping[int, float], temperature: float | None, factor: float = 1.0) -> dict[int, float]:
     """Weights that sum to 1: the softmax of ``factor`` * scores / temperature or, without a temperature,
     proportional to the scores (all 0 if the scores are)."""
     if temperature is None:
-        found = dict(scores)
+        terms = dict(scores)
     else:
         exponents = {j: factor * score / temperature for j, score in scores.items()}
         largest = max(exponents.values())
-        found = {j: math.exp(each - largest) for j, each in exponents.items()}
-    total = math.fsum(found.values()) or 1.0
-    return {j: each / total for j, each in found.items()}
+        terms = {j: math.exp(exponent - largest) for j, exponent in exponents.items()}
+    total = math.fsum(terms.values()) or 1.0
+    return {j: term / total for j, term in terms.items()}
 
 
 @register("weights", "random")
@@ -315,8 +315,8 @@ class Centrality(ScoreWeights):
 def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
     """The centrality of each node, in the whole graph or in the ego network of a rank."""
     whole = _networkx(graph)
-    found: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
-    return found
+    scores: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
+    return scores
 
 
 @lru_cache(maxsize=4)
@@ -342,6 +342,6 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     """A square matrix, as :func:`read_numbers`."""
     matrix = read_numbers(path, where)
     if len(matrix) != matrix.shape[1]:
-        found = " x ".join(map(str, matrix.shape))
-        raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
+        shape = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{where}: {shape} numbers; accepted: a square matrix")
     return matrix
