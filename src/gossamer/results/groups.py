@@ -69,12 +69,12 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
     runs or belongs to a sweep, or ids if nothing differs."""
-    found = {}
+    by_run = {}
     for group in groups(runs):
         for run in group.runs:
             numbered = len(group.runs) > 1 or run.cell is not None
-            found[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
-    names = [found[run] for run in runs]
+            by_run[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+    names = [by_run[run] for run in runs]
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
@@ -129,25 +129,25 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
     ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share, makes each group's
     baseline the one of these that equals it in everything else. BadInput for a name of no group, or of more
     than one."""
-    found = [group for group in among if group.label == name]
-    if len(found) == 1:
-        return Baseline(name, {group.label: found[0] for group in among})
+    matches = [group for group in among if group.label == name]
+    if len(matches) == 1:
+        return Baseline(name, {group.label: matches[0] for group in among})
     parts = {part(key, value): key for group in among for key, value in group.labels.items()}
-    if not found and (key := parts.get(name)) is not None:
-        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
+    if not matches and (key := parts.get(name)) is not None:
+        matches = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
         points = {
             group.label: _key({other: value for other, value in group.labels.items() if other != key})
             for group in among
         }
-        at = {points[group.label]: group for group in found}
-        if len(at) == len(found):
+        chosen = {points[group.label]: group for group in matches}
+        if len(chosen) == len(matches):
             others = [other for other in differing([g.labels for g in among if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: at[point] for label, point in points.items() if point in at})
+            return Baseline(title, {label: chosen[point] for label, point in points.items() if point in chosen})
     known = list(dict.fromkeys([*(group.label for group in among), *parts]))
     raise BadInput(
-        f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
-        f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
+        f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"
+        f"{'' if matches else suggest(name, known)}; accepted: " + "; ".join(known)
     )
 
 
