@@ -78,10 +78,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
-def shows_groups(among: Sequence[Group]) -> bool:
+def shows_groups(groups: Sequence[Group]) -> bool:
     """Whether to show a curve per group instead of one per run: there are several groups, and some have
     several samples."""
-    return len(among) > 1 and any(len(group.samples) > 1 for group in among)
+    return len(groups) > 1 and any(len(group.samples) > 1 for group in groups)
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
@@ -124,38 +124,38 @@ class Baseline(NamedTuple):
     groups: Mapping[str, Group]
 
 
-def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
+def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
     """The baseline with a name. The label of a group makes it the baseline of all groups. An entry of
     ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share, makes each group's
     baseline the one of these that equals it in everything else. BadInput for a name of no group, or of more
     than one."""
-    matches = [group for group in among if group.label == name]
+    matches = [group for group in groups if group.label == name]
     if len(matches) == 1:
-        return Baseline(name, {group.label: matches[0] for group in among})
-    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
+        return Baseline(name, {group.label: matches[0] for group in groups})
+    parts = {part(key, value): key for group in groups for key, value in group.labels.items()}
     if not matches and (key := parts.get(name)) is not None:
-        matches = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
+        matches = [group for group in groups if key in group.labels and part(key, group.labels[key]) == name]
         points = {
             group.label: _key({other: value for other, value in group.labels.items() if other != key})
-            for group in among
+            for group in groups
         }
-        chosen = {points[group.label]: group for group in matches}
-        if len(chosen) == len(matches):
-            others = [other for other in differing([g.labels for g in among if g.labels]) if other != key]
+        bases = {points[group.label]: group for group in matches}
+        if len(bases) == len(matches):
+            others = [other for other in differing([g.labels for g in groups if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: chosen[point] for label, point in points.items() if point in chosen})
-    known = list(dict.fromkeys([*(group.label for group in among), *parts]))
+            return Baseline(title, {label: bases[point] for label, point in points.items() if point in bases})
+    known = list(dict.fromkeys([*(group.label for group in groups), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"
         f"{'' if matches else suggest(name, known)}; accepted: " + "; ".join(known)
     )
 
 
-def default_baseline(among: Sequence[Group]) -> Baseline | None:
+def default_baseline(groups: Sequence[Group]) -> Baseline | None:
     """The default baseline of a sweep: the first entry of ``cells``, or else the first value of the first
     axis of the grid that has several. None for runs outside a sweep."""
-    varying = differing([group.labels for group in among])
-    if not varying or not all(group.labels for group in among):
+    varying = differing([group.labels for group in groups])
+    if not varying or not all(group.labels for group in groups):
         return None
     key = "cell" if "cell" in varying else varying[0]
-    return find_baseline(part(key, among[0].labels[key]), among)
+    return find_baseline(part(key, groups[0].labels[key]), groups)
