@@ -148,8 +148,8 @@ class Run:
 
         result, lines = final_summary(self), {}
         if self.status == "stopped":
-            goal = f" of {rounds}" if (rounds := self.experiment["stop"]["rounds"]) else ""
-            lines["STOPPED"] = f"at round {result.rounds or 0}{goal}; the figures are those recorded until then"
+            of = f" of {rounds}" if (rounds := self.experiment["stop"]["rounds"]) else ""
+            lines["STOPPED"] = f"at round {result.rounds or 0}{of}; the figures are those recorded until then"
         elif self.outcome != "done":
             lines["status"] = self.outcome + (f": {self.error}" if self.error else "")
         for name, final in result.metrics.items():
