@@ -118,10 +118,10 @@ class CausalLM(Source, LanguageModel):
         for weight in base.parameters():
             weight.data = weight.data.clone()  # aligned memory, which a view of a file may lack
         tokens, context = facts["classes"], facts["shape"][0]
-        most = getattr(base.config, "max_position_embeddings", context)
-        if base.config.vocab_size < tokens or most < context:
-            found = f"{base.config.vocab_size} tokens and positions up to {most}"
-            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
+        positions = getattr(base.config, "max_position_embeddings", context)
+        if base.config.vocab_size < tokens or positions < context:
+            problem = f"{base.config.vocab_size} tokens and positions up to {positions}"
+            raise BadInput(f"task.model: {problem}; accepted: at least {tokens} and {context}")
         shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
         return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
 

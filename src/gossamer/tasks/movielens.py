@@ -83,8 +83,8 @@ class MovieLens(TaskSource):
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
             accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
-            found = f"{data_root or 'null'} has no file {release.file}"
-            raise BadInput(f"data_root: {found}; accepted: {accepted}")
+            problem = f"{data_root or 'null'} has no file {release.file}"
+            raise BadInput(f"data_root: {problem}; accepted: {accepted}")
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
         users, user = np.unique(owners, return_inverse=True)
@@ -124,7 +124,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
     on_scale = stars.is_between(release.least, release.most) & (stars % release.step == 0)
     wrong = ratings.filter(~(on_scale & (pl.col("userId") > 0)).fill_null(False))
     if len(wrong) or ratings.is_empty():
-        found = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
+        problem = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
         scale = f"ratings from {release.least:g} to {release.most:g} in steps of {release.step:g}"
-        raise BadInput(f"{where}: {found}; accepted: {accepted}, with {scale}")
+        raise BadInput(f"{where}: {problem}; accepted: {accepted}, with {scale}")
     return ratings
