@@ -53,7 +53,7 @@ class Source(BaseModel):
             raise ValueError("one of path and hub_id")
         return self
 
-    def place(
+    def locate(
         self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
     ) -> Path:
         """The path, or the folder with the hub's files that match the patterns; see :func:`hub_folder`."""

@@ -99,13 +99,14 @@ class Hub(data.Source, TaskSource):
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, InTest]:
         """The rows of both splits, and which of them belong to the test split."""
-        root = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
+        root = self.locate(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not root.exists():
             raise BadInput(f"task.path: {root} does not exist; accepted: a file, or a folder of files")
         train, test = data.read_split(root, self.train, self.test), data.read_split(root, self.test)
         for field, split, rows in (("train", self.train, train), ("test", self.test, test)):
             if rows.is_empty() and split != "test":
-                raise BadInput(f"task.{field}: no rows of {split!r} in {root}; accepted: a split with rows")
+                problem = f"{root} has no rows of the split {split!r}"
+                raise BadInput(f"task.{field}: {problem}; accepted: a split with rows")
         table = pl.concat([rows for rows in (train, test) if len(rows)], how="vertical_relaxed")
         for field in ("inputs", "targets", "owner"):
             for column in _listed(getattr(self, field)):

@@ -48,7 +48,7 @@ class Tokenizer(Source, Section):
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
     """Load a folder with a class of transformers, without network access and without running code from the
     folder."""
-    folder, transformers = source.place(data_root, "model", FILES), package("transformers", LLM)
+    folder, transformers = source.locate(data_root, "model", FILES), package("transformers", LLM)
     transformers.logging.disable_progress_bar()
     options |= {"local_files_only": True, "trust_remote_code": False}
     try:

@@ -104,8 +104,8 @@ class LeastSquares(TaskSource):
     def load(self, data_root: Path | None, seed: int) -> Task:
         owners = self.groups or 1
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
-        shifts = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
-        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * shifts)
+        extra = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
+        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * extra)
 
         def draw(purpose: str, samples: int) -> tuple[Tensor, Tensor]:
             rng = generator(seed, purpose)
