@@ -122,8 +122,7 @@ class Matrix(Network):
         return latency_s, limit
 
     def _measured_sites(self, tables: Mapping[str, _Square]) -> list[int]:
-        """The sites that are used, without those that lack values. BadInput if missing values are an
-        error."""
+        """The sites to use, without those that lack values. BadInput if missing values are an error."""
         missing: Any = np.any([np.isnan(values) for values in tables.values()], axis=0)
         np.fill_diagonal(missing, False)
         if self.unmeasured == "error" and missing.any():

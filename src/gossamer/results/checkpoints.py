@@ -60,13 +60,12 @@ class RunCheckpoint:
         return checkpoint.read(self.path(rank), identity, place)
 
     def ends_apart(self, rounds: int | None) -> bool:
-        """Whether nodes had ended after this many rounds while others continued (in a simulation)."""
+        """Whether, in a simulation, some nodes had ended after this many rounds while others continued."""
         ended = [rank for rank, count in self.rounds.items() if count == rounds]
         return any(self.time_s is not None and self.times_s[rank] < self.time_s for rank in ended)
 
     def snapshots(self, settings: Checkpoints) -> int:
-        """The number of snapshots that some node has already taken, which a run that continues from here need
-        not take."""
+        """The number of snapshots that some node has already taken, and that a resumed run need not take."""
         return max(settings.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
 
     def path(self, rank: int) -> Path:

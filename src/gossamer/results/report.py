@@ -260,10 +260,9 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
 
 
 def _metric(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
-    """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would not be
-    one over all), and the values of the average model, if any."""
-    # Values equal to all digits have no spread; otherwise rounding errors of floats would be drawn as a
-    # spread.
+    """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would mislead),
+    and the values of the average model, if any."""
+    # Values equal in all shown digits have no spread; otherwise rounding errors would be drawn as a spread.
     equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
     curve = tidy.complete_curve(run, name).with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
     ids, node_rows = points.select("point"), rows.filter(pl.col("node") >= 0, pl.col(name).is_not_null())

@@ -324,7 +324,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _swept(folder: Path, *, required: bool = True) -> list[Run]:
-    """The finished runs of a sweep, from its ``sweep.json``. BadInput if they are ``required`` and none is."""
+    """The finished runs of a sweep, from its ``sweep.json``. BadInput if there are none, when ``required``."""
     path = folder / "sweep.json"
     entries = files.read_json(path, SweepRecord, folder, recorder.MAX_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]

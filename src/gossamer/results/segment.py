@@ -81,8 +81,7 @@ class Segment:
 
 def read_segment(path: Path, run: str | None = None, root: Path | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a segment, in order. An incomplete last line is skipped and logged. BadInput for any other
-    line that can't be read, or is not where it was written. ``run`` is the run to which it must belong (None
-    is any)."""
+    line that can't be read, or was moved. ``run`` is the run to which it must belong (None is any)."""
     crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions do not seal rows
     with files.opened(path, files.MAX_ROWS_BYTES, root, "a segment") as file:
         for number in count(1):

@@ -145,8 +145,8 @@ def assigned(run: Run) -> pl.DataFrame:
 
 
 def _end_is_an_instant(ends: pl.DataFrame, others: pl.DataFrame) -> bool:
-    """Whether the end is one of the other points, and so no point of its own: the last row of every node belongs
-    to that point too. For example, 10 rounds with a row after every 5 end with the point of round 10."""
+    """Whether the end coincides with another point, and so is not a point itself: the last rows of all nodes
+    belong to that point. For example, 10 rounds with a row after every 5 end with the point of round 10."""
     shared = others.join(ends, on="row", how="semi")
     return len(shared) == len(ends) and shared["instant"].n_unique() == 1
 

@@ -221,16 +221,14 @@ def read_split(root: Path, split: str, *others: str) -> pl.DataFrame:
     for patterns in kinds:
         paths = paths or [path for pattern in patterns for path in root.rglob(pattern)]
     paths = sorted(path for path in paths if not path.name.startswith("cache-"))  # of datasets
-    words = {path: _first_words(path.relative_to(root)) for path in paths}
+    words = {
+        path: {re.split(r"[-_.]", part)[0] for part in path.relative_to(root).parts} for path in paths
+    }
     chosen = [path for path in paths if split in words[path]]
     if split == "train" and not chosen:
         chosen = [path for path in paths if not words[path] & {"test", "validation", *others}]
     tables = [_read_table(path) for path in chosen]
     return pl.concat(tables) if tables else pl.DataFrame()
-
-
-def _first_words(path: Path) -> set[str]:
-    return {re.split(r"[-_.]", part)[0] for part in path.parts}
 
 
 def _read_table(path: Path) -> pl.DataFrame:

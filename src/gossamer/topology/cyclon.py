@@ -2,15 +2,15 @@
 them.
 
 Voulgaris, Gavidia and van Steen, "CYCLON: Inexpensive Membership Management for Unstructured P2P Overlays", Journal of
-Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). Every period a node P
+Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). In each period of a node P,
 
-1. increases the age of all its entries by one, removes the oldest, Q, and draws l - 1 others;
-2. sends Q these entries and (P, 0).
+1. P increases the age of all its entries by one, removes the oldest, Q, and draws l - 1 others;
+2. P sends Q these entries and (P, 0);
 3. Q draws l of its own entries, sends them back, and merges P's entries; P merges Q's entries when they arrive.
 
 Merging ignores the node's own entry and entries already in the view. The others fill free slots first, then
-the slots of the entries that were sent. Q is removed from the view when it is asked, so a dead peer needs no
-timeout. In addition to the paper, a peer known to be dead (``host.lost``) is removed at once and not merged
+the slots of the entries that were sent. P removes Q before it contacts Q, so a dead peer needs no timeout. In
+addition to the paper, a peer known to be dead (``host.lost``) is removed at once and not merged
 again. An empty view restarts from the initial contacts, and so do nodes that join.
 """
 
