@@ -89,8 +89,7 @@ def bare() -> tuple[float, float]:
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few
-    samples."""
+    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(

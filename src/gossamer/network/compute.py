@@ -29,8 +29,7 @@ class ComputeProfile(Component):
 
     @abstractmethod
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        """Seconds of a node's local step number ``step``. Random durations are drawn from keyed
-        randomness."""
+        """Seconds of a node's local step number ``step``. Random durations are drawn from keyed randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         """Seconds of a node's computation that starts at ``start_s`` (engine's clock) with local step number
@@ -79,8 +78,7 @@ class StepTrace(ComputeProfile):
     repeat after the last one."""
 
     path: FilePath  # the file; .csv or .csv.gz
-    # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a
-    # random device.
+    # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a random device.
     assign: Literal["in-order", "drawn"] = "in-order"
     _device: ClassVar[tuple[int, ...]] = ()  # the device of each node; set by settled()
 
@@ -248,8 +246,7 @@ class Slowdowns(ModifiedProfile):
             now = until
 
     def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
-        """The first random slowdown of a node that ends after ``now_s``. Each one starts after the previous
-        one."""
+        """The first random slowdown of a node that ends after ``now_s``. Each one starts after the previous one."""
         if self.random is None:
             return []
         known = self._known[seed, rank]

@@ -61,8 +61,7 @@ class Service(Bridge):
 
 
 class Link(BaseModel):
-    """A link between each replica of one name and each replica of another. Without a download, it is
-    one-way."""
+    """A link between each replica of one name and each replica of another. Without a download, it is one-way."""
 
     model_config = ConfigDict(extra="forbid")
     origin: str
@@ -249,16 +248,14 @@ class _Layout:
         for (tail, head, number), link in zip(self._edges, self._links, strict=True):
             arc = self.arcs[number]
             rates[link] = arc.rate
-            # The latency in nanoseconds and the number of hops, combined in one integer, so that sums are
-            # exact.
+            # The latency in nanoseconds and the number of hops, combined in one integer, so that sums are exact.
             cost = (round(1e9 * arc.latency_s) << 32 if self._by_latency else 0) + 1
             if arc.present and (not graph.has_edge(tail, head) or cost < graph[tail][head]["cost"]):
                 graph.add_edge(tail, head, cost=cost, link=link, arc=arc)
         return _Routes(rates, self.nodes, graph)
 
     def change(self, event: LinkEvent) -> None:
-        """Apply an event: its upload to one direction, its download to the other, and all other values to
-        both."""
+        """Apply an event: its upload to one direction, its download to the other, and all other values to both."""
         forward, backward = self._between(event.origin, event.dest), self._between(event.dest, event.origin)
         if not forward or (event.download is not None and not backward):
             problem = f"{self._where}: a link from {event.origin!r} to {event.dest!r} at {event.time:g} s"

@@ -47,8 +47,7 @@ def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> floa
     """Seconds from the departure of a message's first bit to its arrival. None if the message is lost or
     there is no path.
 
-    The draw depends only on the number k of the message between these nodes, so both engines lose the same
-    messages."""
+    The draw depends only on the number k of the message between these nodes, so both engines lose the same messages."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -67,8 +66,7 @@ class Conditions(ABC):
 
     @abstractmethod
     def path(self, source: int, to: int) -> Path | None:
-        """The path from one node to another; None if they are not connected, in which case the message is
-        lost."""
+        """The path from one node to another; None if they are not connected, in which case the message is lost."""
 
     def common_latency(self) -> float | None:
         """The latency, if it is the same for all pairs and there is neither jitter nor loss; else None."""
@@ -99,8 +97,7 @@ class Network(Component):
         """The network at the start. BadInput for a field that does not fit the number of nodes."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The changes: pairs of seconds since the start, ascending, and the network from then on. May be
-        infinite."""
+        """The changes: pairs of seconds since the start, ascending, and the network from then on. May be infinite."""
         return islice(self._states(nodes, seed), 1, None)
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
@@ -108,8 +105,7 @@ class Network(Component):
         yield 0.0, self.conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
-        """Whether messages can be lost. The default is True for a network that changes, since a path may
-        disappear."""
+        """Whether messages can be lost. The default is True for a network that changes, since a path may disappear."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 

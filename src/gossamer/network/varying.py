@@ -119,8 +119,7 @@ class _ScaledConditions(Conditions):
 class Varying(Network):
     """Another network in which the nodes' bandwidth is multiplied by factors that change at given times.
 
-    The factor multiplies a node's uplink, its downlink and the rates of its paths. Shared links do not
-    change."""
+    The factor multiplies a node's uplink, its downlink and the rates of its paths. Shared links do not change."""
 
     # The other network, which also determines how transfers share links.
     base: Annotated[Network, ComponentField("network", "network.base")]

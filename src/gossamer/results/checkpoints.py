@@ -173,8 +173,7 @@ def newest(
 
 
 def read_run_checkpoint(path: Path, number: int) -> RunCheckpoint:
-    """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged
-    manifest."""
+    """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged manifest."""
     manifest, run = _manifest(path, number), run_id(path.parent)
     manifest_data = files.read_json(manifest, ManifestFile, path.parent)
     files.conforming(manifest_data["experiment"], RecordedExperiment, str(manifest))

@@ -209,8 +209,7 @@ def measures(
 def _assigned(
     option: str, texts: Iterable[str], accepted: str, names: Iterable[str] = ()
 ) -> list[tuple[str, float]]:
-    """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if
-    given."""
+    """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if given."""
     pairs = []
     for text in texts:
         name, _, values = text.partition("=")

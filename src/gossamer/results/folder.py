@@ -138,8 +138,7 @@ class RunFolder:
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the
         record. ``stopped`` means by the user, ``diverged`` means that a model was not finite. ``figures`` are
-        ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the
-        rows."""
+        ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
         path, reserved = self.path / "status.json", self.path / _RESERVED
         recorded = [file for pattern in _RECORD for file in sorted(self.path.glob(pattern)) if file.is_file()]
         sums = {str(file.relative_to(self.path)): files.crc32(file, self.path) for file in recorded}

@@ -43,8 +43,7 @@ def value_text(metric: str, value: float) -> str:
 
 
 def numerals(value: float, *others: float) -> list[str]:
-    """A value and related ones as text, with four decimal places, or with powers of ten if the value is
-    small."""
+    """A value and related ones as text, with four decimal places, or with powers of ten if the value is small."""
     form = ".3e" if 0 < abs(value) < _SMALL else ".4f"
     return [f"{number:{form}}" for number in (value, *others)]
 

@@ -1,5 +1,4 @@
-"""Groups of runs that differ only in their seed, their curves, and the baseline with which each group is
-compared."""
+"""Groups of runs that differ only in their seed, their curves, and the baseline with which each group is compared."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def positions(
 ) -> list[tuple[float, float]]:
     """The positions of nodes in a drawing of the graph, with coordinates in [-1, 1]: a circle for a changing
     graph; otherwise by graph distances (Kamada and Kawai, 1989), or by forces if that would take long or the
-    graph is not connected (Fruchterman and Reingold, 1991). Edges to nodes that are not drawn are left
-    out."""
+    graph is not connected (Fruchterman and Reingold, 1991). Edges to nodes that are not drawn are left out."""
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
@@ -219,8 +218,7 @@ def write_figures(
 
 
 def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
-    """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they
-    cover."""
+    """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they cover."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
     title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)

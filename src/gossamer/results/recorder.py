@@ -276,8 +276,7 @@ class Evaluations:
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the
-    memory."""
+    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the memory."""
     total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
     for vector in vectors:
         total += vector

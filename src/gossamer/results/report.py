@@ -214,8 +214,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
 
 
 def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence
-    interval."""
+    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence interval."""
     metrics = {}
     for name in tidy.all_metrics(group.runs):
         table = group_curve(group, name)

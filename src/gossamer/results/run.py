@@ -142,8 +142,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, str]:
-        """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16
-        nodes"."""
+        """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
         from gossamer.results.tidy import ASYNCHRONY, final_summary
 
         result, lines = final_summary(self), {}

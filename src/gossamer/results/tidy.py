@@ -74,8 +74,7 @@ def main_metric(run: Run) -> str | None:
 
 
 def comparison_metrics(runs: Iterable[Run]) -> list[str]:
-    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are
-    none."""
+    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are none."""
     known = all_metrics(runs)
     prefixes = tuple(f"{name}_" for name in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes)] or known[:1]
@@ -88,8 +87,7 @@ def evaluation_sets(columns: Iterable[str]) -> list[str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages,
-    idleness."""
+    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages, idleness."""
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
@@ -103,8 +101,7 @@ def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
 
 
 def default_axis(runs: Iterable[Run]) -> Axis:
-    """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise
-    rounds."""
+    """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise rounds."""
     return "time_s" if any(run.every_s is not None for run in runs) else "round"
 
 

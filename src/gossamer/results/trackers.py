@@ -30,8 +30,7 @@ log = logging.getLogger(__name__)
 
 class Tracker(Component):
     """Base class of components of kind ``tracker``. A subclass overrides the methods for the events that it
-    needs. Every run gets a copy, which keeps its state in private attributes (``_client: Any =
-    PrivateAttr(None)``)."""
+    needs. Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``)."""
 
     _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"

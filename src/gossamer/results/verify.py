@@ -19,8 +19,7 @@ _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", 
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The folders of all runs and sweeps in a folder, which may be one itself. BadInput for a folder without
-    runs."""
+    """The folders of all runs and sweeps in a folder, which may be one itself. BadInput for a folder without runs."""
     names = ("experiment.yaml", "status.json", "sweep.json")
     return sorted({file.parent for name in names for file in path.rglob(name)}) or [load_run(path).path]
 

@@ -2,8 +2,7 @@
 transformers, with or without LoRA), and their loss and metrics.
 
 Inputs are integer tokens [samples, length]. Targets are the next tokens, of the same shape; -100 is ignored.
-A sample's loss and accuracy are means over its counted tokens; those of several samples are means over the
-samples."""
+A sample's loss and accuracy are means over its counted tokens; those of several samples are means over the samples."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Tokenizer(Source, Section):
 
 
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
-    """Load a folder with a class of transformers, without network access and without running code from the
-    folder."""
+    """Load a folder with a class of transformers, without network access and without running code from the folder."""
     folder, transformers = source.locate(data_root, "model", FILES), package("transformers", LLM)
     transformers.logging.disable_progress_bar()
     options |= {"local_files_only": True, "trust_remote_code": False}

@@ -232,8 +232,7 @@ class Sent140(_Words):
     """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
 
     Texts are split into words, truncated and padded as in LEAF (its ``language_utils.py``), with the number 0
-    for unknown words. LEAF uses the words of GloVe; here, the most frequent ``words`` of the training set are
-    used."""
+    for unknown words. LEAF uses the words of GloVe; here, the most frequent ``words`` of the training set are used."""
 
     model: ModelField = Field(default="sent140-lstm", validate_default=True)
     length: ClassVar[int] = 25

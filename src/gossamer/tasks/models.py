@@ -59,8 +59,7 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 @register("model", "mlp")
 def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (100,)) -> nn.Module:
-    """A perceptron with ReLU between its layers; ``hidden`` has the widths of the hidden layers, first to
-    last."""
+    """A perceptron with ReLU between its layers; ``hidden`` has the widths of the hidden layers, first to last."""
     return MLP(shape, classes, hidden)
 
 
@@ -322,8 +321,7 @@ class CharacterLSTM(LSTM):
     for 81 characters.
 
     The architecture of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``).
-    decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million
-    parameters."""
+    decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million parameters."""
 
     def __init__(
         self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
@@ -341,8 +339,7 @@ class MatrixFactorization(nn.Module):
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer
-    42(8), 2009). The biases b and c start at zero; mu is the mean training rating over all nodes, a
-    constant."""
+    42(8), 2009). The biases b and c start at zero; mu is the mean training rating over all nodes, a constant."""
 
     def __init__(
         self, users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True

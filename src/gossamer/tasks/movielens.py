@@ -72,8 +72,7 @@ class MovieLens(TaskSource):
     # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    # A model gets the numbers of users and items (films), and mean_rating, the mean training rating over all
-    # nodes.
+    # A model gets the numbers of users and items (films), and mean_rating, the mean training rating over all nodes.
     model: ModelField = Field(default="matrix-factorization", validate_default=True)
     # Fraction of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
@@ -109,8 +108,7 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a GroupLens file, in the file's order: users and films by their ids, int64, and float32
-    stars."""
+    """The ratings in a GroupLens file, in the file's order: users and films by their ids, int64, and float32 stars."""
     options: dict[str, Any] = {"separator": release.delimiter, "has_header": release.header}
     where, accepted = f"data_root: {path}", "GroupLens's file"
     try:

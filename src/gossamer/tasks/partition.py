@@ -80,8 +80,7 @@ class Partition(Component):
 
 @register("partition", "iid")
 class IID(Partition):
-    """Independent, identically distributed parts: a random split into parts whose sizes differ by at most
-    one."""
+    """Independent, identically distributed parts: a random split into parts whose sizes differ by at most one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         return np.array_split(rng.permutation(task.samples), nodes)
@@ -178,8 +177,7 @@ class Natural(Partition):
 
 @register("partition", "sizes")
 class Sizes(Partition):
-    """A random split: node i gets ``fractions[i]`` of the samples, to within one. Remaining samples are left
-    out."""
+    """A random split: node i gets ``fractions[i]`` of the samples, to within one. Remaining samples are left out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]

@@ -40,8 +40,7 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first
-    round."""
+    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first round."""
 
     rank: Rank | None = None
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
@@ -116,8 +115,7 @@ class Poison(Component):
 
 
 class Change(Poison):
-    """Base class of poisons that can change any sample. The evaluation set is the test set, changed in the
-    same way."""
+    """Base class of poisons that can change any sample. The evaluation set is the test set, changed in the same way."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         return self.transform(inputs, targets, np.random.default_rng(0))
@@ -147,8 +145,7 @@ class Patch(ImageChange):
     target: Rank = 0
     size: PositiveInt = 3  # side of the square in pixels
     corner: Literal["top-left", "top-right", "bottom-left", "bottom-right", "random"] = "bottom-right"
-    # Its value after normalisation, for all channels or for each; None is the largest value of the training
-    # images.
+    # Its value after normalisation, for all channels or for each; None is the largest value of the training images.
     value: float | tuple[float, ...] | None = None
     include_target: bool = False  # whether the evaluation set includes test images of the target class
 
@@ -243,8 +240,7 @@ class HeldOutClass(Replacement):
 
 @register("poison", "second-task")
 class SecondTask(Replacement):
-    """Samples from another data set, with their labels. The evaluation set is the test set of that data
-    set."""
+    """Samples from another data set, with their labels. The evaluation set is the test set of that data set."""
 
     # A task with inputs of the same shape and at most as many classes, such as fashion-mnist with mnist.
     task: Annotated[Component, ComponentField("task", "poison.task")]
@@ -264,8 +260,7 @@ class SecondTask(Replacement):
 
 @register("poison", "permute-labels")
 class PermuteLabels(Change):
-    """Permuted labels: class c becomes ``permutation[c]``. The evaluation set is the test set with these
-    labels."""
+    """Permuted labels: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
 

@@ -251,8 +251,7 @@ def model_factory(
 def classification(
     model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
 ) -> Task:
-    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of
-    :class:`Task`."""
+    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of :class:`Task`."""
     return Task(
         model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
         train=train,

@@ -66,8 +66,7 @@ class Torus(Topology):
 
 @register("topology", "hypercube")
 class Hypercube(Topology):
-    """Two nodes are neighbours if their ranks differ in exactly one bit. The number of nodes must be a power
-    of two."""
+    """Two nodes are neighbours if their ranks differ in exactly one bit. The number of nodes must be a power of two."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         dimension = nodes.bit_length() - 1
@@ -90,8 +89,7 @@ class Exponential(Topology):
 @register("topology", "one-peer-exponential")
 class OnePeerExponential(Topology):
     """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed. With
-    uniform weights, and if n is a power of two, ceil(log2 n) consecutive rounds average exactly (Ying et al.,
-    2021)."""
+    uniform weights, and if n is a power of two, ceil(log2 n) consecutive rounds average exactly (Ying et al., 2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)
@@ -234,8 +232,7 @@ class Generator(RandomTopology):
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:
-    """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other
-    value."""
+    """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other value."""
     if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
         accepted = "a graph without parallel edges or self-loops"
         raise BadInput(f"{where}: got {type(graph).__name__}; accepted: {accepted}")

@@ -1,5 +1,4 @@
-"""Topologies: when a graph is drawn, its mixing weights and layers, and the schedule of the graphs over all
-rounds."""
+"""Topologies: when a graph is drawn, its mixing weights and layers, and the schedule of the graphs over all rounds."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Topology(Component):
     # Whether nodes find their neighbours themselves, starting from the drawn graph.
     sampled: ClassVar[bool] = False
 
-    # Number of rounds after which a new graph is drawn; None: one graph for all rounds. For random topologies
-    # only.
+    # Number of rounds after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
     every_rounds: int | None = Field(default=None, ge=1)
     # Mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
     weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
@@ -125,8 +123,7 @@ class CompositeTopology(Topology):
 
     @abstractmethod
     def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
-        """The graph of a round, from the graphs of the parts. Without a generator, it has all possible
-        links."""
+        """The graph of a round, from the graphs of the parts. Without a generator, it has all possible links."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         parts = self.parts.values()

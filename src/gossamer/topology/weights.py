@@ -85,8 +85,7 @@ class UniformWeights(Weights):
 @register("weights", "data-size")
 class DataSize(Weights):
     """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the numbers of samples:
-    row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm
-    1)."""
+    row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm 1)."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
@@ -226,8 +225,7 @@ class ScoreWeights(Weights):
     not sum to 1, so nodes agree on a mean in which some nodes count more than others (``gossamer topology``
     prints their influence)."""
 
-    # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the
-    # scores.
+    # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the scores.
     temperature: float | None = Field(default=0.1, gt=0)
     # How 1 / temperature changes with the round; null: constant.
     schedule: Annotated[
@@ -272,8 +270,7 @@ def shares(scores: Mapping[int, float], temperature: float | None, factor: float
 
 @register("weights", "random")
 class Random(ScoreWeights):
-    """Each node's score is drawn from [0, 1) in each round, and all of its neighbours use it: the paper's
-    control."""
+    """Each node's score is drawn from [0, 1) in each round, and all of its neighbours use it: the paper's control."""
 
     @property
     def static(self) -> bool:
