@@ -99,4 +99,4 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
     title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
-    return title, head, [[group, *(cells.get(d, NOTHING) for d in distances)] for group, cells in lines.items()]
+    return title, head, [[group, *(row.get(d, NOTHING) for d in distances)] for group, row in lines.items()]

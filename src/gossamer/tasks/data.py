@@ -221,9 +221,7 @@ def read_split(root: Path, split: str, *others: str) -> pl.DataFrame:
     for patterns in kinds:
         paths = paths or [path for pattern in patterns for path in root.rglob(pattern)]
     paths = sorted(path for path in paths if not path.name.startswith("cache-"))  # of datasets
-    words = {
-        path: {re.split(r"[-_.]", part)[0] for part in path.relative_to(root).parts} for path in paths
-    }
+    words = {path: {re.split(r"[-_.]", part)[0] for part in path.relative_to(root).parts} for path in paths}
     chosen = [path for path in paths if split in words[path]]
     if split == "train" and not chosen:
         chosen = [path for path in paths if not words[path] & {"test", "validation", *others}]

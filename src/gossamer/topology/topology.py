@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
-CACHED_GRAPHS = 16  # the cache keeps at least this many of the most recently used graphs
-CACHED_SIZE = 2_000_000  # it keeps more up to this many nodes and neighbours, as asynchronous nodes may be far apart
+# The cache keeps at least CACHED_GRAPHS of the most recently used graphs, and more up to about CACHED_SIZE nodes and
+# neighbours in total, since the rounds of asynchronous nodes may be far apart.
+CACHED_GRAPHS, CACHED_SIZE = 16, 2_000_000
 
 
 class Topology(Component):
