@@ -11,8 +11,8 @@ from typing import Any
 
 def answer(code: str) -> Any:
     """Run code in a process that can import the benchmarks. Returns its last printed line, parsed as JSON."""
-    [said] = answers(code, 1)
-    return said
+    [result] = answers(code, 1)
+    return result
 
 
 def answers(code: str, count: int) -> list[Any]:
@@ -27,8 +27,8 @@ def answers(code: str, count: int) -> list[Any]:
         )
         for _ in range(count)
     ]
-    said = [process.communicate()[0] for process in running]
+    outputs = [process.communicate()[0] for process in running]
     for process in running:
         if process.returncode:
             raise SystemExit(f"{code}: exit code {process.returncode}")
-    return [json.loads(each.splitlines()[-1]) for each in said]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]

@@ -32,9 +32,9 @@ def loop(
     graph = setup.topology.graph(0)
     neighbours = [graph.neighbors(rank) for rank in range(nodes)]
 
-    def once() -> float:
+    def measure() -> float:
         torch.set_num_threads(threads)
-        draw = np.random.default_rng(1)
+        rng = np.random.default_rng(1)
         models = [task.model().to(device) for _ in range(nodes)]
         optimizers = [
             torch.optim.SGD(model.parameters(), lr=setup.experiment.optimizer.lr) for model in models
@@ -42,7 +42,7 @@ def loop(
         start = time.perf_counter()
         for _ in range(rounds):
             for model, optimizer, part in zip(models, optimizers, setup.parts, strict=True):
-                batch = torch.from_numpy(draw.choice(part, setup.experiment.batch_size)).to(device)
+                batch = torch.from_numpy(rng.choice(part, setup.experiment.batch_size)).to(device)
                 optimizer.zero_grad()
                 task.loss(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -52,7 +52,7 @@ def loop(
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    return once
+    return measure
 
 
 def evaluating(task: Task, nodes: int) -> Callable[[], float]:
@@ -63,23 +63,23 @@ def evaluating(task: Task, nodes: int) -> Callable[[], float]:
         task: has the test set, the loss and the metrics.
         nodes: number of modules.
     """
-    measures = [task.loss, *task.metrics.values()]
+    metrics = [task.loss, *task.metrics.values()]
     batches = list(zip(*(torch.split(part, 100) for part in task.test), strict=True))
     models = [task.model().eval() for _ in range(nodes)]
 
     @torch.no_grad()
-    def once() -> float:
+    def measure() -> float:
         torch.set_num_threads(cores())
         start = time.perf_counter()
         for model in models:
-            totals = [0.0] * len(measures)
+            totals = [0.0] * len(metrics)
             for inputs, targets in batches:
                 outputs = model(inputs)
-                for number, measure in enumerate(measures):
-                    totals[number] += float(measure(outputs, targets)) * len(inputs)
+                for number, metric in enumerate(metrics):
+                    totals[number] += float(metric(outputs, targets)) * len(inputs)
         return time.perf_counter() - start
 
-    return once
+    return measure
 
 
 @torch.no_grad()

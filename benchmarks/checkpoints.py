@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoints.py [--models NAME,...] [--nodes N] [--every ROUNDS] [--repeats N]
 
-D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet
+D-PSGD on a random 5-regular graph, three local steps of 16 samples per round, under both engines: with GN-LeNet
 on random images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose
 rounds are so short that checkpoints dominate. Runs alternate with and without checkpoints
 (``every_rounds: ROUNDS``). Seconds are of the second half of the rounds; the ratio is of the medians."""
@@ -43,11 +43,11 @@ def main() -> None:
             for _ in range(arguments.repeats):
                 for every, taken in seconds.items():
                     taken.append(second_half_s(experiment(model, engine, arguments.nodes, every)))
-            without, with_them = (statistics.median(taken) for taken in seconds.values())
+            plain, saved = (statistics.median(taken) for taken in seconds.values())
             rounds = MODELS[model][1] / 2
             print(
-                f"{model:9} {engine:10} without {1e3 * without / rounds:.3g} ms a round, with"
-                f" {1e3 * with_them / rounds:.3g} ms: ratio {with_them / without:.3f}",
+                f"{model:9} {engine:10} without {1e3 * plain / rounds:.3g} ms per round, with"
+                f" {1e3 * saved / rounds:.3g} ms: ratio {saved / plain:.3f}",
                 flush=True,
             )
     print("  ".join(f"{key}: {value}" for key, value in describe().items()))
@@ -72,12 +72,12 @@ def experiment(model: str, engine: str, nodes: int, every_rounds: int | None) ->
     )
 
 
-def second_half_s(described: Experiment) -> float:
+def second_half_s(settings: Experiment) -> float:
     """Real seconds from the middle of a run to its end."""
     with tempfile.TemporaryDirectory() as out:
-        rows = run(described, out).metrics.filter(node=0)
+        rows = run(settings, out).metrics.filter(node=0)
     halves = dict(zip(rows["round"], rows["wall_s"], strict=True))
-    rounds = described.stop.rounds
+    rounds = settings.stop.rounds
     assert rounds is not None
     return float(halves[rounds] - halves[rounds // 2])
 

@@ -1,6 +1,6 @@
 """The cost of codecs: ``python benchmarks/codecs.py [--only WORD]``.
 
-64 nodes, GN-LeNet on random images, three steps of 16 a round. Runs with each codec alternate with runs
+64 nodes, GN-LeNet on random images, three steps of 16 per round. Runs with each codec alternate with runs
 without one. It prints the median ratios of wall time and of CPU time, and the bytes of a round as a share of
 those without a codec. ``LIMITS`` has the largest acceptable ratios of wall time on two quiet cores."""
 
@@ -32,7 +32,7 @@ LIMITS = {"top-k": 1.10, "quantize 8": 1.10, "jwins": 1.30}
 
 def measured(codec: Any) -> tuple[float, float, int]:
     """Wall seconds, CPU seconds and bytes of one run."""
-    described = experiment(
+    settings = experiment(
         synthetic("gn-lenet", 3, 32, 6400),
         NODES,
         16,
@@ -42,12 +42,12 @@ def measured(codec: Any) -> tuple[float, float, int]:
         evaluation={"every_rounds": ROUNDS, "samples": 10},
     )
     with tempfile.TemporaryDirectory() as folder:
-        began = time.process_time()
-        done = run(described, folder)
-        spent = time.process_time() - began
-        assert done.wall_s is not None
-        last = done.metrics.filter(done.metrics["node"] >= 0, done.metrics["round"] == ROUNDS)
-        return done.wall_s, spent, int(last["bytes_sent"].sum())
+        start = time.process_time()
+        result = run(settings, folder)
+        cpu_s = time.process_time() - start
+        assert result.wall_s is not None
+        last = result.metrics.filter(result.metrics["node"] >= 0, result.metrics["round"] == ROUNDS)
+        return result.wall_s, cpu_s, int(last["bytes_sent"].sum())
 
 
 def main() -> None:

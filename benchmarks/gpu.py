@@ -18,7 +18,7 @@ from run import experiment, mixing_of, seconds_of, synthetic
 
 REPEATS = 3
 MLP = {"name": "mlp", "hidden": [128]}
-# Name, model, channels, size, nodes, batch size, rounds, rounds of the loop.
+# Name, model, channels, size, nodes, batch size, rounds, rounds of the loop (0: not measured).
 CASES: list[tuple[str, Any, int, int, int, int, int, int]] = [
     ("MLP, 100 nodes", MLP, 1, 28, 100, 16, 50, 5),
     ("MLP, 1,000 nodes", MLP, 1, 28, 1000, 16, 20, 1),
@@ -27,7 +27,7 @@ CASES: list[tuple[str, Any, int, int, int, int, int, int]] = [
     ("GN-LeNet, 64 nodes", "gn-lenet", 3, 32, 64, 8, 20, 5),
     ("GN-LeNet, 1,000 nodes", "gn-lenet", 3, 32, 1000, 8, 5, 0),
 ]
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "gpu": {"device": "cuda"},
     "not_recorded": {"device": "cuda", "cuda_graphs": False},
     "one_by_one": {"device": "cuda", "trainer": "sequential"},
@@ -44,27 +44,27 @@ def main() -> None:
 
 
 def rows(only: str) -> Iterator[Row]:
-    """Each way in turn, three times, after a short run that loads and compiles."""
-    for name, model, channels, size, nodes, batch, rounds, of_loop in CASES:
+    """Each variant in turn, three times, after a short run that loads and compiles."""
+    for name, model, channels, size, nodes, batch, rounds, loop_rounds in CASES:
         if only not in name:
             continue
         task = synthetic(model, channels, size, 32 * nodes)
 
-        def seconds(engine: dict[str, Any], rounds: int = rounds, given: Any = (task, nodes, batch)) -> float:
-            return seconds_of(experiment(*given, rounds, engine=engine)) / (given[1] * rounds)
+        def seconds(engine: dict[str, Any], rounds: int = rounds, case: Any = (task, nodes, batch)) -> float:
+            return seconds_of(experiment(*case, rounds, engine=engine)) / (case[1] * rounds)
 
-        ways: dict[str, Callable[[], float]] = {}
-        for way, engine in WAYS.items():
-            if way != "one_by_one" or nodes <= MAX_ONE_BY_ONE:
+        variants: dict[str, Callable[[], float]] = {}
+        for variant, engine in VARIANTS.items():
+            if variant != "one_by_one" or nodes <= MAX_ONE_BY_ONE:
                 seconds(engine, 2)
-                ways[way] = lambda engine=engine: seconds(engine)  # type: ignore[misc]
-        if of_loop:
+                variants[variant] = lambda engine=engine: seconds(engine)  # type: ignore[misc]
+        if loop_rounds:
             plain = loop(
-                prepare(experiment(task, nodes, batch, 1)), of_loop, mixing=True, threads=1, device="cuda"
+                prepare(experiment(task, nodes, batch, 1)), loop_rounds, mixing=True, threads=1, device="cuda"
             )
-            ways["loop"] = lambda: plain() / (nodes * of_loop)  # noqa: B023 - called at once
-        taken = {way: [measure() for _ in range(REPEATS)] for way, measure in ways.items()}
-        yield {"row": name, **{f"{way}_us": statistics.median(each) * 1e6 for way, each in taken.items()}}
+            variants["loop"] = lambda: plain() / (nodes * loop_rounds)  # noqa: B023 - called at once
+        times = {variant: [measure() for _ in range(REPEATS)] for variant, measure in variants.items()}
+        yield {"row": name, **{f"{key}_us": statistics.median(runs) * 1e6 for key, runs in times.items()}}
     for nodes, length in ((1024, 89_834), (100, 101_770), (4096, 7850)):
         name = f"mixing alone, {nodes} x {length}, degree 5"
         if only in name:

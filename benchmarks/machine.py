@@ -87,11 +87,11 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _products(threads: int) -> float:
     torch.set_num_threads(1)
-    one, other = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+    left, right = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
 
     def work() -> None:
         for _ in range(10):
-            one @ other
+            left @ right
 
     def all_threads() -> None:
         running = [threading.Thread(target=work) for _ in range(threads)]

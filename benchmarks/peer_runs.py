@@ -1,5 +1,5 @@
-"""The same rounds by other simulators, one function each, for ``peers.py``: it calls them in the environment of the peer,
-where nothing else of this project can be imported. Each prints its figures from the second round on."""
+"""The same rounds by other simulators, one function each. ``peers.py`` calls them in the environment of the peer, where
+nothing else of this project can be imported. Each prints its figures from the second round on."""
 
 # mypy: disable-error-code="import-not-found, misc, untyped-decorator"
 
@@ -59,8 +59,8 @@ def graph() -> Any:
 
 
 def allow_torchvision() -> None:
-    """Import torchvision, without its operators if they can't be loaded, as beside a build of torch for CPUs only. gossipy
-    and fluke import it; they use nothing of it here."""
+    """Import torchvision, without its operators if they can't be loaded, as with a CPU build of torch. gossipy and fluke
+    import it, but do not use it here."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
@@ -68,8 +68,8 @@ def allow_torchvision() -> None:
 
 
 def gossipy(model: str, steps: int, rounds: int) -> None:
-    """Every node merges what it has received, trains, and sends its model: to all neighbours with All2AllGossipSimulator,
-    which the release on PyPI lacks; else to one, who merges it and trains. A round is one tick of the clock."""
+    """Every node merges the received models, trains, and sends its model to all neighbours with All2AllGossipSimulator, which
+    the release on PyPI lacks, or else to one neighbour, which merges it and trains. A round is one tick of the clock."""
     allow_torchvision()
     import networkx
     from gossipy import core, node, simul
@@ -77,8 +77,8 @@ def gossipy(model: str, steps: int, rounds: int) -> None:
     from gossipy.data.handler import ClassificationDataHandler
     from gossipy.model import TorchModel, handler
 
-    marks, everyone = Marks(), hasattr(simul, "All2AllGossipSimulator")
-    base: Any = handler.WeightedTMH if everyone else handler.TorchModelHandler
+    marks, all_to_all = Marks(), hasattr(simul, "All2AllGossipSimulator")
+    base: Any = handler.WeightedTMH if all_to_all else handler.TorchModelHandler
 
     class Net(TorchModel):
         def __init__(self) -> None:
@@ -109,7 +109,7 @@ def gossipy(model: str, steps: int, rounds: int) -> None:
     data = ClassificationDataHandler(*images(), test_size=0)
     dispatcher = DataDispatcher(data, n=NODES, eval_on_user=False, auto_assign=True)
     network = core.StaticP2PNetwork(NODES, topology=networkx.to_numpy_array(graph()))
-    nodes = (node.All2AllGossipNode if everyone else node.GossipNode).generate(
+    nodes = (node.All2AllGossipNode if all_to_all else node.GossipNode).generate(
         data_dispatcher=dispatcher,
         p2p_net=network,
         model_proto=Counting(
@@ -124,18 +124,18 @@ def gossipy(model: str, steps: int, rounds: int) -> None:
         round_len=1,
         sync=True,
     )
-    simulator = (simul.All2AllGossipSimulator if everyone else simul.GossipSimulator)(
+    simulator = (simul.All2AllGossipSimulator if all_to_all else simul.GossipSimulator)(
         nodes=nodes, data_dispatcher=dispatcher, delta=1, protocol=core.AntiEntropyProtocol.PUSH
     )
     simulator.add_receiver(Receiver())
     simulator.init_nodes(seed=1)
-    simulator.start(*([core.UniformMixing(network)] if everyone else []), n_rounds=rounds)
+    simulator.start(*([core.UniformMixing(network)] if all_to_all else []), n_rounds=rounds)
     marks.report()
 
 
 def fluke(model: str, steps: int, rounds: int) -> None:
-    """GossipDFL, policy aggregate: every node takes the mean of the models it has received and trains, if there are any,
-    and sends its model to one neighbour."""
+    """GossipDFL, policy aggregate: every node that has received models takes their mean and trains; every node sends its
+    model to one neighbour."""
     allow_torchvision()
     from fluke import DDict
     from fluke.algorithms.decentralized import GossipDFL, Topology
@@ -171,7 +171,7 @@ def fluke(model: str, steps: int, rounds: int) -> None:
 
 
 def flower(model: str, steps: int, rounds: int) -> None:
-    """FedAvg with all clients in each round, one actor a core: every client takes the server's model, trains, and sends
+    """FedAvg with all clients in each round, one actor per core: every client takes the server's model, trains, and sends
     its own; the server takes the mean."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -186,10 +186,10 @@ def flower(model: str, steps: int, rounds: int) -> None:
             replies = list(replies)
             assert len(replies) == NODES
             assert not any(reply.has_error() for reply in replies)
-            found = super().aggregate_train(server_round, replies)
+            result = super().aggregate_train(server_round, replies)
             marks.steps += steps * NODES
             marks.round_ended()
-            return found
+            return result
 
     @client.train()
     def train(message: Message, context: Context) -> Message:

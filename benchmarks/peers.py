@@ -6,10 +6,10 @@
 Each PYTHON is the interpreter of an environment with that peer, and with the same torch as here: gossipy-dfl and
 torchvision, fluke-fl, or flwr[simulation], from PyPI. A checkout of gossipy has what its release lacks.
 
-100 nodes with 160 random images of 28x28 each, SGD in batches of 16: an epoch of ten steps a round, or one step; a random
-5-regular graph, no evaluation. What each does in its round is said in peer_runs.py; some send less than gossamer, which
-sends every model to five neighbours. Printed are medians from the second round on, and the median of the ratios of
-gossamer's training steps a second to each one's.
+100 nodes with 160 random images of 28x28 each, SGD in batches of 16: an epoch of ten steps per round, or one step; a random
+5-regular graph, no evaluation. peer_runs.py describes the rounds of each peer; some send less than gossamer, which sends
+every model to five neighbours. It prints medians from the second round on, and the median of the ratios of gossamer's
+training steps per second to those of each peer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from run import REPEATS, Progress, experiment, seconds_of, synthetic
 
 CASES = [("mlp", 10), ("logistic", 10), ("mlp", 1), ("logistic", 1)]
 NAMES = {"mlp": "MLP 784-100-10", "logistic": "logistic 784-10"}
-# Rounds of an epoch of each, so that all take seconds; of one step, three times as many.
+# Rounds with an epoch each, so that every case takes seconds; with one step each, three times as many.
 ROUNDS = {
     "gossamer": 40,
     "gossamer, one core": 25,
@@ -52,17 +52,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--only", default="", help="cases whose name has this word")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads in each peer's process")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     pythons = {
         "gossamer": sys.executable,
         "gossamer, one core": sys.executable,
-        "gossipy": given.gossipy,
-        "gossipy, checkout": given.gossipy if given.gossipy_checkout else None,
-        "fluke": given.fluke,
-        "flower": given.flower,
+        "gossipy": arguments.gossipy,
+        "gossipy, checkout": arguments.gossipy if arguments.gossipy_checkout else None,
+        "fluke": arguments.fluke,
+        "flower": arguments.flower,
     }
     pythons = {name: python for name, python in pythons.items() if python}
-    report(rows(pythons, given.gossipy_checkout, given.only, given.threads), given.json)
+    report(rows(pythons, arguments.gossipy_checkout, arguments.only, arguments.threads), arguments.json)
 
 
 def rows(pythons: dict[str, str], checkout: Path | None, only: str, threads: int) -> Iterator[Row]:
@@ -70,17 +70,17 @@ def rows(pythons: dict[str, str], checkout: Path | None, only: str, threads: int
         case = f"{NAMES[model]}, {steps} step{'s' * (steps > 1)}"
         if only not in case:
             continue
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+        rates: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
         for _ in range(REPEATS):
             for name, python in pythons.items():
-                found[name].append(measured(name, python, checkout, model, steps, threads))
-        ours = [each["steps"] for each in found["gossamer"]]
-        for name, each in found.items():
-            theirs = [one["steps"] for one in each]
-            ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+                rates[name].append(measured(name, python, checkout, model, steps, threads))
+        ours = [rate["steps"] for rate in rates["gossamer"]]
+        for name, peer in rates.items():
+            theirs = [rate["steps"] for rate in peer]
+            ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
             yield {
                 "row": f"{case}, {name}",
-                "node_rounds_per_s": statistics.median(one["node_rounds"] for one in each),
+                "node_rounds_per_s": statistics.median(rate["node_rounds"] for rate in peer),
                 "steps_per_s": statistics.median(theirs),
                 "ratio": statistics.median(ratios),
                 "from": min(ratios),
@@ -91,7 +91,7 @@ def rows(pythons: dict[str, str], checkout: Path | None, only: str, threads: int
 def measured(
     name: str, python: str, checkout: Path | None, model: str, steps: int, threads: int
 ) -> dict[str, float]:
-    """Node-rounds and training steps a second of one run.
+    """Node-rounds and training steps per second of one run.
 
     Raises:
         SystemExit: when it fails.
@@ -103,22 +103,22 @@ def measured(
         code = f"import peers; peers.gossamer({model!r}, {steps}, {rounds}, {1 if variant else None})"
     else:
         code = f"import peer_runs; peer_runs.{function}({model!r}, {steps}, {rounds})"
-        # Flower's simulation sends reports of its use otherwise.
+        # Otherwise, Flower's simulation sends usage reports.
         environment |= {"OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0"}
         environment["PYTHONPATH"] = str(checkout.resolve()) if variant and checkout else ""
-    ended = subprocess.run(
+    process = subprocess.run(
         [python, "-c", code], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
     )
-    if ended.returncode:
-        raise SystemExit(f"{name}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
-    answer: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(f"{name}: exit code {process.returncode}\n{process.stderr[-2000:]}")
+    answer: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
 def gossamer(model: str, steps: int, rounds: int, workers: int | None) -> None:
     """D-PSGD: every node trains, sends its model to all neighbours, and takes the mean with theirs. All cores are used if
     no number of workers is given."""
-    described = experiment(
+    settings = experiment(
         synthetic(model, 1, 28, NODES * SAMPLES),
         NODES,
         BATCH,
@@ -126,10 +126,9 @@ def gossamer(model: str, steps: int, rounds: int, workers: int | None) -> None:
         algorithm={"name": "d-psgd", "local_steps": steps},
         engine={"workers": workers},
     )
-    seen = Progress()
-    seconds_of(described, seen)
-    (first, begun), (last, ended) = max(mark for mark in seen.marks if mark[0] <= NODES), seen.marks[-1]
-    rate = (last - first) / (ended - begun)
+    progress = Progress()
+    seconds_of(settings, progress)
+    rate = 1 / progress.node_round_s(NODES)
     print(json.dumps({"node_rounds": rate, "steps": rate * steps}))
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--json FILE]
 
-D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a
+D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples per round, a random 5-regular graph (a
 complete one with fewer than six nodes). The data comes from the data root (or the environment variable
 GOSSAMER_DATA_ROOT); without one, random images of the same shape are used, which cost the same.
 
@@ -65,10 +65,10 @@ def main() -> None:
     data_root = None if arguments.data_root is None else str(arguments.data_root.resolve())
     print("data:", "random images of CIFAR-10's shape (no data root)" if data_root is None else "CIFAR-10")
     sizes = map(int, arguments.nodes.split(","))
-    report((beside_bare(nodes, data_root) for nodes in sizes), arguments.json)
+    report((measure_with_bare(nodes, data_root) for nodes in sizes), arguments.json)
 
 
-def beside_bare(nodes: int, data_root: str | None) -> Row:
+def measure_with_bare(nodes: int, data_root: str | None) -> Row:
     """Measure one size, and the bare machine before and after it."""
     before = bare()
     engine = {"name": "processes"}
@@ -89,8 +89,7 @@ def bare() -> tuple[float, float]:
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few
-    samples."""
+    """The experiment: rows of all nodes after each quarter of the rounds, one node evaluated on few samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(
@@ -115,12 +114,12 @@ class Watcher(Observer):
     """Watches what a run records, and samples the memory and CPU time of its nodes.
 
     Args:
-        looks_at: node-rounds after which it samples memory, before the measured rounds.
-        counts_at: node-rounds between which it counts CPU time.
+        memory_at: node-rounds after which it samples memory, before the measured rounds.
+        cpu_at: node-rounds between which it counts CPU time.
     """
 
-    def __init__(self, looks_at: int, counts_at: tuple[int, int]) -> None:
-        self._looks_at, self._counts_at = looks_at, list(counts_at)
+    def __init__(self, memory_at: int, cpu_at: tuple[int, int]) -> None:
+        self._memory_at, self._cpu_at = memory_at, list(cpu_at)
         self.cpu: list[tuple[int, float]] = []
         """Node-rounds and seconds of CPU time so far."""
         self.parameters = 0
@@ -131,11 +130,11 @@ class Watcher(Observer):
         self.parameters = description["parameters"]
 
     def progress(self, rounds: int, time_s: float) -> None:
-        if rounds >= self._looks_at and not self.private:
+        if rounds >= self._memory_at and not self.private:
             nodes = [node for server in psutil.Process().children() for node in server.children()]
             self.private = [private_bytes(node.pid) or 0 for node in nodes]
-        if self._counts_at and rounds >= self._counts_at[0]:
-            self._counts_at.pop(0)
+        if self._cpu_at and rounds >= self._cpu_at[0]:
+            self._cpu_at.pop(0)
             times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
             self.cpu.append((rounds, sum(time.user + time.system for time in times)))
 
@@ -154,11 +153,11 @@ class Watcher(Observer):
         print(text, file=sys.stderr)
 
 
-def start_up(described: Experiment) -> float:
+def start_up(settings: Experiment) -> float:
     """Seconds from the command until all nodes begin, according to the first recorded row."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
-        described.save(file)
+        settings.save(file)
         gossamer = Path(sys.executable).with_name("gossamer")
         started = time.monotonic()
         command = subprocess.Popen(
@@ -185,14 +184,14 @@ def first_row(folder: Path) -> Row | None:
     return None
 
 
-def measure(described: Experiment) -> Row:
+def measure(settings: Experiment) -> Row:
     """Run an experiment from :func:`experiment`."""
-    nodes, rounds, every = described.nodes, described.stop.rounds, described.evaluation.every_rounds
+    nodes, rounds, every = settings.nodes, settings.stop.rounds, settings.evaluation.every_rounds
     assert rounds is not None
     assert every is not None
     watcher = Watcher(nodes * every // 2, (nodes * every, nodes * (rounds - 1)))
     with tempfile.TemporaryDirectory() as folder:
-        at_end = run(described, folder, observer=watcher).figures["private_bytes"]
+        at_end = run(settings, folder, observer=watcher).figures["private_bytes"]
     wall_s = {round: statistics.mean(row["wall_s"] for row in rows) for round, rows in watcher.rows.items()}
     sent = sum(row["bytes_sent"] for row in watcher.rows[rounds])
     degree = min(DEGREE, nodes - 1)
@@ -214,11 +213,11 @@ def measure(described: Experiment) -> Row:
 def in_process(nodes: int, data_root: str | None) -> Row:
     """Measure one size in a separate process."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
-    row: Row = answer(f"import processes; processes.one({nodes}, {rounds}, {data_root!r})")
+    row: Row = answer(f"import processes; processes.print_row({nodes}, {rounds}, {data_root!r})")
     return row
 
 
-def one(nodes: int, rounds: int, data_root: str | None) -> None:
+def print_row(nodes: int, rounds: int, data_root: str | None) -> None:
     """Measure one size and print the row; runs in a separate process."""
     engine = {"name": "processes"}
     print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine))))

@@ -78,10 +78,10 @@ def synthetic(model: str | dict[str, Any], channels: int, size: int, samples: in
     return {"name": "stubs:images", "model": model, "channels": channels, "size": size, "samples": samples}
 
 
-def seconds_of(described: Experiment, observer: Observer | None = None) -> float:
+def seconds_of(settings: Experiment, observer: Observer | None = None) -> float:
     """Seconds of one whole run, without loading and reporting."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds = run(described, folder, observer=observer).wall_s
+        seconds = run(settings, folder, observer=observer).wall_s
     assert seconds is not None
     return seconds
 
@@ -110,9 +110,9 @@ def training(only: str) -> Iterator[Row]:
     for name, shape, nodes, batch, rounds, mixes, threads in cases:
         if only in name:
             samples = 100 * nodes if nodes < 1000 else 16 * nodes
-            described = experiment(synthetic(*shape, samples), nodes, batch, rounds)
-            baseline = loop(prepare(described), rounds, mixing=mixes, threads=threads)
-            yield against(name, nodes * rounds, lambda d=described: seconds_of(d), baseline)  # type: ignore[misc]
+            settings = experiment(synthetic(*shape, samples), nodes, batch, rounds)
+            baseline = loop(prepare(settings), rounds, mixing=mixes, threads=threads)
+            yield against(name, nodes * rounds, lambda d=settings: seconds_of(d), baseline)  # type: ignore[misc]
 
 
 def asynchronous(only: str) -> Iterator[Row]:
@@ -122,10 +122,10 @@ def asynchronous(only: str) -> Iterator[Row]:
         return
     task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 30
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.3}
-    free = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
-    # Node by node too, as a cohort needs a barrier.
-    bound = experiment(task, nodes, 16, rounds, engine={"cohort": False})
-    yield against(name, nodes * rounds, lambda: seconds_of(free), lambda: seconds_of(bound))
+    unsynchronized = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
+    # Also node by node, since a cohort needs a barrier.
+    synchronous = experiment(task, nodes, 16, rounds, engine={"cohort": False})
+    yield against(name, nodes * rounds, lambda: seconds_of(unsynchronized), lambda: seconds_of(synchronous))
 
 
 def scaling(only: str) -> Iterator[Row]:
@@ -136,7 +136,7 @@ def scaling(only: str) -> Iterator[Row]:
         name = f"{model}, {nodes} to {10 * nodes} nodes"
         if only not in name:
             continue
-        calls = (f"run.one({model!r}, {channels}, {size}, {n}, {rounds})" for n in (nodes, 10 * nodes))
+        calls = (f"run.print_cost({model!r}, {channels}, {size}, {n}, {rounds})" for n in (nodes, 10 * nodes))
         small, large = (answer(f"import run; {call}") for call in calls)
         yield {
             "row": name,
@@ -149,19 +149,17 @@ def scaling(only: str) -> Iterator[Row]:
         }
 
 
-def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
+def print_cost(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
     """One run in this process: its microseconds per node-round, and the peak of its memory. Modules and
     compiled loops are loaded beforehand, because their cost would weigh more at the small size."""
     seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2))
     mixing_of(64, 1000, 1)
-    described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds)
-    seen = Progress()
-    seconds = seconds_of(described, seen)
-    # Both marks lie equally far before the ends of their rounds.
-    (first, begun), (last, ended) = max(mark for mark in seen.marks if mark[0] <= nodes), seen.marks[-1]
+    settings = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds)
+    progress = Progress()
+    seconds = seconds_of(settings, progress)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     figures = {
-        "us": (ended - begun) / (last - first) * 1e6,
+        "us": progress.node_round_s(nodes) * 1e6,
         "whole_us": seconds / (nodes * rounds) * 1e6,
         "peak_GiB": peak,
     }
@@ -172,10 +170,15 @@ class Progress(Observer):
     """Records the number of completed node-rounds over time."""
 
     def __init__(self) -> None:
-        self.marks: list[tuple[int, float]] = []
+        self._marks: list[tuple[int, float]] = []
 
     def progress(self, rounds: int, time_s: float) -> None:
-        self.marks.append((rounds, time.perf_counter()))
+        self._marks.append((rounds, time.perf_counter()))
+
+    def node_round_s(self, nodes: int) -> float:
+        """Seconds per node-round from the second round on. Its two marks are equally far before the ends of rounds."""
+        (first, begun), (last, ended) = max(mark for mark in self._marks if mark[0] <= nodes), self._marks[-1]
+        return (ended - begun) / (last - first)
 
 
 def mixing(only: str) -> Iterator[Row]:
@@ -256,12 +259,12 @@ def evaluation(only: str) -> Iterator[Row]:
 def overhead(only: str) -> Iterator[Row]:
     """Wall time of a node-round without computation: events, messages and mixing of tiny vectors."""
     nodes, rounds = 1000, 20
-    for how, cohort in (("node by node", False), ("as a cohort", True)):
-        name = f"engine alone, 1000 nodes, five messages each, {how}"
+    for mode, cohort in (("node by node", False), ("as a cohort", True)):
+        name = f"engine alone, 1000 nodes, five messages each, {mode}"
         if only not in name:
             continue
-        described = no_compute(nodes, rounds, cohort=cohort)
-        seconds = [seconds_of(described) for _ in range(REPEATS)]
+        settings = no_compute(nodes, rounds, cohort=cohort)
+        seconds = [seconds_of(settings) for _ in range(REPEATS)]
         yield {
             "row": name,
             "microseconds_per_node_round": statistics.median(seconds) / (nodes * rounds) * 1e6,
@@ -274,13 +277,13 @@ def two_cores(only: str) -> Iterator[Row]:
     if only not in name:
         return
     task, nodes, rounds = synthetic("gn-lenet", 3, 32, 6400), 64, 20
-    every, single = (
+    parallel, single = (
         experiment(task, nodes, 8, rounds, engine={"trainer": "sequential", "workers": workers})
         for workers in (None, 1)
     )
-    row = against(name, nodes * rounds, lambda: seconds_of(every), lambda: seconds_of(single))
-    (one, _), (all_cores, _) = (plain_steps(count, 400, 8, tuned=False) for count in (1, cores()))
-    yield {**row, "ratio_of_plain_processes": all_cores / one}
+    row = against(name, nodes * rounds, lambda: seconds_of(parallel), lambda: seconds_of(single))
+    (one_core, _), (all_cores, _) = (plain_steps(count, 400, 8, tuned=False) for count in (1, cores()))
+    yield {**row, "ratio_of_plain_processes": all_cores / one_core}
 
 
 def start_up(only: str) -> Iterator[Row]:

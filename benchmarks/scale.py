@@ -53,53 +53,52 @@ def main() -> None:
 
 def rows(sizes: Sequence[int], following: int, rounds: int) -> list[Row]:
     """A row for each size, the fit, and the next size as predicted and as measured."""
-    found = [measured(nodes, rounds) for nodes in sizes]
-    fits = {part: fitted(sizes, [row[part] for row in found], shape) for part, shape in PARTS.items()}
+    rows = [measured(nodes, rounds) for nodes in sizes]
+    fits = {part: fitted(sizes, [row[part] for row in rows], shape) for part, shape in PARTS.items()}
     if following:
         predicted = {part: fit(following) for part, fit in fits.items()}
-        found.append({"row": f"{following} nodes, predicted", **predicted})
-        real = measured(following, rounds)
-        off = {f"{part}_of_predicted": real[part] / predicted[part] for part in PARTS}
-        found += [real, {"row": f"{following} nodes, measured over predicted", **off}]
-    return found
+        rows.append({"row": f"{following} nodes, predicted", **predicted})
+        actual = measured(following, rounds)
+        ratios = {f"{part}_of_predicted": actual[part] / predicted[part] for part in PARTS}
+        rows += [actual, {"row": f"{following} nodes, measured over predicted", **ratios}]
+    return rows
 
 
 def measured(nodes: int, rounds: int) -> Row:
     """Measure one size in a separate process."""
-    found = answer(f"import scale; scale.one({nodes}, {rounds})")
-    print(found, flush=True)
-    return {"row": f"{nodes} nodes", **found}
+    cost = answer(f"import scale; scale.print_cost({nodes}, {rounds})")
+    print(cost, flush=True)
+    return {"row": f"{nodes} nodes", **cost}
 
 
-def one(nodes: int, rounds: int) -> None:
+def print_cost(nodes: int, rounds: int) -> None:
     """Run one size in this process, and print its cost. Time counts from the end of the first round, which
     allocates all memory."""
-    settings = {
+    overrides = {
         "nodes": nodes,
         "task.owners": nodes,
         "stop.rounds": rounds,
         "evaluation.every_rounds": rounds,
     }
-    described = Experiment.load(FILE, [f"{name}={value}" for name, value in settings.items()])
-    seen = Progress()
+    settings = Experiment.load(FILE, [f"{name}={value}" for name, value in overrides.items()])
+    progress = Progress()
     with tempfile.TemporaryDirectory() as folder:
-        done = gossamer.run(described, folder, observer=seen)
-        sent = done.metrics.filter(done.metrics["round"] == rounds)["bytes_sent"].mean()
-    (first, begun), (last, ended) = max(mark for mark in seen.marks if mark[0] <= nodes), seen.marks[-1]
+        result = gossamer.run(settings, folder, observer=progress)
+        sent = result.metrics.filter(result.metrics["round"] == rounds)["bytes_sent"].mean()
     cost = {
         "peak_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "us_a_node_round": (ended - begun) / (last - first) * 1e6,
+        "us_a_node_round": progress.node_round_s(nodes) * 1e6,
         "bytes_a_node_round": float(sent) / rounds,
     }
-    print(json.dumps({**cost, "wall_s": done.wall_s}))
+    print(json.dumps({**cost, "wall_s": result.wall_s}))
 
 
 def fitted(
     sizes: Sequence[int], values: Sequence[float], shape: Callable[[float], float]
 ) -> Callable[[float], float]:
     """value = a + b shape(nodes), by least squares of relative errors."""
-    of = np.array([[1.0, shape(nodes)] for nodes in sizes]) / np.array(values)[:, None]
-    (a, b), *_ = np.linalg.lstsq(of, np.ones(len(sizes)), rcond=None)
+    features = np.array([[1.0, shape(nodes)] for nodes in sizes]) / np.array(values)[:, None]
+    (a, b), *_ = np.linalg.lstsq(features, np.ones(len(sizes)), rcond=None)
     return lambda nodes: float(a + b * shape(nodes))
 
 

@@ -1,6 +1,6 @@
 """The cost of secure aggregation: ``python benchmarks/secure_aggregation.py``.
 
-16 nodes, GN-LeNet on random images, ten steps of 8 a round, a static 5-regular graph; runs of each variant
+16 nodes, GN-LeNet on random images, ten steps of 8 per round, a static 5-regular graph; runs of each variant
 alternate with runs of plain D-PSGD. For both engines, it prints the median ratios of time, CPU time and
 bytes. The time of ``processes`` excludes start-up; its CPU time includes it."""
 
@@ -24,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def measured(secure: dict[str, Any] | None, engine: str) -> tuple[float, float, int]:
     """Seconds, CPU seconds and bytes of one run."""
-    described = experiment(
+    settings = experiment(
         synthetic("gn-lenet", 3, 32, 6400),
         NODES,
         8,
@@ -36,16 +36,16 @@ def measured(secure: dict[str, Any] | None, engine: str) -> tuple[float, float, 
     )
     with tempfile.TemporaryDirectory() as folder:
         before = processor_seconds()
-        done = run(described, folder)
-        last = done.metrics.filter(done.metrics["round"] == ROUNDS)
-        seconds = last["time_s"].max() if engine == "processes" else done.wall_s
+        result = run(settings, folder)
+        last = result.metrics.filter(result.metrics["round"] == ROUNDS)
+        seconds = last["time_s"].max() if engine == "processes" else result.wall_s
         assert isinstance(seconds, float)
         return seconds, processor_seconds() - before, int(last["bytes_sent"].sum())
 
 
 def processor_seconds() -> float:
     """CPU seconds of this process and of the processes that it has waited for."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usages = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 

@@ -90,16 +90,16 @@ class Sampler(threading.Thread):
         print(f"{'s':>5} {'processes':>9} {'private MiB':>22} {'descriptors':>20}   supervisor")
         start = time.monotonic()
         while not self._over.wait(self._every_s):
-            seen = list(self._look(time.monotonic() - start))
-            self.samples += seen
-            _print(seen)
+            samples = list(self._sample(time.monotonic() - start))
+            self.samples += samples
+            _print(samples)
 
     def end(self) -> None:
         """End the sampling."""
         self._over.set()
         self.join()
 
-    def _look(self, at_s: float) -> Iterator[Sample]:
+    def _sample(self, at_s: float) -> Iterator[Sample]:
         # The launcher's child is the supervisor, whose children are the nodes.
         for supervisor in psutil.Process().children():
             for process in (supervisor, *supervisor.children()):
@@ -112,15 +112,15 @@ class Sampler(threading.Thread):
                     yield Sample(process.pid, process is not supervisor, age_s, at_s, private, descriptors)
 
 
-def _print(seen: list[Sample]) -> None:
-    settled = [sample for sample in seen if sample.node and sample.age_s >= SETTLED_S]
-    supervisor = next((sample for sample in seen if not sample.node), None)
+def _print(samples: list[Sample]) -> None:
+    settled = [sample for sample in samples if sample.node and sample.age_s >= SETTLED_S]
+    supervisor = next((sample for sample in samples if not sample.node), None)
     if not settled or supervisor is None:
         return
     private = [sample.private / MIB for sample in settled]
     descriptors = [sample.descriptors for sample in settled]
     print(
-        f"{settled[0].at_s:5.0f} {sum(sample.node for sample in seen):9}"
+        f"{settled[0].at_s:5.0f} {sum(sample.node for sample in samples):9}"
         f" {statistics.median(private):12.1f} {max(private):9.1f}"
         f" {statistics.median(descriptors):12.0f} {max(descriptors):7}"
         f"   {supervisor.private / MIB:.1f} MiB, {supervisor.descriptors}",
@@ -128,14 +128,14 @@ def _print(seen: list[Sample]) -> None:
     )
 
 
-def growth(samples: list[Sample], most: int = 8) -> list[dict[str, float]]:
+def growth(samples: list[Sample], count: int = 8) -> list[dict[str, float]]:
     """Growth of the oldest processes after their first minute, in MiB and descriptors per minute."""
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.age_s >= SETTLED_S:
             lives.setdefault(sample.pid, []).append(sample)
     longest = sorted((life for life in lives.values() if len(life) > 2), key=lambda life: -life[-1].age_s)[
-        :most
+        :count
     ]
     rows = []
     for life in longest:
@@ -161,38 +161,38 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every-s", type=float, default=30.0)
     parser.add_argument("--json", type=Path, help="write all samples into this file")
-    asked = parser.parse_args()
-    sampler = Sampler(asked.every_s)
+    arguments = parser.parse_args()
+    sampler = Sampler(arguments.every_s)
     with tempfile.TemporaryDirectory() as folder:
         sampler.start()
         try:
-            done = run(experiment(asked.nodes, asked.minutes), Path(folder))
+            result = run(experiment(arguments.nodes, arguments.minutes), Path(folder))
         finally:
             sampler.end()
-        summary = _summary(done)
+        summary = _summary(result)
     rows = growth(sampler.samples)
     for row in rows:
-        what = "node" if row["node"] else "supervisor"
+        kind = "node" if row["node"] else "supervisor"
         print(
-            f"{what} of {row['minutes']:.1f} minutes: {row['mib']:.1f} MiB, {row['mib_a_minute']:+.3f} MiB and"
-            f" {row['descriptors_a_minute']:+.2f} descriptors a minute"
+            f"{kind} of {row['minutes']:.1f} minutes: {row['mib']:.1f} MiB, {row['mib_a_minute']:+.3f} MiB and"
+            f" {row['descriptors_a_minute']:+.2f} descriptors per minute"
         )
     for name, value in summary.items():
         print(f"{name}: {value}")
-    if asked.json is not None:
+    if arguments.json is not None:
         samples = [asdict(sample) for sample in sampler.samples]
         text = {"machine": describe(), "growth": rows, "samples": samples, **summary}
-        asked.json.write_text(json.dumps(text, indent=1), encoding="utf-8")
+        arguments.json.write_text(json.dumps(text, indent=1), encoding="utf-8")
 
 
-def _summary(done: Run) -> dict[str, Any]:
-    events = done.events["event"].value_counts(sort=True)
-    last = done.metrics.filter(node=-1) if "node" in done.metrics.columns else done.metrics
+def _summary(result: Run) -> dict[str, Any]:
+    events = result.events["event"].value_counts(sort=True)
+    last = result.metrics.filter(node=-1) if "node" in result.metrics.columns else result.metrics
     return {
-        "status": done.status,
+        "status": result.status,
         "events": dict(zip(events["event"].to_list(), events["count"].to_list(), strict=True)),
         "network rows": len(last),
-        "accuracy": done.metrics["test_accuracy"].drop_nulls().tail(len(done.metrics) // 4).mean(),
+        "accuracy": result.metrics["test_accuracy"].drop_nulls().tail(len(result.metrics) // 4).mean(),
     }
 
 

@@ -63,9 +63,9 @@ def measured(model: str, image: tuple[int, int], nodes: int, batch: int, threads
     """Medians of CPU and wall time. Every step starts where the previous one ended."""
     channels, size = image
     inputs, labels = torch.randn(6400, channels, size, size), torch.randint(10, (6400,))
-    given = {"name": "mlp", "hidden": [128]} if model == "mlp" else model
-    make: Any = model_factory(build("model", given), shape=(channels, size, size), classes=10)
-    task = Task(make, (inputs, labels), (inputs[:10], labels[:10]), F.cross_entropy)
+    spec = {"name": "mlp", "hidden": [128]} if model == "mlp" else model
+    create_model: Any = model_factory(build("model", spec), shape=(channels, size, size), classes=10)
+    task = Task(create_model, (inputs, labels), (inputs[:10], labels[:10]), F.cross_entropy)
     names = ["sequential", "batched", "fused"] if model in ("logistic", "mlp") else ["sequential", "fused"]
     start = initial_model(task.model, 1)
     trainers, models, workers = {}, {}, ThreadPool(threads)
@@ -73,25 +73,25 @@ def measured(model: str, image: tuple[int, int], nodes: int, batch: int, threads
         store = Rows(len(start.parameters))
         trainers[name] = trainer_of(name)(task, SGD(lr=0.01), store, workers)
         models[name] = [Model(store.store(start.parameters), start.buffers) for _ in range(nodes)]
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(WARMUPS + REPEATS):
         for name, trainer in trainers.items():
-            jobs = [TrainJob(at, [torch.randint(6400, (batch,))], 0.01, {}, 0) for at in models[name]]
+            jobs = [TrainJob(model, [torch.randint(6400, (batch,))], 0.01, {}, 0) for model in models[name]]
             cpu, wall = time.process_time(), time.perf_counter()
             results = trainer.train(jobs)
-            taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+            times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
             models[name] = [result.model for result in results]
             del jobs, results
     workers.close()
     medians = {
-        name: [statistics.median(each[WARMUPS:]) / nodes * 1e6 for each in zip(*times, strict=True)]
-        for name, times in taken.items()
+        name: [statistics.median(column[WARMUPS:]) / nodes * 1e6 for column in zip(*runs, strict=True)]
+        for name, runs in times.items()
     }
-    found = {f"{name}_cpu_us": cpu for name, (cpu, _) in medians.items()}
-    found |= {f"{name}_wall_us": wall for name, (_, wall) in medians.items()}
+    figures = {f"{name}_cpu_us": cpu for name, (cpu, _) in medians.items()}
+    figures |= {f"{name}_wall_us": wall for name, (_, wall) in medians.items()}
     *others, fused = medians.values()
     ratios = [min(other[k] for other in others) / fused[k] for k in range(2)]
-    return {**found, "cpu_ratio": ratios[0], "wall_ratio": ratios[1]}
+    return {**figures, "cpu_ratio": ratios[0], "wall_ratio": ratios[1]}
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    with locked(run.path), pytest.raises(BadInput, match="the run is going on; accepted"):
+    with locked(run.path), pytest.raises(BadInput, match="the run is ongoing; accepted"):
         gossamer.resume(run.path)
     assert gossamer.resume(run.path).status == "done"
 

@@ -102,7 +102,7 @@ def test_the_smallest_file(tmp_path: Path) -> None:
         ({"services": SERVICES + "<service/>"}, "services.2.name: missing; a value is required"),
         (
             {"services": SERVICES + '<service name="a"/>'},
-            "a name twice; accepted: a name for each service and bridge",
+            "a duplicate name; accepted: a name for each service and bridge",
         ),
         (
             {"services": '<service name="a" replicas="2.5"/>'},

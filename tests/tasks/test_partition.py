@@ -265,7 +265,7 @@ def test_parameters_that_do_not_fit_are_refused(name, parameters, message):
         ([[0, 1], [1, 2]], "samples that do not exist, or that two nodes have"),
         ([[0, 1], [2, 10]], "accepted: 0 to 9, each once"),
         ([[-1, 1], [2]], "accepted: 0 to 9, each once"),
-        ([[0, 1]], "1 parts for 2 nodes, the smallest of 2 samples; accepted: one a node"),
+        ([[0, 1]], "1 parts for 2 nodes, the smallest of 2 samples; accepted: one per node"),
         ([[0, 1], []], "2 parts for 2 nodes, the smallest of 0 samples"),
     ],
 )

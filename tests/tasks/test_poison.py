@@ -323,7 +323,7 @@ def test_a_poison_of_the_user():
         ),
         (
             [{"name": "second-task", "task": "least-squares", "at": {"rank": 0}}],
-            "poison.0 'second-task': transform gave inputs",
+            "poison.0 'second-task': transform returned inputs",
         ),
         (
             [{"name": "second-task", "task": f"{__name__}:many", "at": {"rank": 0}}],
@@ -334,7 +334,7 @@ def test_a_poison_of_the_user():
         ([patch(set_name="train")], "poison.0 'patch': task.tests: got 'train'"),
         (
             [{"name": f"{__name__}:Wrong", "at": {"rank": 0}}],
-            rf"poison.0 '{__name__}:Wrong': transform gave targets \(torch.float32, .*; accepted: \(torch.int64",
+            rf"poison.0 '{__name__}:Wrong': transform returned targets \(torch.float32, .*; accepted: \(torch.int64",
         ),
     ],
 )

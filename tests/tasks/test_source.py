@@ -80,7 +80,7 @@ def test_paths_of_a_users_task_are_relative_to_the_experiment_file(users_module,
 
 
 def test_what_is_not_a_task_is_refused(users_module):
-    with pytest.raises(BadInput, match=r"'users_own_task:number' gave int; accepted: gossamer.Task"):
+    with pytest.raises(BadInput, match=r"'users_own_task:number' returned int; accepted: gossamer.Task"):
         load_task(build("task", f"{users_module}:number"), None, 1)
     with pytest.raises(BadInput, match=r"'users_own_task:Other' is not a task"):
         load_task(build("task", f"{users_module}:Other"), None, 1)

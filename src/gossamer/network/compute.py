@@ -29,8 +29,7 @@ class ComputeProfile(Component):
 
     @abstractmethod
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        """Seconds of a node's local step number ``step``. Random durations are drawn from keyed
-        randomness."""
+        """Seconds of a node's local step number ``step``. Random durations are drawn from keyed randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         """Seconds of a node's computation that starts at ``start_s`` (engine's clock) with local step number
@@ -79,8 +78,7 @@ class StepTrace(ComputeProfile):
     repeat after the last one."""
 
     path: FilePath  # the file; .csv or .csv.gz
-    # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a
-    # random device.
+    # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a random device.
     assign: Literal["in-order", "drawn"] = "in-order"
     _device: ClassVar[tuple[int, ...]] = ()  # the device of each node; set by settled()
 
@@ -107,7 +105,7 @@ class StepTrace(ComputeProfile):
 class ModifiedProfile(ComputeProfile):
     """A profile that changes the durations of another one, ``base``."""
 
-    # The base's durations must not depend on the time; a profile whose durations do has to be outermost.
+    # Its durations must not depend on the time; a profile whose durations do must be the outermost one.
     base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Constant()
 
     @field_validator("base")
@@ -188,7 +186,7 @@ class SlowdownWindow(Component):
 
     from_s: NonNegativeFloat  # start, seconds of the engine's clock
     to_s: PositiveFloat  # end, seconds of the engine's clock
-    factor: PositiveFloat  # what the duration of a step is multiplied by
+    factor: PositiveFloat  # multiplier of the duration of a step
     ranks: tuple[NonNegativeInt, ...] | None = None  # the affected nodes; null is all
 
     @model_validator(mode="after")
@@ -208,7 +206,7 @@ class RandomSlowdowns(Component):
 
     per_hour: PositiveFloat  # rate at which slowdowns start while there is none, per hour
     mean_s: PositiveFloat  # mean duration, seconds
-    factor: PositiveFloat  # what the duration of a step is multiplied by
+    factor: PositiveFloat  # multiplier of the duration of a step
 
 
 @register("compute", "slowdowns")
@@ -234,12 +232,12 @@ class Slowdowns(ModifiedProfile):
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed
-        given = [each for each in self.windows if each.ranks is None or rank in each.ranks]
+        fixed = [window for window in self.windows if window.ranks is None or rank in window.ranks]
         now, elapsed = start_s, 0.0
         while True:
-            slow = [*given, *self._drawn(seed, rank, now)]
-            factor = math.prod(each.factor for each in slow if each.from_s <= now < each.to_s)
-            edges = (edge for each in slow for edge in (each.from_s, each.to_s) if edge > now)
+            windows = [*fixed, *self._drawn(seed, rank, now)]
+            factor = math.prod(window.factor for window in windows if window.from_s <= now < window.to_s)
+            edges = (edge for window in windows for edge in (window.from_s, window.to_s) if edge > now)
             until = min(edges, default=math.inf)
             if remaining * factor <= until - now:
                 return elapsed + remaining * factor
@@ -248,8 +246,7 @@ class Slowdowns(ModifiedProfile):
             now = until
 
     def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
-        """The first random slowdown of a node that ends after ``now_s``. Each one starts after the previous
-        one."""
+        """The first random slowdown of a node that ends after ``now_s``. Each one starts after the previous one."""
         if self.random is None:
             return []
         known = self._known[seed, rank]
@@ -259,7 +256,7 @@ class Slowdowns(ModifiedProfile):
             from_s += rng.exponential(SECONDS_PER_HOUR / self.random.per_hour)
             to_s = from_s + rng.exponential(self.random.mean_s)
             known.append(SlowdownWindow.unchecked(from_s, to_s, self.random.factor, (rank,)))
-        return [known[bisect_right(known, now_s, key=lambda each: each.to_s)]]
+        return [known[bisect_right(known, now_s, key=lambda window: window.to_s)]]
 
     @cached_property
     def _known(self) -> defaultdict[tuple[int, int], list[SlowdownWindow]]:

@@ -1,5 +1,4 @@
-"""Parameters that select nodes or assign a value to each node, and tables from CSV files, which may be
-gzipped."""
+"""Parameters that select nodes or assign a value to each node, and tables from CSV files, which may be gzipped."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ _TAGS = {"experiment", "config", *_ELEMENTS, *_ELEMENTS.values()}
 
 
 def _bytes_per_second(text: Any) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)bps", str(text))
-    rate = float(found[1]) * _BITS[found[2]] / 8 if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)bps", str(text))
+    rate = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
     if rate <= 0:
         raise ValueError("a number above 0 with Kbps, Mbps or Gbps")
     return rate
@@ -61,8 +61,7 @@ class Service(Bridge):
 
 
 class Link(BaseModel):
-    """A link between each replica of one name and each replica of another. Without a download, it is
-    one-way."""
+    """A link between each replica of one name and each replica of another. Without a download, it is one-way."""
 
     model_config = ConfigDict(extra="forbid")
     origin: str
@@ -102,7 +101,7 @@ class Joining(BaseModel):
 
 
 class KollapsFile(BaseModel):
-    """The parts of a file."""
+    """The contents of a file."""
 
     services: list[Service]
     bridges: list[Bridge]
@@ -123,11 +122,11 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
     except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise BadInput(f"{where}: {error}; accepted: well-formed XML") from None
     if root.tag != "experiment" or (unknown := {element.tag for element in root.iter()} - _TAGS):
-        found = root.tag if root.tag != "experiment" else listed(unknown)
-        raise BadInput(f"{where}: <{found}>; accepted: <experiment> with {listed(_TAGS)}")
+        tags = root.tag if root.tag != "experiment" else listed(unknown)
+        raise BadInput(f"{where}: <{tags}>; accepted: <experiment> with {listed(_TAGS)}")
     parts: dict[str, Any] = {
-        part: [each.attrib for each in root.iterfind(f"{part}/{element}")]
-        for part, element in _ELEMENTS.items()
+        part: [element.attrib for element in root.iterfind(f"{part}/{tag}")]
+        for part, tag in _ELEMENTS.items()
     }
     parts["joining"] = [event for event in parts["dynamic"] if "name" in event]
     parts["dynamic"] = [event for event in parts["dynamic"] if "name" not in event]
@@ -138,10 +137,10 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
         raise bad_input(error, KollapsFile, f"{where}: <experiment>") from None
     known = [owner.name for owner in (*file.services, *file.bridges)]
     if len(set(known)) < len(known):
-        raise BadInput(f"{where}: a name twice; accepted: a name for each service and bridge")
-    ends: list[Link | LinkEvent] = [*file.links, *file.dynamic]
-    named = [end for each in ends for end in (each.origin, each.dest)]
-    for name in (*named, *(each.name for each in file.joining)):
+        raise BadInput(f"{where}: a duplicate name; accepted: a name for each service and bridge")
+    links: list[Link | LinkEvent] = [*file.links, *file.dynamic]
+    ends = [end for link in links for end in (link.origin, link.dest)]
+    for name in (*ends, *(event.name for event in file.joining)):
         if name not in known:
             raise BadInput(f"{where}: {name!r}{suggest(name, known)}; accepted: a service or a bridge")
     return file
@@ -177,13 +176,13 @@ class _Routes(Conditions):
         # finds them, and follows edges in the order of the file.
         if root not in self._trees:
             self._trees[root] = nx.dijkstra_predecessor_and_distance(self.graph, root, weight="cost")[0]
-        before = self._trees[root]
-        if vertex not in before or vertex == root:
+        predecessors = self._trees[root]
+        if vertex not in predecessors or vertex == root:
             return None
         edges: list[dict[str, Any]] = []
         while vertex != root:
-            edges.insert(0, self.graph[before[vertex][0]][vertex])
-            vertex = before[vertex][0]
+            edges.insert(0, self.graph[predecessors[vertex][0]][vertex])
+            vertex = predecessors[vertex][0]
         arcs = [edge["arc"] for edge in edges]
         loss = 1 - math.prod(1 - arc.drop for arc in arcs)
         if loss >= 1:
@@ -228,15 +227,15 @@ class _Layout:
         """The link of each edge. If a node is connected to a single other vertex, by at most one edge in each
         direction, these edges are its uplink and downlink, unless they already belong to another such node.
         All other edges are inner links."""
-        out, into = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        outgoing, incoming = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for number, (tail, head, _) in enumerate(self._edges):
-            out[tail].append(number)
-            into[head].append(number)
+            outgoing[tail].append(number)
+            incoming[head].append(number)
         links: dict[int, int] = {}
         for rank, vertex in enumerate(self.nodes):
-            up, down = out[vertex], into[vertex]
-            around = {self._edges[k][1] for k in up} | {self._edges[k][0] for k in down}
-            if len(around) == 1 and len(up) <= 1 and len(down) <= 1:
+            up, down = outgoing[vertex], incoming[vertex]
+            neighbours = {self._edges[k][1] for k in up} | {self._edges[k][0] for k in down}
+            if len(neighbours) == 1 and len(up) <= 1 and len(down) <= 1:
                 links = dict.fromkeys(up, rank) | dict.fromkeys(down, len(self.nodes) + rank) | links
         inner = count(2 * len(self.nodes))
         return [links[number] if number in links else next(inner) for number in range(len(self._edges))]
@@ -249,28 +248,26 @@ class _Layout:
         for (tail, head, number), link in zip(self._edges, self._links, strict=True):
             arc = self.arcs[number]
             rates[link] = arc.rate
-            # The latency in nanoseconds and the number of hops, combined in one integer, so that sums are
-            # exact.
+            # The latency in nanoseconds and the number of hops, combined in one integer, so that sums are exact.
             cost = (round(1e9 * arc.latency_s) << 32 if self._by_latency else 0) + 1
             if arc.present and (not graph.has_edge(tail, head) or cost < graph[tail][head]["cost"]):
                 graph.add_edge(tail, head, cost=cost, link=link, arc=arc)
         return _Routes(rates, self.nodes, graph)
 
     def change(self, event: LinkEvent) -> None:
-        """Apply an event: its upload to one direction, its download to the other, and all other values to
-        both."""
-        ahead, back = self._between(event.origin, event.dest), self._between(event.dest, event.origin)
-        if not ahead or (event.download is not None and not back):
-            found = f"{self._where}: a link from {event.origin!r} to {event.dest!r} at {event.time:g} s"
-            raise BadInput(f"{found}; accepted: a link of <links>, with a download if the event has one")
+        """Apply an event: its upload to one direction, its download to the other, and all other values to both."""
+        forward, backward = self._between(event.origin, event.dest), self._between(event.dest, event.origin)
+        if not forward or (event.download is not None and not backward):
+            problem = f"{self._where}: a link from {event.origin!r} to {event.dest!r} at {event.time:g} s"
+            raise BadInput(f"{problem}; accepted: a link of <links>, with a download if the event has one")
         values = {"latency_s": event.latency, "jitter_s": event.jitter, "drop": event.drop}
         values["present"] = None if event.action is None else event.action == "join"
-        links = {self.arcs[number].link for number in ahead}
-        both = [*ahead, *(number for number in back if self.arcs[number].link in links)]
+        links = {self.arcs[number].link for number in forward}
+        both = [*forward, *(number for number in backward if self.arcs[number].link in links)]
         for numbers, changes in (
             (both, values),
-            (ahead, {"rate": event.upload}),
-            (back, {"rate": event.download}),
+            (forward, {"rate": event.upload}),
+            (backward, {"rate": event.download}),
         ):
             changed: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
             for number in numbers:
@@ -302,8 +299,8 @@ class Kollaps(Network):
         where = f"network.path: {self.path}"
         file = read_kollaps(self.path, where)
         layout = _Layout(file, where)
-        if (found := len(layout.nodes)) != nodes:
-            raise BadInput(f"{where}: {found} replicas for {nodes} nodes; accepted: nodes: {found}")
+        if (replicas := len(layout.nodes)) != nodes:
+            raise BadInput(f"{where}: {replicas} replicas for {nodes} nodes; accepted: nodes: {replicas}")
         events = sorted(file.dynamic, key=attrgetter("time"))
         if not any(event.time == 0 for event in events):
             yield 0.0, layout.conditions()

@@ -122,16 +122,15 @@ class Matrix(Network):
         return latency_s, limit
 
     def _measured_sites(self, tables: Mapping[str, _Square]) -> list[int]:
-        """The sites that are used, without those that lack values. BadInput if missing values are an
-        error."""
+        """The sites to use, without those that lack values. BadInput if missing values are an error."""
         missing: Any = np.any([np.isnan(values) for values in tables.values()], axis=0)
         np.fill_diagonal(missing, False)
         if self.unmeasured == "error" and missing.any():
             row, column = np.argwhere(missing)[0].tolist()
             files = " and ".join(f"network.{field}: {getattr(self, field)}" for field in tables)
-            found = f"row {row + 1}, column {column + 1} of the numbers: blank or below 0"
-            accepted = "a number for each two sites, or network.unmeasured: drop-sites"
-            raise BadInput(f"{files}: {found}; accepted: {accepted}")
+            problem = f"row {row + 1}, column {column + 1} of the numbers: blank or below 0"
+            accepted = "a number for each pair of sites, or network.unmeasured: drop-sites"
+            raise BadInput(f"{files}: {problem}; accepted: {accepted}")
         kept = list(range(len(missing)))
         while (unmeasured := missing[np.ix_(kept, kept)]).any():
             pairs = unmeasured.sum(0) + unmeasured.sum(1)
@@ -153,6 +152,6 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]
     if len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
-        found = " x ".join(map(str, matrix.shape))
-        raise BadInput(f"{field}: {path}: {found} numbers; accepted: a square matrix of finite numbers")
+        shape = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{field}: {path}: {shape} numbers; accepted: a square matrix of finite numbers")
     return np.where(matrix >= 0, matrix, math.nan)

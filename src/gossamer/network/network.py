@@ -47,8 +47,7 @@ def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> floa
     """Seconds from the departure of a message's first bit to its arrival. None if the message is lost or
     there is no path.
 
-    The draw depends only on the number k of the message between these nodes, so both engines lose the same
-    messages."""
+    The draw depends only on the number k of the message between these nodes, so both engines lose the same messages."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -67,8 +66,7 @@ class Conditions(ABC):
 
     @abstractmethod
     def path(self, source: int, to: int) -> Path | None:
-        """The path from one node to another; None if they are not connected, in which case the message is
-        lost."""
+        """The path from one node to another; None if they are not connected, in which case the message is lost."""
 
     def common_latency(self) -> float | None:
         """The latency, if it is the same for all pairs and there is neither jitter nor loss; else None."""
@@ -99,8 +97,7 @@ class Network(Component):
         """The network at the start. BadInput for a field that does not fit the number of nodes."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The changes: pairs of seconds since the start, ascending, and the network from then on. May be
-        infinite."""
+        """The changes: pairs of seconds since the start, ascending, and the network from then on. May be infinite."""
         return islice(self._states(nodes, seed), 1, None)
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
@@ -108,8 +105,7 @@ class Network(Component):
         yield 0.0, self.conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
-        """Whether messages can be lost. The default is True for a network that changes, since a path may
-        disappear."""
+        """Whether messages can be lost. The default is True for a network that changes, since a path may disappear."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 
@@ -119,8 +115,8 @@ def states_of(
     """The states of a network by time from 0, repeated at some additional times, for a network that modifies
     another one."""
     state = base.conditions(nodes, seed)
-    more: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
-    changes = merge(more, base.changes(nodes, seed), key=itemgetter(0))
+    extra: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
+    changes = merge(extra, base.changes(nodes, seed), key=itemgetter(0))
     for time_s, simultaneous in groupby(changes, key=itemgetter(0)):
         for _, changed in simultaneous:
             state = changed or state
@@ -148,13 +144,13 @@ class Access(Conditions):
         links = source, len(self.rates) // 2 + to
         if self.own is None:
             return Path(links, self.latency_s, self.jitter_s, self.loss)
-        (first_s, jitter_s, first), (second_s, more_s, second) = self.own[:, (source, to)].T.tolist()
-        crossed = first + second - first * second
+        (latency1_s, jitter1_s, loss1), (latency2_s, jitter2_s, loss2) = self.own[:, (source, to)].T.tolist()
+        loss = loss1 + loss2 - loss1 * loss2
         return Path(
             links,
-            self.latency_s + (first_s + second_s),
-            math.hypot(self.jitter_s, jitter_s, more_s),
-            self.loss + crossed - self.loss * crossed,
+            self.latency_s + (latency1_s + latency2_s),
+            math.hypot(self.jitter_s, jitter1_s, jitter2_s),
+            self.loss + loss - self.loss * loss,
         )
 
     def common_latency(self) -> float | None:

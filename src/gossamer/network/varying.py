@@ -119,8 +119,7 @@ class _ScaledConditions(Conditions):
 class Varying(Network):
     """Another network in which the nodes' bandwidth is multiplied by factors that change at given times.
 
-    The factor multiplies a node's uplink, its downlink and the rates of its paths. Shared links do not
-    change."""
+    The factor multiplies a node's uplink, its downlink and the rates of its paths. Shared links do not change."""
 
     # The other network, which also determines how transfers share links.
     base: Annotated[Network, ComponentField("network", "network.base")]
@@ -134,8 +133,8 @@ class Varying(Network):
         base = build("network", value["base"], info.context, "network.base")
         sharing = getattr(base, "sharing", None)
         if value.get("sharing", sharing) != sharing:
-            found = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
-            raise BadInput(f"network.sharing: {found}; accepted: the same")
+            problem = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
+            raise BadInput(f"network.sharing: {problem}; accepted: the same")
         return {**value, "base": base, "sharing": sharing}
 
     def conditions(self, nodes: int, seed: int) -> Conditions:

@@ -33,21 +33,21 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
         raise BadInput(f"--animate {path}: accepted: a file *.gif or *.png")
     if len(runs) > MAX_RUNS:
         raise BadInput(f"--animate: got {len(runs)} runs; accepted: 1 to {MAX_RUNS}")
-    shown = page_data(runs)["runs"]
-    for run, each in zip(runs, shown, strict=True):
-        if metric not in (known := list(each["nodes"]["values"])):
-            found = f"the nodes of {run.path} have not recorded {metric}{suggest(metric, known)}"
-            raise BadInput(f"--animate: {found}; accepted as --metrics: {listed(known)}")
-        if each["topology"] is None:
+    pages = page_data(runs)["runs"]
+    for run, page in zip(runs, pages, strict=True):
+        if metric not in (known := list(page["nodes"]["values"])):
+            problem = f"the nodes of {run.path} have not recorded {metric}{suggest(metric, known)}"
+            raise BadInput(f"--animate: {problem}; accepted as --metrics: {listed(known)}")
+        if page["topology"] is None:
             raise BadInput(f"--animate: {run.path} has recorded no graph; accepted: runs with one")
-    values = [np.array(each["nodes"]["values"][metric], dtype=float) for each in shown]
+    values = [np.array(page["nodes"]["values"][metric], dtype=float) for page in pages]
     colours = matplotlib("cm").ScalarMappable(
         matplotlib("colors").Normalize(min(map(np.nanmin, values)), max(map(np.nanmax, values))),
         "viridis_r" if lower_is_better(metric) else "viridis",
     )
     figure = matplotlib("figure").Figure(figsize=(5.2 * len(runs) + 0.8, 5.2), layout="constrained")
     panels = figure.subplots(1, len(runs), squeeze=False)[0]
-    frames = [_frames(*each, colours, len(runs) > 1) for each in zip(panels, shown, values, strict=True)]
+    frames = [_frames(*panel, colours, len(runs) > 1) for panel in zip(panels, pages, values, strict=True)]
     percent = (lambda value, _: f"{100 * value:.3g}%") if is_share(metric) else None
     figure.colorbar(colours, ax=list(panels), label=metric_title(metric), format=percent, shrink=0.8)
     writer = matplotlib("animation").PillowWriter(fps=_FRAMES_PER_SECOND)
@@ -55,31 +55,31 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writer.saving(figure, path, dpi=100):
             for number in range(max(map(len, frames))):
-                for drawn in frames:
-                    drawn[min(number, len(drawn) - 1)]()
+                for updates in frames:
+                    updates[min(number, len(updates) - 1)]()
                 writer.grab_frame()
 
 
 def _frames(axes: Any, run: Any, values: Any, colours: Any, named: bool) -> list[Callable[[], None]]:
     """Draw the graph of a run, from its data for the page and its values (nodes, points). Returns functions
     that change the drawing to each point at which some node has a value."""
-    places, graphs = np.array(run["topology"]["positions"]), run["topology"]["graphs"]
+    positions, graphs = np.array(run["topology"]["positions"]), run["topology"]["graphs"]
     lines = axes.add_collection(
         matplotlib("collections").LineCollection([], colors=_LINES, linewidths=0.6, zorder=1)
     )
-    size = float(np.clip(90 / np.sqrt(len(places)), 3, 14))  # points across
-    dots = axes.scatter(*places.T, s=size**2, edgecolors=_LINES, linewidths=0.6)
-    ringed = places[np.isin(run["nodes"]["ranks"], run["poisoned"])]
+    size = float(np.clip(90 / np.sqrt(len(positions)), 3, 14))  # points across
+    dots = axes.scatter(*positions.T, s=size**2, edgecolors=_LINES, linewidths=0.6)
+    ringed = positions[np.isin(run["nodes"]["ranks"], run["poisoned"])]
     axes.scatter(*ringed.T, s=(size + 5) ** 2, facecolors="none", edgecolors=PALETTE[1], linewidths=2)
     axes.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal")
     axes.set_axis_off()
 
-    def turn_to(point: int) -> None:
+    def show(point: int) -> None:
         ends = np.array(graphs[min(point, len(graphs) - 1)], dtype=int).reshape(-1, 2)
-        lines.set_segments(places[ends])
+        lines.set_segments(positions[ends])
         dots.set_facecolors(colours.to_rgba(np.ma.masked_invalid(values[:, point])))
-        round_ = f"round {run['points']['round'][run['nodes']['at'][point]]:.4g}"
-        axes.set_title(f"{run['label']}: {round_}" if named else round_)
+        title = f"round {run['points']['round'][run['nodes']['at'][point]]:.4g}"
+        axes.set_title(f"{run['label']}: {title}" if named else title)
 
     points = np.flatnonzero(np.isfinite(values).any(axis=0)).tolist()
-    return [lambda point=point: turn_to(point) for point in points]  # type: ignore[misc]
+    return [lambda point=point: show(point) for point in points]  # type: ignore[misc]

@@ -60,14 +60,13 @@ class RunCheckpoint:
         return checkpoint.read(self.path(rank), identity, place)
 
     def ends_apart(self, rounds: int | None) -> bool:
-        """Whether nodes had ended after this many rounds while others continued (in a simulation)."""
+        """Whether, in a simulation, some nodes had ended after this many rounds while others continued."""
         ended = [rank for rank, count in self.rounds.items() if count == rounds]
         return any(self.time_s is not None and self.times_s[rank] < self.time_s for rank in ended)
 
-    def snapshots(self, asked: Checkpoints) -> int:
-        """The number of snapshots that some node has already taken, which a run that continues from here need
-        not take."""
-        return max(asked.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
+    def snapshots(self, settings: Checkpoints) -> int:
+        """The number of snapshots that some node has already taken, and that a resumed run need not take."""
+        return max(settings.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
 
     def path(self, rank: int) -> Path:
         """The file of a node."""
@@ -80,15 +79,14 @@ class RunCheckpoint:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to resume another experiment, naming the first field that differs."""
-        before, now = (
-            flat(_fixed_fields(self.experiment)),
-            flat(_fixed_fields(experiment.model_dump(mode="json"))),
-        )
-        for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
-            raise BadInput(
-                f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made; accepted:"
-                " the same experiment (with another stop, if need be)"
-            )
+        before = flat(_fixed_fields(self.experiment))
+        now = flat(_fixed_fields(experiment.model_dump(mode="json")))
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise BadInput(
+                    f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made;"
+                    " accepted: the same experiment (stop may differ)"
+                )
 
 
 class CheckpointFolder:
@@ -105,7 +103,7 @@ class CheckpointFolder:
         """Write one node's part of a checkpoint. If it can't be written, all parts are removed and OSError is
         raised."""
         folder = self._path / str(number)
-        with self._whole(number):
+        with self._all_or_nothing(number):
             folder.mkdir(parents=True, exist_ok=True)
             with atomic(folder / _file(saved.rank)) as temporary:
                 checkpoint.write(saved, temporary, _identity(self.digest, self._run, number))
@@ -120,10 +118,10 @@ class CheckpointFolder:
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints.
         Arguments are as in :class:`RunCheckpoint`."""
-        own = {"run": self._run, "number": number, "experiment": self._experiment}
-        found = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
-        with self._whole(number):
-            write_json(_manifest(self._path, number), {**own, **found})
+        identity = {"run": self._run, "number": number, "experiment": self._experiment}
+        state = {"rounds": dict(rounds), "times_s": dict(times_s), "time_s": time_s, "wall_s": wall_s}
+        with self._all_or_nothing(number):
+            write_json(_manifest(self._path, number), {**identity, **state})
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
         kept = set(complete_numbers(self._path)[-self._keep :])
@@ -138,7 +136,7 @@ class CheckpointFolder:
         shutil.rmtree(self._path / str(number), ignore_errors=True)
 
     @contextmanager
-    def _whole(self, number: int) -> Iterator[None]:
+    def _all_or_nothing(self, number: int) -> Iterator[None]:
         try:
             yield
         except OSError:
@@ -159,24 +157,23 @@ def newest(
     damaged = []
     for number in reversed(complete_numbers(path)):
         try:
-            found = read_run_checkpoint(path, number)
+            candidate = read_run_checkpoint(path, number)
             if verified:
-                found.verify()
+                candidate.verify()
         except BadInput as error:
             damaged.append(f"checkpoint {number} can't be used: {error}")
             continue
-        if found.resumable and fits(found):
-            for each in damaged:
-                say(each)
-            return found
+        if candidate.resumable and fits(candidate):
+            for problem in damaged:
+                say(problem)
+            return candidate
     if damaged:
         raise BadInput(*damaged)
     return None
 
 
 def read_run_checkpoint(path: Path, number: int) -> RunCheckpoint:
-    """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged
-    manifest."""
+    """The complete checkpoint with this number in a run's folder of checkpoints. BadInput for a damaged manifest."""
     manifest, run = _manifest(path, number), run_id(path.parent)
     manifest_data = files.read_json(manifest, ManifestFile, path.parent)
     files.conforming(manifest_data["experiment"], RecordedExperiment, str(manifest))
@@ -184,8 +181,8 @@ def read_run_checkpoint(path: Path, number: int) -> RunCheckpoint:
     times_s = {int(rank): float(time_s) for rank, time_s in manifest_data["times_s"].items()}
     if (manifest_data["number"], manifest_data["run"], [*times_s]) != (number, run, [*rounds]):
         raise BadInput(f"{manifest}: of another run or checkpoint; accepted: a manifest of this checkpoint")
-    own = {name: manifest_data[name] for name in ("wall_s", "experiment", "run", "time_s")}
-    return RunCheckpoint(manifest.parent, number, rounds, times_s, **own)
+    rest = {name: manifest_data[name] for name in ("wall_s", "experiment", "run", "time_s")}
+    return RunCheckpoint(manifest.parent, number, rounds, times_s, **rest)
 
 
 def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int]) -> None:
@@ -198,12 +195,12 @@ def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int
         (folder.path / name).unlink(missing_ok=True)
     compact(folder)
     node, time_s = pl.col("node"), pl.col("time_s")
-    there = [rank for rank in evaluated if rank in checkpoint.rounds]
+    present = [rank for rank in evaluated if rank in checkpoint.rounds]
 
     def limit(by_rank: Mapping[int, Any]) -> pl.Expr:
         last = max(by_rank.values())
         # If all evaluated nodes are lost, the network's rows are complete.
-        common = min((by_rank[rank] for rank in there), default=last)
+        common = min((by_rank[rank] for rank in present), default=last)
         return node.replace_strict({**by_rank, NETWORK: common}, default=last)
 
     moments = pl.col("moment").fill_null("round")
@@ -232,7 +229,7 @@ def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int
             write_table(path, table)
     if checkpoint.time_s is None and (folder.path / "setup.json").exists():
         setup, last = read_setup(folder.path), max(checkpoint.rounds.values())
-        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last}
+        graphs = {first: edges for first, edges in setup["graphs"].items() if int(first) <= last}
         write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
 
 
@@ -250,7 +247,7 @@ def _manifest(path: Path, number: int) -> Path:
 
 
 def _numbers(path: Path) -> list[int]:
-    return sorted(int(each.name) for each in path.glob("*") if each.name.isdecimal())
+    return sorted(int(folder.name) for folder in path.glob("*") if folder.name.isdecimal())
 
 
 def complete_numbers(path: Path) -> list[int]:

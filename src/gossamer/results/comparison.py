@@ -101,8 +101,8 @@ def measure(text: str) -> Measure:
     divided by the number of rounds; ``area METRIC relative to OTHER`` is its relative difference from the
     area of another metric of the same run."""
     for form, make in _FORMS:
-        if (found := re.fullmatch(form, text)) is not None:
-            return make(*found.groups())
+        if (match := re.fullmatch(form, text)) is not None:
+            return make(*match.groups())
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
@@ -113,8 +113,8 @@ def _final(metric: str) -> Measure:
 
 def _area(metric: str, other: str | None = None) -> Measure:
     def relative(run: Run) -> float | None:
-        own, base = area(run), _figure(str(other), "area", run)
-        return own / base - 1 if own is not None and base else None
+        value, reference = area(run), _figure(str(other), "area", run)
+        return value / reference - 1 if value is not None and reference else None
 
     area = partial(_figure, metric, "area")
     name, title = f"area {metric}", f"mean {metric_title(metric)} over the rounds"
@@ -124,9 +124,9 @@ def _area(metric: str, other: str | None = None) -> Measure:
     return Measure(f"{name} relative to {other}", title, column, "share", relative)
 
 
-def _figure(metric: str, what: Literal["mean", "area"], run: Run) -> float | None:
-    found = final(run, metric)
-    return None if found is None else getattr(found, what)
+def _figure(metric: str, field: Literal["mean", "area"], run: Run) -> float | None:
+    value = final(run, metric)
+    return None if value is None else getattr(value, field)
 
 
 def _total(axis: str) -> Measure:
@@ -147,13 +147,13 @@ def _time_to(axis: str, metric: str, number: str) -> Measure:
 
 def _at_budget(metric: str, axis: str, number: str) -> Measure:
     def within(run: Run) -> float | None:
-        if max(run.curves[axis].drop_nulls(), default=0.0) < most:
+        if max(run.curves[axis].drop_nulls(), default=0.0) < budget:
             return None
-        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= most).last(), run)
+        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= budget).last(), run)
 
-    most = float(number)
-    title = f"at {bytes_text(most) if axis == 'bytes' else seconds_text(most)}"
-    return Measure(f"{metric} at {axis}={most:g}", title, metric_title(metric), _unit(metric), within)
+    budget = float(number)
+    title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
+    return Measure(f"{metric} at {axis}={budget:g}", title, metric_title(metric), _unit(metric), within)
 
 
 def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
@@ -189,18 +189,18 @@ def measures(
     """The measures requested on the command line: final ``metrics`` (default: those of all evaluation sets,
     time and traffic), ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or
     ``time_s=SECONDS[,...]``, and an area. BadInput for a metric that no run has recorded."""
-    to = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
-    within = _assigned("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", _AXES)
+    goals = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
+    limits = _assigned("--budget", budgets, "bytes=N[,N...] or time_s=SECONDS[,...]", _AXES)
     if relative_to is not None and area_of is None:
         raise BadInput(f"--relative-to {relative_to}: accepted: together with --area METRIC")
-    asked = [("--metrics", metric) for metric in metrics] + [("--time-to", metric) for metric, _ in to]
-    for option, metric in (*asked, ("--area", area_of), ("--relative-to", relative_to)):
+    requested = [("--metrics", metric) for metric in metrics] + [("--time-to", metric) for metric, _ in goals]
+    for option, metric in (*requested, ("--area", area_of), ("--relative-to", relative_to)):
         if metric is not None:
             check_recorded(option, metric, runs)
     chosen = metrics or comparison_metrics(runs)
     names = [*chosen] if metrics else [*chosen, *_AXES]
-    names += [f"{axis} to {metric}={level}" for metric, level in to for axis in _AXES]
-    names += [f"{metric} at {axis}={most}" for axis, most in within for metric in chosen]
+    names += [f"{axis} to {metric}={level}" for metric, level in goals for axis in _AXES]
+    names += [f"{metric} at {axis}={budget}" for axis, budget in limits for metric in chosen]
     names += [] if area_of is None else [f"area {area_of}"]
     names += [] if relative_to is None else [f"area {area_of} relative to {relative_to}"]
     return [measure(name) for name in names]
@@ -209,18 +209,17 @@ def measures(
 def _assigned(
     option: str, texts: Iterable[str], accepted: str, names: Iterable[str] = ()
 ) -> list[tuple[str, float]]:
-    """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if
-    given."""
-    found = []
+    """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if given."""
+    pairs = []
     for text in texts:
         name, _, values = text.partition("=")
         try:
-            found += [(name, float(value)) for value in values.split(",")]
+            pairs += [(name, float(value)) for value in values.split(",")]
         except ValueError:
             name = ""
         if not name or (names and name not in names):
             raise BadInput(f"{option} {text}: accepted: {accepted}")
-    return found
+    return pairs
 
 
 # --- comparisons
@@ -249,7 +248,7 @@ class Comparison:
 
     def tables(self) -> list[Table]:
         """The rows as text: one table for each title of the measures, with a line per group."""
-        found = []
+        tables = []
         for title, same in groupby(self.measures, key=lambda measure: measure.table):
             columns: list[tuple[str, list[str]]] = []
             for measure in same:
@@ -260,12 +259,12 @@ class Comparison:
                 columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
                 if any(row["pairs"] for row in rows):
                     columns += [
-                        (each, [_text(measure, row, each) for row in rows]) for each in measure.against
+                        (number, [_text(measure, row, number) for row in rows]) for number in measure.against
                     ]
             head, cells = zip(*columns, strict=True)
             against = f", against {self.baseline.title}" if self.baseline and "difference" in head else ""
-            found.append((title + against, list(head), [list(line) for line in zip(*cells, strict=True)]))
-        return found
+            tables.append((title + against, list(head), [list(line) for line in zip(*cells, strict=True)]))
+        return tables
 
 
 def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
@@ -302,10 +301,10 @@ def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group
             problem = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
             raise BadInput(f"--per {axis}: {problem}")
     axes = [key for key in dict.fromkeys((*per, "cell")) if key in known]
-    found: dict[str, list[Group]] = {}
+    merged: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(", ".join(part(key, group.labels.get(key)) for key in axes), []).append(group)
-    return found
+        merged.setdefault(", ".join(part(key, group.labels.get(key)) for key in axes), []).append(group)
+    return merged
 
 
 def _figures(
@@ -313,33 +312,32 @@ def _figures(
 ) -> dict[str, Any]:
     """The columns of one row."""
     # A run shared by several cells counts once, and is paired with the mean of its partners.
-    own = {run.path: values[run] for group in members for run in group.samples}
-    known = [value for value in own.values() if value is not None]
+    results = {run.path: values[run] for group in members for run in group.samples}
+    known = [value for value in results.values() if value is not None]
     planned = sum(group.planned for group in members)
-    row: dict[str, Any] = {"runs": max(planned, len(own)), "known": len(known), "pairs": 0}
-    if len(known) < len(own):
+    row: dict[str, Any] = {"runs": max(planned, len(results)), "known": len(known), "pairs": 0}
+    if len(known) < len(results):
         return row
     row |= _interval("mean", known)
     partners: dict[Path, list[float | None]] = {}
     for group in members:
         other = None if baseline is None else baseline.groups.get(group.label)
         if other is not None and other is not group:
-            theirs = {run.experiment.get("seed"): values[run] for run in other.samples}
+            by_seed = {run.experiment.get("seed"): values[run] for run in other.samples}
             for run in group.samples:
-                if (seed := run.experiment.get("seed")) in theirs:
-                    partners.setdefault(run.path, []).append(theirs[seed])
-    if not partners or any(None in each for each in partners.values()):
+                if (seed := run.experiment.get("seed")) in by_seed:
+                    partners.setdefault(run.path, []).append(by_seed[seed])
+    if not partners or any(None in others for others in partners.values()):
         return row
-    pairs = [(own[path] or 0.0, fmean(map(float, theirs))) for path, theirs in partners.items()]  # type: ignore[arg-type]
-    row |= {"pairs": len(pairs)} | _interval("difference", [mine - theirs for mine, theirs in pairs])
-    if mean := fmean(theirs for _, theirs in pairs):
-        ratio = fmean(mine for mine, _ in pairs) / mean
-        row |= _interval("ratio", [(mine - ratio * theirs) / mean for mine, theirs in pairs]) | {
-            "ratio": ratio
-        }
+    pairs = [(results[path] or 0.0, fmean(map(float, others))) for path, others in partners.items()]  # type: ignore[arg-type]
+    row |= {"pairs": len(pairs)} | _interval("difference", [value - reference for value, reference in pairs])
+    if mean := fmean(reference for _, reference in pairs):
+        ratio = fmean(value for value, _ in pairs) / mean
+        row |= _interval("ratio", [(value - ratio * reference) / mean for value, reference in pairs])
+        row["ratio"] = ratio
     return row
 
 
 def _interval(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    found = confidence(values)
-    return {} if found is None else {name: found.mean, f"{name}_half": found.half_width}
+    interval = confidence(values)
+    return {} if interval is None else {name: interval.mean, f"{name}_half": interval.half_width}

@@ -138,24 +138,23 @@ class RunFolder:
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
         """Write ``status.json``, the last thing a run does, with the checksum of every other file of the
         record. ``stopped`` means by the user, ``diverged`` means that a model was not finite. ``figures`` are
-        ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the
-        rows."""
+        ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
         path, reserved = self.path / "status.json", self.path / _RESERVED
-        found = [each for pattern in _RECORD for each in sorted(self.path.glob(pattern)) if each.is_file()]
-        sums = {str(each.relative_to(self.path)): files.crc32(each, self.path) for each in found}
+        recorded = [file for pattern in _RECORD for file in sorted(self.path.glob(pattern)) if file.is_file()]
+        sums = {str(file.relative_to(self.path)): files.crc32(file, self.path) for file in recorded}
         brief = {"run": run_id(self.path), "status": status, "error": error and error[:_LONGEST_ERROR]}
         try:
             write_json(path, {**brief, "error": error, **figures, "files": sums})
             reserved.unlink(missing_ok=True)
-        except RecordError as full:
+        except RecordError as failure:
             try:  # this fits into the reserved space
-                with reserved.open("r+b") as file:
-                    file.write(_sealed(brief))
-                    file.truncate()
+                with reserved.open("r+b") as space:
+                    space.write(_sealed(brief))
+                    space.truncate()
                 sync(reserved)
                 reserved.replace(path)
             except OSError:
-                raise full from None
+                raise failure from None
 
 
 def run_id(folder: Path) -> str:
@@ -166,8 +165,8 @@ def run_id(folder: Path) -> str:
 def read_environment(folder: Path) -> dict[str, Any]:
     """The contents of ``environment.json``; empty if it is missing."""
     path = folder / "environment.json"
-    found = files.read_json(path, Environment, folder) if path.exists() else {}
-    return dict(files.shallow(found, str(path)))
+    recorded = files.read_json(path, Environment, folder) if path.exists() else {}
+    return dict(files.shallow(recorded, str(path)))
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
 
 
 @contextmanager
-def locked(folder: Path, why: str = "the run is going on; accepted: one that has ended") -> Iterator[None]:
+def locked(folder: Path, why: str = "the run is ongoing; accepted: one that has ended") -> Iterator[None]:
     """Lock a folder, at most until this process ends. If another process holds the lock, BadInput with the
     text ``why``."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -220,8 +219,8 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        known = error if isinstance(error, RecordError) else RecordError(error.filename, error)
-        reason = f"{known.reason.lower()} ({known.path})"
+        failure = error if isinstance(error, RecordError) else RecordError(error.filename, error)
+        reason = f"{failure.reason.lower()} ({failure.path})"
         raise BadInput(f"{what}: {reason}; accepted: a place that can be written to") from error
 
 
@@ -277,8 +276,8 @@ def sync(path: Path) -> None:
 @cache
 def _versions() -> dict[str, str]:
     lines = ["gossamer", *(metadata.requires("gossamer") or [])]
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in sorted({re.split(r"[^\w.-]", line)[0] for line in lines}):
         with suppress(metadata.PackageNotFoundError):  # an optional dependency
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions

@@ -1,4 +1,4 @@
-"""The formatting of metric names, of numbers with their units, and of short names for runs."""
+"""Formatting of metric names, numbers with units, and short names for runs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def value_text(metric: str, value: float) -> str:
 
 
 def numerals(value: float, *others: float) -> list[str]:
-    """A value and related ones as text, with four decimal places, or with powers of ten if the value is
-    small."""
-    kind = ".3e" if 0 < abs(value) < _SMALL else ".4f"
-    return [f"{each:{kind}}" for each in (value, *others)]
+    """A value and related ones as text, with four decimal places, or with powers of ten if the value is small."""
+    form = ".3e" if 0 < abs(value) < _SMALL else ".4f"
+    return [f"{number:{form}}" for number in (value, *others)]
 
 
 def count_text(value: int | None) -> str:
@@ -109,14 +108,14 @@ def print_table(
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for column, heading in enumerate(head):
         number = column >= labels
-        shown.add_column(heading, overflow="fold", justify="right" if number else "left", no_wrap=number)
+        table.add_column(heading, overflow="fold", justify="right" if number else "left", no_wrap=number)
     for row in rows:
-        shown.add_row(*row)
+        table.add_row(*row)
     width = None if sys.stdout.isatty() else ANY_WIDTH
-    Console(markup=False, highlight=False, width=width).print(shown)
+    Console(markup=False, highlight=False, width=width).print(table)
 
 
 # --- names
@@ -129,16 +128,16 @@ def part(key: str, value: Any) -> str:
 
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Names of cells, given as a whole and in parts, without the points of the grid that all share."""
-    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
-    common = set.intersection(*at) if at else set()
-    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
+    points = [{part(*item) for item in parts.items() if item[0] != "cell"} for _, parts in cells]
+    common = set.intersection(*points) if points else set()
+    return [", ".join(word for word in name.split(", ") if word not in common) or name for name, _ in cells]
 
 
 def distinguishing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Texts that distinguish settings: the names of the components that differ and, if these are equal, the
     fields that differ."""
     named = [key for key in differing(settings) if key.endswith(".name")]
-    heads = [", ".join(str(each[key]) for key in named if key in each) or NOTHING for each in settings]
+    heads = [", ".join(str(entry[key]) for key in named if key in entry) or NOTHING for entry in settings]
     texts = heads if named else [""] * len(settings)
     for head in {head for head in texts if texts.count(head) > 1}:
         same = [index for index, text in enumerate(texts) if text == head]

@@ -1,5 +1,4 @@
-"""Groups of runs that differ only in their seed, their curves, and the baseline with which each group is
-compared."""
+"""Groups of runs that differ only in their seed, their curves, and the baseline with which each group is compared."""
 
 from __future__ import annotations
 
@@ -69,19 +68,19 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
     runs or belongs to a sweep, or ids if nothing differs."""
-    found = {}
+    by_run = {}
     for group in groups(runs):
         for run in group.runs:
             numbered = len(group.runs) > 1 or run.cell is not None
-            found[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
-    names = [found[run] for run in runs]
+            by_run[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+    names = [by_run[run] for run in runs]
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
-def shows_groups(among: Sequence[Group]) -> bool:
+def shows_groups(groups: Sequence[Group]) -> bool:
     """Whether to show a curve per group instead of one per run: there are several groups, and some have
     several samples."""
-    return len(among) > 1 and any(len(group.samples) > 1 for group in among)
+    return len(groups) > 1 and any(len(group.samples) > 1 for group in groups)
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
@@ -124,38 +123,37 @@ class Baseline(NamedTuple):
     groups: Mapping[str, Group]
 
 
-def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
-    """The baseline with a name. The label of a group makes it the baseline of all groups. An entry of
-    ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share, makes each group's
-    baseline the one of these that equals it in everything else. BadInput for a name of no group, or of more
-    than one."""
-    found = [group for group in among if group.label == name]
-    if len(found) == 1:
-        return Baseline(name, {group.label: found[0] for group in among})
-    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
-    if not found and (key := parts.get(name)) is not None:
-        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
+def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
+    """The baseline with a name. A group's label makes this group the baseline of all groups. The name may also
+    be an entry of ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share: each group
+    is then compared with the one of these that equals it in everything else. BadInput for any other name."""
+    matches = [group for group in groups if group.label == name]
+    if len(matches) == 1:
+        return Baseline(name, {group.label: matches[0] for group in groups})
+    parts = {part(key, value): key for group in groups for key, value in group.labels.items()}
+    if not matches and (key := parts.get(name)) is not None:
+        matches = [group for group in groups if key in group.labels and part(key, group.labels[key]) == name]
         points = {
             group.label: _key({other: value for other, value in group.labels.items() if other != key})
-            for group in among
+            for group in groups
         }
-        at = {points[group.label]: group for group in found}
-        if len(at) == len(found):
-            others = [other for other in differing([g.labels for g in among if g.labels]) if other != key]
+        bases = {points[group.label]: group for group in matches}
+        if len(bases) == len(matches):
+            others = [other for other in differing([g.labels for g in groups if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: at[point] for label, point in points.items() if point in at})
-    known = list(dict.fromkeys([*(group.label for group in among), *parts]))
+            return Baseline(title, {label: bases[point] for label, point in points.items() if point in bases})
+    known = list(dict.fromkeys([*(group.label for group in groups), *parts]))
     raise BadInput(
-        f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
-        f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
+        f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"
+        f"{'' if matches else suggest(name, known)}; accepted: " + "; ".join(known)
     )
 
 
-def default_baseline(among: Sequence[Group]) -> Baseline | None:
+def default_baseline(groups: Sequence[Group]) -> Baseline | None:
     """The default baseline of a sweep: the first entry of ``cells``, or else the first value of the first
     axis of the grid that has several. None for runs outside a sweep."""
-    varying = differing([group.labels for group in among])
-    if not varying or not all(group.labels for group in among):
+    varying = differing([group.labels for group in groups])
+    if not varying or not all(group.labels for group in groups):
         return None
     key = "cell" if "cell" in varying else varying[0]
-    return find_baseline(part(key, among[0].labels[key]), among)
+    return find_baseline(part(key, groups[0].labels[key]), groups)

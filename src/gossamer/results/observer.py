@@ -1,4 +1,4 @@
-"""What watches a run, such as a progress display."""
+"""Observers of a run, such as a progress display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Observer:
     default, messages go to the log.
 
     Attributes:
-        stopping: set it to True to end the run cleanly, as Ctrl-C does. The engine looks at it after each call
+        stopping: set it to True to end the run cleanly, as Ctrl-C does. The engine checks it after each call
             of :meth:`progress`, about once a second or more often."""
 
     stopping = False

@@ -76,19 +76,18 @@ def positions(
 ) -> list[tuple[float, float]]:
     """The positions of nodes in a drawing of the graph, with coordinates in [-1, 1]: a circle for a changing
     graph; otherwise by graph distances (Kamada and Kawai, 1989), or by forces if that would take long or the
-    graph is not connected (Fruchterman and Reingold, 1991). Edges to nodes that are not drawn are left
-    out."""
+    graph is not connected (Fruchterman and Reingold, 1991). Edges to nodes that are not drawn are left out."""
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
     if changing or not graph.number_of_edges():
-        found = nx.circular_layout(graph)
+        layout = nx.circular_layout(graph)
     elif len(nodes) <= _MAX_NODES_BY_DISTANCE and nx.is_connected(graph):
-        found = nx.kamada_kawai_layout(graph)
+        layout = nx.kamada_kawai_layout(graph)
     else:
-        found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
-    places = np.array([found[node] for node in nodes], dtype=float)
-    return [(x, y) for x, y in (places / (np.abs(places).max() or 1.0)).tolist()]
+        layout = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
+    coordinates = np.array([layout[node] for node in nodes], dtype=float)
+    return [(x, y) for x, y in (coordinates / (np.abs(coordinates).max() or 1.0)).tolist()]
 
 
 # --- curves
@@ -131,10 +130,10 @@ def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
     """Draw ``mean`` against ``x`` in a band of half-width ``spread``, in the next colour."""
     table = table.drop_nulls(x).sort(x, maintain_order=True)
     colour = PALETTE[len(axes.lines) % len(PALETTE)]
-    place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
+    xs, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
     marker = "o" if len(table) == 1 else None
-    axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
-    axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
+    axes.plot(xs, mean, color=colour, label=label, linewidth=1.8, marker=marker)
+    axes.fill_between(xs, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
 
 
 def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
@@ -192,10 +191,10 @@ def write_figures(
     format, a file that can't be written, or a missing matplotlib."""
     for metric in metrics:
         check_recorded("--metrics", metric, runs)
-    for option, asked, accepted in (("--axis", axes, AXES), ("--format", [format], FORMATS)):
-        for each in asked:
-            if each not in accepted:
-                raise BadInput(f"{option} {each}: accepted: {', '.join(accepted)}")
+    for option, values, accepted in (("--axis", axes, AXES), ("--format", [format], FORMATS)):
+        for value in values:
+            if value not in accepted:
+                raise BadInput(f"{option} {value}: accepted: {', '.join(accepted)}")
     together = groups if shows_groups(groups) else None
     written, captions = [], []
     with writing(f"--figures {folder}"), matplotlib("style").context(_STYLE):
@@ -206,10 +205,10 @@ def write_figures(
                     continue
                 figure = curve_figure(runs, metric, axis, together)
                 figure.set_size_inches(width, _HEIGHT * width)
-                [drawn] = figure.axes
-                for index, line in enumerate(drawn.lines):
+                [panel] = figure.axes
+                for index, line in enumerate(panel.lines):
                     line.set(linewidth=1.2, linestyle=_DASHES[index % len(_DASHES)])
-                _name_axes(drawn, axis, metric, runs)  # the legend with the dashes
+                _name_axes(panel, axis, metric, runs)  # the legend with the dashes
                 name = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', metric)}-vs-{axis.removesuffix('_s')}.{format}"
                 figure.savefig(folder / name)
                 written.append(folder / name)
@@ -219,8 +218,7 @@ def write_figures(
 
 
 def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
-    """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they
-    cover."""
+    """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they cover."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
     title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
@@ -237,10 +235,10 @@ def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, a
 
 def timeline_data(run: Run) -> dict[str, Any] | None:
     """The intervals in which the recorded nodes computed and sent, for the page; None without a timeline."""
-    asked = (run.experiment.get("evaluation") or {}).get("timeline")
-    if not asked or run.timeline.is_empty():
+    settings = (run.experiment.get("evaluation") or {}).get("timeline")
+    if not settings or run.timeline.is_empty():
         return None
-    timeline = Timeline.model_construct(**asked)  # already checked by the schema of the record
+    timeline = Timeline.model_construct(**settings)  # already checked by the schema of the record
     rows = run.timeline.sort("start_s").head(MAX_DRAWN)
     last: Any = rows["end_s"].max()
     to_s = min(timeline.to_s, last)

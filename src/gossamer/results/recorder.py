@@ -129,8 +129,8 @@ def read_setup(folder: Path) -> dict[str, Any]:
 
 def segments(folder: Path, kind: str) -> list[Path]:
     """The segments of a kind, in rank order."""
-    found = (folder / "segments").glob(f"{kind}-*.jsonl")
-    return sorted(found, key=lambda path: (len(path.stem), path.stem))
+    paths = (folder / "segments").glob(f"{kind}-*.jsonl")
+    return sorted(paths, key=lambda path: (len(path.stem), path.stem))
 
 
 def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
@@ -154,7 +154,7 @@ def check_files(folder: Path, *patterns: str) -> list[str]:
     known = read_status(folder).get("files", {})
     names = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
     damaged = [
-        f"{folder / name}: its checksum does not fit: it is damaged; accepted: as the run left it"
+        f"{folder / name}: its checksum does not fit: it is damaged; accepted: the file as the run left it"
         for name in names
         if files.crc32(folder / name, folder, "what status.json lists") != known[name]
     ]
@@ -223,27 +223,27 @@ def close_record(
     can't be (e.g. on a full disk): rows then stay in their segments, and the run has failed. Returns the
     first error in one line, or None. ``reason`` and ``figures`` are those of an
     :class:`~gossamer.runtime.outcome.Outcome`."""
-    ends: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
-    status, unwritten = ends.get(reason, "done"), None
-    for left in folder.checkpoints.glob("*/.*.tmp"):  # left by nodes that were killed while writing
-        left.unlink(missing_ok=True)
+    statuses: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
+    status, problem = statuses.get(reason, "done"), None
+    for temporary in folder.checkpoints.glob("*/.*.tmp"):  # left by nodes that were killed while writing
+        temporary.unlink(missing_ok=True)
     try:
         write_outcome()
         compact(folder)
         if status == "diverged":
             error = str(read_events(folder.path).filter(event="diverged")["detail"].first())
-    except (OSError, BadInput) as trouble:
-        unwritten = _said(trouble)
-        status, error = "failed", error or unwritten
+    except (OSError, BadInput) as failure:
+        problem = _reason(failure)
+        status, error = "failed", error or problem
     try:
         folder.write_status(status, error=error, **figures)
-    except (OSError, BadInput) as trouble:
-        unwritten = unwritten or _said(trouble)
-    return unwritten
+    except (OSError, BadInput) as failure:
+        problem = problem or _reason(failure)
+    return problem
 
 
-def _said(trouble: Exception) -> str:
-    return str(trouble) if isinstance(trouble, RecordError) else f"the record can't be written: {trouble}"
+def _reason(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, RecordError) else f"the record can't be written: {failure}"
 
 
 def close_after(error: BaseException, folder: RunFolder) -> None:
@@ -251,33 +251,32 @@ def close_after(error: BaseException, folder: RunFolder) -> None:
     itself is raised."""
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
     text = str(error) if isinstance(error, RunFailed) else cause(error)
-    unwritten = close_record(folder, reason, text)
-    if unwritten is not None and not isinstance(error, RecordError):
-        log.warning(unwritten)
+    problem = close_record(folder, reason, text)
+    if problem is not None and not isinstance(error, RecordError):
+        log.warning(problem)
 
 
 class Evaluations:
     """Collects recorded rows into evaluations."""
 
     def __init__(self) -> None:
-        self._begun: dict[Any, dict[str, list[float]]] = {}
+        self._incomplete: dict[Any, dict[str, list[float]]] = {}
 
     def add(self, row: Mapping[str, Any]) -> dict[str, list[float]] | None:
         """Add a row. The network's row completes its evaluation, which is returned: for each column, the
         values of the nodes, or that of the network if no node has one."""
         # At a common instant, nodes are in different rounds.
         moment = row["round"] if row["moment"] == "round" else row["moment"]
-        values = self._begun.setdefault(moment, {})
+        values = self._incomplete.setdefault(moment, {})
         for name, value in row.items():
             of_nodes = row["node"] == NETWORK and name in values
             if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
                 values.setdefault(name, []).append(float(value))
-        return self._begun.pop(moment) if row["node"] == NETWORK else None
+        return self._incomplete.pop(moment) if row["node"] == NETWORK else None
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the
-    memory."""
+    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the memory."""
     total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
     for vector in vectors:
         total += vector

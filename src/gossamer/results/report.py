@@ -116,21 +116,21 @@ def write_comparison(compared: Comparison, page: Path) -> Path:
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
     """The components that all runs share, by name."""
     settings = [flat(run.experiment) for run in runs]
-    names = {key: {each.get(f"{key}.name", each.get(key)) for each in settings} for key in _DESCRIBED}
-    return {key: str(*found) for key, found in names.items() if len(found) == 1 and any(found)}
+    names = {key: {entry.get(f"{key}.name", entry.get(key)) for entry in settings} for key in _DESCRIBED}
+    return {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
     """The fields of experiments that differ between groups; None for a single group."""
     settings = [flat(group.runs[0].experiment) for group in groups]
     keys = [key for key in differing(settings) if key not in ("name", "seed")]
-    rows = [[key, *(str(each.get(key, NOTHING)) for each in settings)] for key in keys]
+    rows = [[key, *(str(entry.get(key, NOTHING)) for entry in settings)] for key in keys]
     return {"labels": [group.label for group in groups], "rows": rows} if rows else None
 
 
 def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of a run's key figures."""
-    final, shown = tidy.final_summary(run), dict[str, tuple[str, str]]()
+    final, figures = tidy.final_summary(run), dict[str, tuple[str, str]]()
     for main in mains:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
@@ -141,11 +141,11 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
             last = value_text(main, value.mean), spread
         if value is not None and value.best is not None:
             best = value_text(main, value.best.mean), f"mean, in round {value.best.round:.0f}"
-        shown |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
+        figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
     per_node = None if final.bytes_sent is None else final.bytes_sent / max(final.nodes, 1)
-    return shown | {
+    return figures | {
         "rounds": (count_text(final.rounds), f"of the furthest node{slowest}"),
         "time": (seconds_text(final.time_s), "virtual" if run.virtual else "real"),
         "wall time": (seconds_text(final.wall_s), "real"),
@@ -186,7 +186,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
-    shown = groups if any(len(group.samples) > 1 for group in groups) else ()
+    shown_groups = groups if any(len(group.samples) > 1 for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
@@ -207,15 +207,14 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
         ],
         "groups": [
             {"label": group.label, "colour": index % len(PALETTE), **_group_data(group)}
-            for index, group in enumerate(shown)
+            for index, group in enumerate(shown_groups)
         ],
         "together": together,
     }
 
 
 def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence
-    interval."""
+    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence interval."""
     metrics = {}
     for name in tidy.all_metrics(group.runs):
         table = group_curve(group, name)
@@ -224,62 +223,61 @@ def _group_data(group: Group) -> dict[str, Any]:
     return {"runs": len(group.samples), "metrics": metrics}
 
 
-def _run_data(run: Run, most_values: int) -> dict[str, Any]:
-    """The data of a run, with at most ``most_values`` values of single nodes."""
-    places, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
+def _run_data(run: Run, max_values: int) -> dict[str, Any]:
+    """The data of a run, with at most ``max_values`` values of single nodes."""
+    points, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
     start = min(run.poisoned, default=0)
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
     columns = [*names, *(name for name in tidy.AXES if name != "bytes")]
-    most_points = max(most_values // (len(nodes) * (len(columns) + 1)), 2)
-    at = _spread(places.height, min(most_points, MAX_NODE_POINTS))
-    shown = places[at]
+    max_points = max(max_values // (len(nodes) * (len(columns) + 1)), 2)
+    indices = _spread(points.height, min(max_points, MAX_NODE_POINTS))
+    shown = points[indices]
     values = {name: _per_node(rows, name, nodes, shown["point"].to_list()) for name in columns}
-    own = {
+    recorded = {
         name: grid
         for name, grid in values.items()
-        if any(value is not None for line in grid for value in line)
+        if any(value is not None for series in grid for value in series)
     }
     return {
-        "points": _axes(places),
+        "points": _axes(points),
         "quantiles": run.nodes > MAX_LINES,
-        "metrics": {name: _metric(run, name, places, rows) for name in names},
+        "metrics": {name: _metric(run, name, points, rows) for name in names},
         "nodes": {
             "ranks": nodes,
             "start": start,
-            "at": at,
-            "places": {name: own.get(name) for name in tidy.AXES},
-            "values": {name: own[name] for name in names if name in own},
+            "at": indices,
+            "places": {name: recorded.get(name) for name in tidy.AXES},
+            "values": {name: recorded[name] for name in names if name in recorded},
         },
-        "topology": _topology(run, graphs, nodes, shown["round"].to_list(), most_values) if graphs else None,
+        "topology": _topology(run, graphs, nodes, shown["round"].to_list(), max_values) if graphs else None,
         **{name: run.setup.get(name) for name in ("labels", "classes", "samples")},
         "poisoned": run.poisoned,
         "timeline": timeline_data(run),
     }
 
 
-def _metric(run: Run, name: str, places: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
-    """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would not be
-    one over all), and the values of the average model, if any."""
-    # Values equal to all digits have no spread; otherwise rounding errors of floats would be drawn as a
-    # spread.
+def _metric(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
+    """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would mislead),
+    and the values of the average model, if any."""
+    # Values equal in all shown digits have no spread; otherwise rounding errors would be drawn as a spread.
     equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
     curve = tidy.complete_curve(run, name).with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
-    at, of_nodes = places.select("point"), rows.filter(pl.col("node") >= 0, pl.col(name).is_not_null())
-    table = at.join(curve, on="point", how="left", maintain_order="left")
+    ids, node_rows = points.select("point"), rows.filter(pl.col("node") >= 0, pl.col(name).is_not_null())
+    table = ids.join(curve, on="point", how="left", maintain_order="left")
     series: dict[str, Any] = {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
-    if of_nodes.is_empty():
+    if node_rows.is_empty():
         return series
     if run.nodes > MAX_LINES:
         shares = {str(share): pl.col(name).quantile(share, "linear") for share in (0.05, 0.25, 0.75, 0.95)}
         spread = table.select("point").join(
-            of_nodes.group_by("point").agg(**shares), on="point", how="left", maintain_order="left"
+            node_rows.group_by("point").agg(**shares), on="point", how="left", maintain_order="left"
         )
         series["quantiles"] = [_numbers(spread[share], 5) for share in shares]
     average = tidy.curves(run, [name], network=True)
     if not average.is_empty():
-        series["average"] = _numbers(at.join(average, on="point", how="left", maintain_order="left")["mean"])
+        series["average"] = _numbers(ids.join(average, on="point", how="left", maintain_order="left")["mean"])
     return series
 
 
@@ -293,32 +291,32 @@ def _per_node(
 
 
 def _topology(
-    run: Run, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], most_values: int
+    run: Run, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], max_values: int
 ) -> dict[str, Any]:
     """The drawn part of the graph at each point of the page's slider (only once for a static graph), within
     the size limit."""
     starts, edges = list(graphs), list(graphs.values())
     changing = len(edges) > 1
-    held = [edges[max(bisect_right(starts, round_) - 1, 0)] for round_ in rounds] if changing else edges
+    shown = [edges[max(bisect_right(starts, round_) - 1, 0)] for round_ in rounds] if changing else edges
     index = {node: i for i, node in enumerate(nodes)}
-    most = min(MAX_EDGES_DRAWN, max(most_values // (2 * max(len(held), 1)), 100))
+    max_edges = min(MAX_EDGES_DRAWN, max(max_values // (2 * max(len(shown), 1)), 100))
     drawn = []
-    for graph in held:
+    for graph in shown:
         inner = [(index[i], index[j]) for i, j in graph if i in index and j in index]
-        drawn.append([end for k in _spread(len(inner), most) for end in inner[k]])
-    places = positions(nodes, edges[0], seed=run.experiment.get("seed", 0), changing=changing)
+        drawn.append([end for k in _spread(len(inner), max_edges) for end in inner[k]])
+    layout = positions(nodes, edges[0], seed=run.experiment.get("seed", 0), changing=changing)
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
-        "positions": np.round(places, 3).tolist(),
+        "positions": np.round(layout, 3).tolist(),
         "graphs": drawn,
-        "edges": [len(graph) for graph in held],
+        "edges": [len(graph) for graph in shown],
     }
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of 0, ..., count - 1, evenly spaced, including the first and the last."""
-    return [round(k) for k in np.linspace(0, count - 1, min(count, most))]
+def _spread(count: int, limit: int) -> list[int]:
+    """At most ``limit`` of 0, ..., count - 1, evenly spaced, including the first and the last."""
+    return [round(k) for k in np.linspace(0, count - 1, min(count, limit))]
 
 
 def _axes(table: pl.DataFrame) -> dict[str, list[float | None] | None]:

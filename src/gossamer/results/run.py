@@ -142,8 +142,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, str]:
-        """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16
-        nodes"."""
+        """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
         from gossamer.results.tidy import ASYNCHRONY, final_summary
 
         result, lines = final_summary(self), {}
@@ -161,8 +160,8 @@ class Run:
         lines["wall time"] = f"{result.wall_s or 0:.1f} s"
         lines["sent"] = bytes_text(result.bytes_sent)
         if (private := self.figures.get("private_bytes")) is not None:
-            mean_mib, most = private["mean"] / 2**20, private["max"] / 2**20
-            lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
+            mean_mib, max_mib = private["mean"] / 2**20, private["max"] / 2**20
+            lines["private memory"] = f"{mean_mib:.1f} MiB per node, {max_mib:.1f} at most"
         lines["run"] = str(self.path)
         if self.status == "stopped" and any(self.path.glob("checkpoints/*/manifest.json")):
             lines["to continue"] = f"gossamer resume {self.path}"
@@ -295,14 +294,14 @@ def load_run(path: str | Path) -> Run:
             ``load_runs(path)[-1]`` for the newest run of a name.
     """
     path = Path(path)
-    found = sorted(_folders(path), key=lambda folder: folder.name)
-    if len(found) == 1:
-        return Run(found[0])
-    if found:
-        names = ", ".join(str(folder.relative_to(path)) for folder in found[-_MAX_LISTED:])
-        raise BadInput(f"{path}: {len(found)} runs; accepted: one of them, such as {names}")
-    what = "not a run: no experiment.yaml in it" if path.is_dir() else "no such folder"
-    raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
+    folders = sorted(_folders(path), key=lambda folder: folder.name)
+    if len(folders) == 1:
+        return Run(folders[0])
+    if folders:
+        names = ", ".join(str(folder.relative_to(path)) for folder in folders[-_MAX_LISTED:])
+        raise BadInput(f"{path}: {len(folders)} runs; accepted: one of them, such as {names}")
+    problem = "not a run: no experiment.yaml in it" if path.is_dir() else "no such folder"
+    raise BadInput(f"{path}: {problem}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
 
 
 def load_runs(path: str | Path) -> list[Run]:
@@ -324,7 +323,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _swept(folder: Path, *, required: bool = True) -> list[Run]:
-    """The finished runs of a sweep, from its ``sweep.json``. BadInput if they are ``required`` and none is."""
+    """The finished runs of a sweep, from its ``sweep.json``. BadInput if there are none, when ``required``."""
     path = folder / "sweep.json"
     entries = files.read_json(path, SweepRecord, folder, recorder.MAX_FIGURES_BYTES)["runs"]
     done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]

@@ -1,4 +1,4 @@
-"""The fields of the files in a run's folder on which readers rely. Other fields are kept, but not read."""
+"""The fields that readers rely on in the files of a run's folder. Other fields are kept, but not read."""
 
 from __future__ import annotations
 

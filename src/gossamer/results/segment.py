@@ -57,13 +57,13 @@ class Segment:
         except (TypeError, ValueError) as error:
             raise BadInput(f"recorded row with {', '.join(map(str, row))}: {error}") from None
         sealed, crc = files.seal(line.encode(), self._crc)
-        left = memoryview(sealed + b"\n")
+        remaining = memoryview(sealed + b"\n")
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
             with suppress(OSError):  # a later row must not follow a partial one
-                written = len(sealed) + 1 - len(left)
+                written = len(sealed) + 1 - len(remaining)
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
             raise RecordError(self.path, error) from error
         self._crc = crc
@@ -81,8 +81,7 @@ class Segment:
 
 def read_segment(path: Path, run: str | None = None, root: Path | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a segment, in order. An incomplete last line is skipped and logged. BadInput for any other
-    line that can't be read, or is not where it was written. ``run`` is the run to which it must belong (None
-    is any)."""
+    line that can't be read, or was moved. ``run`` is the run to which it must belong (None is any)."""
     crc, sealed = zlib.crc32(run.encode()) if run else None, False  # older versions do not seal rows
     with files.opened(path, files.MAX_ROWS_BYTES, root, "a segment") as file:
         for number in count(1):
@@ -93,12 +92,12 @@ def read_segment(path: Path, run: str | None = None, root: Path | None = None) -
                 return
             where = f"{path}, line {number}"
             try:
-                text, found = files.unseal(line[:-1], crc)
-                if found is None and sealed:
+                text, checksum = files.unseal(line[:-1], crc)
+                if checksum is None and sealed:
                     raise ValueError("it has no checksum")
             except ValueError as error:
                 raise BadInput(f"{where}: {error}; accepted: rows as they were written") from None
-            crc, sealed = found, found is not None
+            crc, sealed = checksum, checksum is not None
             yield files.conforming(files.parse_json(text, where), dict[str, Any], where)
 
 

@@ -27,11 +27,11 @@ def hops(run: Run, metric: str) -> dict[int, int]:
         raise BadInput(f"--by-hops: the run {run.id} has no poisoned nodes; accepted: runs with poison")
     of_set = metric.removeprefix("trained_").startswith
     poisons = zip(run.experiment["poison"], run.setup["poisoned"], strict=True)
-    own = {rank for poison, ranks in poisons for rank in ranks if of_set(f"{poison['set_name']}_")}
+    sources = {rank for poison, ranks in poisons for rank in ranks if of_set(f"{poison['set_name']}_")}
     graph: nx.Graph[int] = nx.DiGraph() if run.setup["directed"] else nx.Graph()
     graph.add_nodes_from(range(run.nodes))
     graph.add_edges_from(run.setup["graphs"]["0"])
-    return dict(nx.multi_source_dijkstra_path_length(graph, own or set(run.poisoned)))
+    return dict(nx.multi_source_dijkstra_path_length(graph, sources or set(run.poisoned)))
 
 
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
@@ -55,7 +55,7 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
         .sort("hops", "point")
     )
     means = means.filter(pl.col("nodes") == pl.col("nodes").max().over("hops"))
-    found: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     goal: float | None = None  # of the sources, which come first
     for (distance,), curve in means.group_by("hops", maintain_order=True):
         first, last = curve["mean"][0], curve["mean"][-1]
@@ -63,11 +63,11 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
         row = {"hops": distance, "nodes": curve["nodes"][0], "area": last if area is None else area}
         if distance == 0:
             goal = last
-        late = None
+        half_round = None
         if goal is not None and goal > first:
-            late = curve.filter(pl.col("mean") >= (first + goal) / 2)["round"].first()
-        found.append({**row, "final": last, "half_round": late})
-    return pl.DataFrame(found, schema_overrides={"half_round": pl.Float64})
+            half_round = curve.filter(pl.col("mean") >= (first + goal) / 2)["round"].first()
+        summaries.append({**row, "final": last, "half_round": half_round})
+    return pl.DataFrame(summaries, schema_overrides={"half_round": pl.Float64})
 
 
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
@@ -75,17 +75,17 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     ``area`` (with ``area_half``, half the width of its 95 % confidence interval), ``final`` and ``half_round`` (null unless
     all have one)."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
-    found = []
+    summaries = []
     for group in groups:
         rows = pl.concat(by_hops(run, metric) for run in group.samples).sort("hops")
         for (distance,), same in rows.group_by("hops", maintain_order=True):
             if (area := confidence(same["area"].to_list())) is not None:
-                own = {"group": group.label, "hops": distance, "runs": len(same)}
+                key = {"group": group.label, "hops": distance, "runs": len(same)}
                 means = {name: same[name].mean() for name in ("nodes", "area", "final")}
-                late = None if same["half_round"].has_nulls() else same["half_round"].mean()
-                found.append({**own, **means, "area_half": area.half_width, "half_round": late})
+                half_round = None if same["half_round"].has_nulls() else same["half_round"].mean()
+                summaries.append({**key, **means, "area_half": area.half_width, "half_round": half_round})
     floats = dict.fromkeys(("area_half", "half_round"), pl.Float64)
-    return pl.DataFrame(found, schema_overrides=floats, infer_schema_length=None)
+    return pl.DataFrame(summaries, schema_overrides=floats, infer_schema_length=None)
 
 
 def table(rows: pl.DataFrame, metric: str) -> Table:
@@ -99,4 +99,4 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
     title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
-    return title, head, [[group, *(each.get(d, NOTHING) for d in distances)] for group, each in lines.items()]
+    return title, head, [[group, *(row.get(d, NOTHING) for d in distances)] for group, row in lines.items()]

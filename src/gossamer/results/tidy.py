@@ -50,15 +50,15 @@ def metric_names(run: Run) -> list[str]:
         if dtype.is_numeric() and name not in _NOT_METRICS and run.metrics[name].count() > 0
     ]
     sets = evaluation_sets(present)
-    losses = [*(f"{each}_loss" for each in sets), *_LATE]
+    losses = [*(f"{name}_loss" for name in sets), *_LATE]
 
     def order(name: str) -> tuple[int, int, str]:
         if name in losses:
             return 1, losses.index(name), name
         if name in ASYNCHRONY:
             return 3, ASYNCHRONY.index(name), name
-        of = [index for index, each in enumerate(sets) if name.startswith(f"{each}_")]
-        return (0, of[0], name.replace("_accuracy", "")) if of else (2, 0, name)
+        owners = [index for index, prefix in enumerate(sets) if name.startswith(f"{prefix}_")]
+        return (0, owners[0], name.replace("_accuracy", "")) if owners else (2, 0, name)
 
     return sorted(present, key=order)
 
@@ -74,10 +74,9 @@ def main_metric(run: Run) -> str | None:
 
 
 def comparison_metrics(runs: Iterable[Run]) -> list[str]:
-    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are
-    none."""
+    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are none."""
     known = all_metrics(runs)
-    prefixes = tuple(f"{each}_" for each in evaluation_sets(known))
+    prefixes = tuple(f"{name}_" for name in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes)] or known[:1]
 
 
@@ -88,8 +87,7 @@ def evaluation_sets(columns: Iterable[str]) -> list[str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages,
-    idleness."""
+    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages, idleness."""
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
@@ -98,13 +96,12 @@ def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
     """Refuse a metric that no run has recorded. ``option`` is the command-line option that requests it."""
     known = all_metrics(runs)
     if metric not in known:
-        found = f"no run has recorded it{suggest(metric, known)}"
-        raise BadInput(f"{option} {metric}: {found}; accepted: {listed(known)}")
+        problem = f"no run has recorded it{suggest(metric, known)}"
+        raise BadInput(f"{option} {metric}: {problem}; accepted: {listed(known)}")
 
 
 def default_axis(runs: Iterable[Run]) -> Axis:
-    """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise
-    rounds."""
+    """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise rounds."""
     return "time_s" if any(run.every_s is not None for run in runs) else "round"
 
 
@@ -145,8 +142,8 @@ def assigned(run: Run) -> pl.DataFrame:
 
 
 def _end_is_an_instant(ends: pl.DataFrame, others: pl.DataFrame) -> bool:
-    """Whether the end is one of the other points, and so no point of its own: the last row of every node belongs
-    to that point too. For example, 10 rounds with a row after every 5 end with the point of round 10."""
+    """Whether the end coincides with another point, and so is not a point itself: the last rows of all nodes
+    belong to that point. For example, 10 rounds with a row after every 5 end with the point of round 10."""
     shared = others.join(ends, on="row", how="semi")
     return len(shared) == len(ends) and shared["instant"].n_unique() == 1
 
@@ -155,8 +152,8 @@ def points(run: Run) -> pl.DataFrame:
     """``point`` and its position on each axis, over all nodes with a row; the network's own rows count only
     if there are no others."""
     is_node = pl.col("node") >= 0
-    at = assigned(run).filter(is_node | ~is_node.any().over("point")).group_by("point")
-    return at.agg(pl.col("round", "time_s", "wall_s").mean(), pl.col("bytes").first()).sort("point")
+    by_point = assigned(run).filter(is_node | ~is_node.any().over("point")).group_by("point")
+    return by_point.agg(pl.col("round", "time_s", "wall_s").mean(), pl.col("bytes").first()).sort("point")
 
 
 def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
@@ -278,11 +275,11 @@ class FinalSummary:
 
 def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
-    most = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
-    counts = {name: int(most[name].sum()) for name in TRAFFIC if most[name].count()}
+    latest = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
+    counts = {name: int(latest[name].sum()) for name in TRAFFIC if latest[name].count()}
     messages = {name: count for name, count in counts.items() if name.startswith("messages_")}
     finals = {name: final(run, name) for name in metric_names(run)}
-    rounds: Any = most["round"]
+    rounds: Any = latest["round"]
     time_s: Any = run.metrics["time_s"].max()
     return FinalSummary(
         status=run.status,
@@ -306,7 +303,7 @@ def final(run: Run, name: str) -> FinalValue | None:
     if table.is_empty():
         return None
     best, last = None, table.select("mean", "std", "count", "round").row(-1, named=True)
-    if name.startswith((*(f"{each}_" for each in evaluation_sets(run.metrics.columns)), "train_loss")):
+    if name.startswith((*(f"{prefix}_" for prefix in evaluation_sets(run.metrics.columns)), "train_loss")):
         good = table.filter(pl.col("mean").is_finite()).select("mean", "round")
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
         best = None if good.is_empty() else Best(*good.row(0))
@@ -328,13 +325,13 @@ def mean_over_rounds(
 def _over_the_run(run: Run, name: str) -> FinalValue | None:
     """A metric whose rows cover the time since the node's previous row, over the whole run: shares are
     weighted by seconds, mean ages by messages."""
-    of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
+    cumulative = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
     value, weight = pl.col(name), pl.col("weight")
     mean = (value * weight).sum() / weight.sum()
     nodes = (
         run.metrics.filter(pl.col("node") >= 0)
         .sort("time_s", maintain_order=True)
-        .with_columns(weight=(of - of.shift().over("node").fill_null(0)).clip(0))
+        .with_columns(weight=(cumulative - cumulative.shift().over("node").fill_null(0)).clip(0))
         .filter(value.is_not_null())
         .group_by("node", maintain_order=True)  # so that sums have a fixed order and reproducible bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
@@ -342,13 +339,13 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
     )
     if nodes.is_empty():
         return None
-    over = nodes.select(
+    summary = nodes.select(
         mean=pl.col("value").mean(),
         std=pl.col("value").std(ddof=0),
         count=pl.len(),
         round=pl.col("round").mean(),
     )
-    return FinalValue(**over.row(0, named=True))
+    return FinalValue(**summary.row(0, named=True))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ log = logging.getLogger(__name__)
 
 class Tracker(Component):
     """Base class of components of kind ``tracker``. A subclass overrides the methods for the events that it
-    needs. Every run gets a copy, which keeps its state in private attributes (``_client: Any =
-    PrivateAttr(None)``)."""
+    needs. Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``)."""
 
     _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
@@ -106,7 +105,7 @@ class Averaging(Tracker):
 
     def row(self, row: Mapping[str, Any]) -> None:
         if (values := self._evaluations.add(row)) is not None:
-            self.report({name: fmean(each) for name, each in values.items()}, row["round"])
+            self.report({name: fmean(numbers) for name, numbers in values.items()}, row["round"])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the numeric columns of an evaluation point."""
@@ -134,8 +133,8 @@ class TensorBoard(Averaging):
         from tensorboard.summary import Writer
 
         name, _ = _sweep(folder) or ("", "")
-        own = self.folder and self.folder / name / folder.parent.name / folder.name
-        self._writer = Writer(str(own or folder / "tensorboard"))
+        shared = self.folder and self.folder / name / folder.parent.name / folder.name
+        self._writer = Writer(str(shared or folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
@@ -165,7 +164,7 @@ class MLflow(Averaging):
         tags = dict(zip(("sweep", "cell"), _sweep(folder) or (), strict=False))
         name = self.project or tags.get("sweep", experiment.name)
         self._client = MlflowClient(tracking_uri=self.uri)
-        with suppress(Exception):  # it is there, or another run creates it
+        with suppress(Exception):  # it exists, or another run creates it
             self._client.create_experiment(name)
         project = self._client.get_experiment_by_name(name).experiment_id
         self._run = self._client.create_run(project, tags=tags, run_name=folder.name).info.run_id
@@ -201,7 +200,7 @@ class WandB(Averaging):
         self._run = wandb.init(
             project=self.project or group or experiment.name,
             group=group,
-            tags=[each[:_LONGEST_TAG] for each in cell],
+            tags=[name[:_LONGEST_TAG] for name in cell],
             entity=self.entity,
             name=folder.name,
             dir=str(folder),
@@ -225,5 +224,5 @@ def _sweep(folder: Path) -> tuple[str, str] | None:
     if not path.is_file():
         return None
     runs = read_json(path, SweepRecord, path.parent, MAX_FIGURES_BYTES)["runs"]
-    cells = [each["cell"] for each in runs if each.get("run") == folder.parent.name]
+    cells = [entry["cell"] for entry in runs if entry.get("run") == folder.parent.name]
     return (path.parent.name, cells[0]) if cells else None

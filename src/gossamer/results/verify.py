@@ -19,38 +19,37 @@ _PARTS = ("experiment", "environment", "figures", "setup", "metrics", "events", 
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The folders of all runs and sweeps in a folder, which may be one itself. BadInput for a folder without
-    runs."""
+    """The folders of all runs and sweeps in a folder, which may be one itself. BadInput for a folder without runs."""
     names = ("experiment.yaml", "status.json", "sweep.json")
     return sorted({file.parent for name in names for file in path.rglob(name)}) or [load_run(path).path]
 
 
 def problems_of(path: Path) -> list[str]:
     """The damaged, missing or foreign parts of the folder of a run or of a sweep (its list of runs), one line each."""
-    found: list[str] = []
+    problems: list[str] = []
 
-    def attempt(look: Callable[..., Any], *arguments: Any) -> Any:
+    def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return look(*arguments)
+            return read(*arguments)
         except BadInput as error:
-            found.extend(error.problems)
+            problems.extend(error.problems)
             return None
 
     if (path / "sweep.json").exists():
         record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MAX_FIGURES_BYTES)
-        for folder in [each["folder"] for each in (record or {"runs": []})["runs"] if each["folder"]]:
+        for folder in [entry["folder"] for entry in (record or {"runs": []})["runs"] if entry["folder"]]:
             if not (path / folder).exists():
-                found.append(f"{path / folder}: missing; accepted: the folder of each run in sweep.json")
+                problems.append(f"{path / folder}: missing; accepted: the folder of each run in sweep.json")
     elif not (path / "experiment.yaml").exists():
-        found.append(f"{path / 'experiment.yaml'}: missing; accepted: the whole record of a run")
+        problems.append(f"{path / 'experiment.yaml'}: missing; accepted: the whole record of a run")
     if (path / "experiment.yaml").exists():
         for part in _PARTS:
             attempt(getattr, Run(path), part)
         attempt(recorder.check_files, path, "*")
         for number in complete_numbers(path / "checkpoints"):
-            whole = attempt(read_run_checkpoint, path / "checkpoints", number)
-            for rank in () if whole is None else whole.rounds:
-                attempt(whole.read, rank)
+            saved = attempt(read_run_checkpoint, path / "checkpoints", number)
+            for rank in () if saved is None else saved.rounds:
+                attempt(saved.read, rank)
         for file in sorted((path / "restart").glob("*.safetensors")):
             attempt(checkpoint.read, file, {"run": run_id(path)})
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))

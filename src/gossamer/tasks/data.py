@@ -53,7 +53,7 @@ class Source(BaseModel):
             raise ValueError("one of path and hub_id")
         return self
 
-    def place(
+    def locate(
         self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
     ) -> Path:
         """The path, or the folder with the hub's files that match the patterns; see :func:`hub_folder`."""
@@ -102,7 +102,7 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
 
 def is_image(column: pl.Series) -> bool:
     """Whether a column has encoded images, as the hub stores them."""
-    return isinstance(column.dtype, pl.Struct) and any(each.name == "bytes" for each in column.dtype.fields)
+    return isinstance(column.dtype, pl.Struct) and any(field.name == "bytes" for field in column.dtype.fields)
 
 
 def is_numeric(column: pl.Series) -> bool:
@@ -126,8 +126,8 @@ def label_decoder(classes: int) -> Decoder:
 
     def decode(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
         if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
-            found = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
-            raise BadInput(f"{where}: {found}; accepted: class numbers from 0 to {classes - 1}")
+            values = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
+            raise BadInput(f"{where}: {values}; accepted: class numbers from 0 to {classes - 1}")
         return column.cast(pl.Int64).to_numpy()
 
     return decode
@@ -199,7 +199,7 @@ def hub_folder(
     snapshot_download = package("huggingface_hub", "'gossamer[data]'").snapshot_download
     try:
         folder = Path(snapshot_download(hub_id, repo_type=kind, allow_patterns=list(patterns)))
-        if kind == "dataset" and not any(next(folder.rglob(each), None) for each in patterns):
+        if kind == "dataset" and not any(next(folder.rglob(pattern), None) for pattern in patterns):
             converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
             folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
         return folder
@@ -209,28 +209,24 @@ def hub_folder(
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def read_split(place: Path, split: str, *others: str) -> pl.DataFrame:
+def read_split(root: Path, split: str, *others: str) -> pl.DataFrame:
     """The rows of a split, from Parquet, Arrow (as saved by ``datasets``), CSV or JSON Lines files, texts
     (one row per file, ``text``) or images (``image``, and ``label``, the folder's name). Empty if there is no
     such split. ``others`` are further splits that the folder may have.
 
-    The name of a split is the first word of the name of each file or of a parent folder. Where nothing is
-    named ``train``, the files of no other split are. BadInput for a file that can't be read."""
+    A file's split is the first word of its name or of the name of a parent folder. If nothing is named
+    ``train``, the files of no other split are for training. BadInput for a file that can't be read."""
     kinds = [[pattern] for pattern in DATA] + [list(IMAGES)]
-    found = [place] if place.is_file() else []
+    paths = [root] if root.is_file() else []
     for patterns in kinds:
-        found = found or [path for pattern in patterns for path in place.rglob(pattern)]
-    found = sorted(path for path in found if not path.name.startswith("cache-"))  # of datasets
-    words = {path: _first_words(path.relative_to(place)) for path in found}
-    chosen = [path for path in found if split in words[path]]
+        paths = paths or [path for pattern in patterns for path in root.rglob(pattern)]
+    paths = sorted(path for path in paths if not path.name.startswith("cache-"))  # of datasets
+    words = {path: {re.split(r"[-_.]", part)[0] for part in path.relative_to(root).parts} for path in paths}
+    chosen = [path for path in paths if split in words[path]]
     if split == "train" and not chosen:
-        chosen = [path for path in found if not words[path] & {"test", "validation", *others}]
+        chosen = [path for path in paths if not words[path] & {"test", "validation", *others}]
     tables = [_read_table(path) for path in chosen]
     return pl.concat(tables) if tables else pl.DataFrame()
-
-
-def _first_words(path: Path) -> set[str]:
-    return {re.split(r"[-_.]", part)[0] for part in path.parts}
 
 
 def _read_table(path: Path) -> pl.DataFrame:

@@ -28,7 +28,7 @@ LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
 """The named losses, and the metrics for each."""
 
 Owners = Int64[np.ndarray, " _"]
-Held = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
+InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 
 
 @register("task", "hub")
@@ -52,9 +52,9 @@ class Hub(data.Source, TaskSource):
     targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
     train: str = "train"  # the training split
-    test: str = "test"  # the test split; if it does not exist,
-    # this fraction of each owner's samples is for training: drawn at random, or the first ones with
-    # next-token.
+    test: str = "test"  # the test split
+    # Without a test split: fraction of each owner's samples that is for training, drawn at random, or the first
+    # ones with next-token.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     tokenizer: language.Tokenizer | None = None
@@ -67,45 +67,46 @@ class Hub(data.Source, TaskSource):
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         if (self.targets is None) != (self.loss == "next-token"):
-            found = f"{self.targets}, with loss {self.loss}"
-            raise BadInput(f"task.targets: {found}; accepted: columns, or next-token")
-        table, held = self._table(data_root)
+            problem = f"{self.targets}, with loss {self.loss}"
+            raise BadInput(f"task.targets: {problem}; accepted: columns, or next-token")
+        table, in_test = self._table(data_root)
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
         names: list[str] | None = None
         split_purpose: str | None = "hub-split"
         if self.loss == "next-token":
-            (inputs, targets), owners, held, outputs = self._sequences(table, owners, held, data_root)
+            (inputs, targets), owners, in_test, outputs = self._sequences(table, owners, in_test, data_root)
             split_purpose = None  # the first samples are for training
         else:
             inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
             outputs = len(names) if names else targets.shape[1]
         if self.transform is not None:
             inputs = imported(self.transform, "task.transform")(inputs)
-        train, test = np.flatnonzero(~held), np.flatnonzero(held)
+        train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
         if not len(test):
             train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
-        own = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
+        extra = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
             train=_rows(inputs, targets, train),
             test=_rows(inputs, targets, test),
             loss=loss,
-            metrics={**metrics, **own},
+            metrics={**metrics, **extra},
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
         )
 
-    def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, Held]:
+    def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, InTest]:
         """The rows of both splits, and which of them belong to the test split."""
-        place = self.place(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
-        if not place.exists():
-            raise BadInput(f"task.path: {place} does not exist; accepted: a file, or a folder of files")
-        train, test = data.read_split(place, self.train, self.test), data.read_split(place, self.test)
+        root = self.locate(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
+        if not root.exists():
+            raise BadInput(f"task.path: {root} does not exist; accepted: a file, or a folder of files")
+        train, test = data.read_split(root, self.train, self.test), data.read_split(root, self.test)
         for field, split, rows in (("train", self.train, train), ("test", self.test, test)):
             if rows.is_empty() and split != "test":
-                raise BadInput(f"task.{field}: {place} has no rows of the split {split!r}; accepted: some")
+                problem = f"{root} has no rows of the split {split!r}"
+                raise BadInput(f"task.{field}: {problem}; accepted: a split with rows")
         table = pl.concat([rows for rows in (train, test) if len(rows)], how="vertical_relaxed")
         for field in ("inputs", "targets", "owner"):
             for column in _listed(getattr(self, field)):
@@ -136,8 +137,8 @@ class Hub(data.Source, TaskSource):
         try:
             values = torch.tensor(column.to_list())
         except (TypeError, ValueError) as error:
-            found = f"{column.dtype} ({error})"
-            raise BadInput(f"{where}: {found}; accepted: numbers, or lists of one length") from None
+            problem = f"{column.dtype} ({error})"
+            raise BadInput(f"{where}: {problem}; accepted: numbers, or lists of one length") from None
         return values.to(torch.float32 if values.is_floating_point() else torch.int64)
 
     def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
@@ -162,15 +163,14 @@ class Hub(data.Source, TaskSource):
         return torch.from_numpy(numbers), names
 
     def _sequences(
-        self, table: pl.DataFrame, owners: Owners, held: Held, data_root: Path | None
-    ) -> tuple[Pair, Owners, Held, int]:
-        """The samples, their owners, whether each belongs to the test split, and the number of different
-        tokens."""
+        self, table: pl.DataFrame, owners: Owners, in_test: InTest, data_root: Path | None
+    ) -> tuple[Pair, Owners, InTest, int]:
+        """The samples, their owners, whether each belongs to the test split, and the size of the vocabulary."""
         texts = table[str(self.inputs)]
         data.check_text(texts, "task.inputs")
-        rows = pl.DataFrame({"owner": owners, "held": held, "text": texts})
-        streams = rows.group_by("owner", "held").agg(pl.col("text").str.join("\n")).sort("owner", "held")
-        tokens_of, different = self._tokens_of(streams["text"], data_root)
+        rows = pl.DataFrame({"owner": owners, "test": in_test, "text": texts})
+        streams = rows.group_by("owner", "test").agg(pl.col("text").str.join("\n")).sort("owner", "test")
+        tokens_of, vocabulary = self._tokens_of(streams["text"], data_root)
         inputs, targets = [], []
         for text in streams["text"]:
             tokens = torch.tensor(tokens_of(text), dtype=torch.int32)
@@ -178,20 +178,20 @@ class Hub(data.Source, TaskSource):
             end = count * self.context
             inputs.append(tokens[:end].view(count, self.context))
             targets.append(tokens[1 : end + 1].view(count, self.context))
-        counts = [len(each) for each in inputs]
+        counts = [len(samples) for samples in inputs]
         if sum(counts) < 2:
             raise BadInput(
                 f"task.context: {self.context}, for {sum(counts)} samples; accepted: a smaller one"
             )
-        owners, held = (streams[column].to_numpy().repeat(counts) for column in ("owner", "held"))
-        return (torch.cat(inputs), torch.cat(targets)), owners, held, different
+        owners, in_test = (streams[column].to_numpy().repeat(counts) for column in ("owner", "test"))
+        return (torch.cat(inputs), torch.cat(targets)), owners, in_test, vocabulary
 
     def _tokens_of(self, texts: pl.Series, data_root: Path | None) -> tuple[Callable[[str], list[int]], int]:
-        """A function from text to tokens, and the number of different tokens."""
+        """A function from text to tokens, and the size of the vocabulary."""
         source = self.model if isinstance(self.model, language.CausalLM) else self.tokenizer
         if source is None:
-            known = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
-            return lambda text: [known[character] for character in text], len(known)
+            numbers = {character: token for token, character in enumerate(sorted(set().union(*texts)))}
+            return lambda text: [numbers[character] for character in text], len(numbers)
         tokenizer = language.pretrained("AutoTokenizer", source, data_root, "task.tokenizer")
         encode = partial(tokenizer, add_special_tokens=False, verbose=False)
         return lambda text: encode(text)["input_ids"], len(tokenizer)
@@ -203,9 +203,9 @@ def _listed(columns: str | Sequence[str] | dict[str, str] | None) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns or ())
 
 
-def _rows(inputs: Any, targets: Tensor, which: Int64[np.ndarray, " n"]) -> Pair:
-    chosen = torch.from_numpy(which)
-    return for_each(lambda tensor: tensor[chosen], inputs), targets[chosen]
+def _rows(inputs: Any, targets: Tensor, indices: Int64[np.ndarray, " n"]) -> Pair:
+    rows = torch.from_numpy(indices)
+    return for_each(lambda tensor: tensor[rows], inputs), targets[rows]
 
 
 def _numbers(column: pl.Series) -> tuple[Owners, list[str]]:
@@ -218,6 +218,6 @@ def _features(table: pl.DataFrame, columns: Sequence[str], field: str) -> Tensor
     """Numeric columns side by side, float32 [samples, columns]."""
     for column in columns:
         if not data.is_numeric(table[column]):
-            found = f"{column!r} is {table[column].dtype}"
-            raise BadInput(f"task.{field}: {found}; accepted: a column of numbers")
+            problem = f"{column!r} is {table[column].dtype}"
+            raise BadInput(f"task.{field}: {problem}; accepted: a column of numbers")
     return torch.from_numpy(table.select(pl.col(columns).cast(pl.Float32)).to_numpy(writable=True))

@@ -62,7 +62,7 @@ class ImageClassification(TaskSource):
         return train, test
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        (pixels, labels), test = self.read(data_root)
+        (pixels, labels), test_images = self.read(data_root)
         if self.samples is not None:
             if self.samples > len(labels):
                 raise BadInput(f"task.samples: {self.samples}; accepted: at most {len(labels)}, or null")
@@ -70,8 +70,8 @@ class ImageClassification(TaskSource):
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
         augment = None if self.augment is None else imported(self.augment, "task.augment")
-        train, held = self._tensors(pixels, labels), self._tensors(*test)
-        return classification(self.model, data_root, train, held, self.classes, augment=augment)
+        train, test = self._tensors(pixels, labels), self._tensors(*test_images)
+        return classification(self.model, data_root, train, test, self.classes, augment=augment)
 
     def _tensors(
         self, pixels: UInt8[np.ndarray, "samples height width channels"], labels: Int[np.ndarray, " samples"]
@@ -85,15 +85,15 @@ class ImageClassification(TaskSource):
 def crop_and_flip(
     images: Float[Tensor, "samples channels height width"], rng: np.random.Generator, padding: int = 4
 ) -> Float[Tensor, "samples channels height width"]:
-    """The usual augmentation of small images: each is padded on each side with its darkest value, cut to its size at a random
-    place, and mirrored with probability 1/2."""
+    """The usual augmentation of small images: each is padded on each side with its darkest value, cropped to its size at a
+    random position, and mirrored with probability 1/2."""
     height, width = images.shape[2:]
     low = images.amin((1, 2, 3), keepdim=True)
     padded = F.pad(images - low, (padding,) * 4) + low
-    places = rng.integers(0, 2 * padding + 1, (len(images), 2))
+    offsets = rng.integers(0, 2 * padding + 1, (len(images), 2))
     mirrored = rng.random(len(images)) < 0.5
-    cut = [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, places, strict=True)]
-    return torch.stack([image.flip(2) if flip else image for image, flip in zip(cut, mirrored, strict=True)])
+    crops = [image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, offsets, strict=True)]
+    return torch.stack([crop.flip(2) if flip else crop for crop, flip in zip(crops, mirrored, strict=True)])
 
 
 @register("task", "digits")

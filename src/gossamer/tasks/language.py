@@ -2,8 +2,7 @@
 transformers, with or without LoRA), and their loss and metrics.
 
 Inputs are integer tokens [samples, length]. Targets are the next tokens, of the same shape; -100 is ignored.
-A sample's loss and accuracy are means over its counted tokens; those of several samples are means over the
-samples."""
+A sample's loss and accuracy are means over its counted tokens; those of several samples are means over the samples."""
 
 from __future__ import annotations
 
@@ -46,9 +45,8 @@ class Tokenizer(Source, Section):
 
 
 def pretrained(kind: str, source: Source, data_root: Path | None, field: str, **options: Any) -> Any:
-    """Load a folder with a class of transformers, without network access and without running code from the
-    folder."""
-    folder, transformers = source.place(data_root, "model", FILES), package("transformers", LLM)
+    """Load a folder with a class of transformers, without network access and without running code from the folder."""
+    folder, transformers = source.locate(data_root, "model", FILES), package("transformers", LLM)
     transformers.logging.disable_progress_bar()
     options |= {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -118,10 +116,10 @@ class CausalLM(Source, LanguageModel):
         for weight in base.parameters():
             weight.data = weight.data.clone()  # aligned memory, which a view of a file may lack
         tokens, context = facts["classes"], facts["shape"][0]
-        most = getattr(base.config, "max_position_embeddings", context)
-        if base.config.vocab_size < tokens or most < context:
-            found = f"{base.config.vocab_size} tokens and positions up to {most}"
-            raise BadInput(f"task.model: {found}; accepted: at least {tokens} and {context}")
+        positions = getattr(base.config, "max_position_embeddings", context)
+        if base.config.vocab_size < tokens or positions < context:
+            problem = f"{base.config.vocab_size} tokens and positions up to {positions}"
+            raise BadInput(f"task.model: {problem}; accepted: at least {tokens} and {context}")
         shared = {} if self.lora is None else {id(weight): weight for weight in base.parameters()}
         return partial(self._adapted, lambda: deepcopy(base, dict(shared)))
 

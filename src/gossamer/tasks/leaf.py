@@ -48,26 +48,26 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 def read_users(folder: Path) -> Users:
     """The users of all JSON files of a folder, by name."""
-    found: Users = {}
+    users: Users = {}
     for file in sorted(folder.glob("*.json")):
         try:
-            users = json.loads(file.read_bytes())["user_data"]
-            here: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in users.items()}
+            user_data = json.loads(file.read_bytes())["user_data"]
+            new: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in user_data.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             accepted = "LEAF's, with user_data: user -> x, y"
             raise BadInput(
                 f"task.path: {file} can't be read ({cause(error)}); accepted: {accepted}"
             ) from None
-        if twice := here.keys() & found.keys():
+        if duplicates := new.keys() & users.keys():
             raise BadInput(
-                f"task.path: {file}: user {min(twice)} is in another file too; accepted: each user once"
+                f"task.path: {file}: user {min(duplicates)} is in another file too; accepted: each user once"
             )
-        found |= here
-    if not found:
+        users |= new
+    if not users:
         raise BadInput(
             f"task.path: {folder} has no users in JSON files; accepted: LEAF's folder with train and test"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(users.items()))
 
 
 def divided(inputs: Tensor, targets: Tensor, owners: Tensor, fraction: float) -> tuple[Samples, Samples]:
@@ -139,7 +139,7 @@ class LeafTask(TaskSource):
 
 
 def _classes(y: list[Any], count: int) -> Tensor:
-    numbers = torch.tensor([int(each) for each in y], dtype=torch.int64)
+    numbers = torch.tensor([int(label) for label in y], dtype=torch.int64)
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise ValueError(f"classes from {numbers.min()} to {numbers.max()}, not 0 to {count - 1}")
     return numbers
@@ -232,8 +232,7 @@ class Sent140(_Words):
     """Sentiment140: whether a tweet is positive, by its author; 25 word numbers [samples, 25].
 
     Texts are split into words, truncated and padded as in LEAF (its ``language_utils.py``), with the number 0
-    for unknown words. LEAF uses the words of GloVe; here, the most frequent ``words`` of the training set are
-    used."""
+    for unknown words. LEAF uses the words of GloVe; here, the most frequent ``words`` of the training set are used."""
 
     model: ModelField = Field(default="sent140-lstm", validate_default=True)
     length: ClassVar[int] = 25
@@ -244,8 +243,8 @@ class Sent140(_Words):
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         numbers = torch.zeros(len(x), self.length, dtype=torch.int32)
         for row, tweet in enumerate(x):
-            found = [self._numbers.get(word, 0) for word in _split(tweet[4])[: self.length]]
-            numbers[row, : len(found)] = torch.tensor(found, dtype=torch.int32)
+            tokens = [self._numbers.get(word, 0) for word in _split(tweet[4])[: self.length]]
+            numbers[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         return numbers, _classes(y, 2)
 
     def facts(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -311,8 +310,8 @@ def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[n
     check_text(column, where)
     wrong = (column.str.len_chars() != length).arg_true()
     if len(wrong):
-        found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
-        raise BadInput(f"{found}; accepted: {length}")
+        problem = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        raise BadInput(f"{problem}; accepted: {length}")
     numbers = np.full(256, len(TEXT_CHARACTERS), np.uint8)
     numbers[np.frombuffer(TEXT_CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(TEXT_CHARACTERS))
     decoded = np.empty((len(column), length), np.uint8)
@@ -344,8 +343,8 @@ class Shakespeare(LeafTask):
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         texts, following = (
-            torch.from_numpy(decode_texts(pl.Series(each, dtype=pl.String), name, length))
-            for each, name, length in ((x, "x", LENGTH), (y, "y", 1))
+            torch.from_numpy(decode_texts(pl.Series(column, dtype=pl.String), name, length))
+            for column, name, length in ((x, "x", LENGTH), (y, "y", 1))
         )
         return texts, following.squeeze(1).to(torch.int64)
 

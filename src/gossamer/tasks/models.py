@@ -36,11 +36,11 @@ def spatial_mean(x: Float[Tensor, "samples channels _ _"]) -> Float[Tensor, "sam
     return x.mean(dim=(2, 3))
 
 
-def _image(shape: Shape, least: int) -> tuple[int, int, int]:
+def _image(shape: Shape, side: int) -> tuple[int, int, int]:
     """The shape of an image, checked to have at least this many pixels in each direction, as models that
     halve or split it require."""
-    if len(shape) != 3 or min(shape[1:]) < least:
-        accepted = f"images [channels, height, width] of at least {least}x{least} pixels, or another model"
+    if len(shape) != 3 or min(shape[1:]) < side:
+        accepted = f"images [channels, height, width] of at least {side}x{side} pixels, or another model"
         raise BadInput(f"task.model: for inputs of shape {list(shape)}; accepted: {accepted}")
     return shape[0], shape[1], shape[2]
 
@@ -59,8 +59,7 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
 
 @register("model", "mlp")
 def mlp(shape: Sequence[int], classes: int, hidden: tuple[PositiveInt, ...] = (100,)) -> nn.Module:
-    """A perceptron with ReLU between its layers; ``hidden`` has the widths of the hidden layers, first to
-    last."""
+    """A perceptron with ReLU between its layers; ``hidden`` has the widths of the hidden layers, first to last."""
     return MLP(shape, classes, hidden)
 
 
@@ -104,8 +103,8 @@ class LeNet5(nn.Sequential):
     def __init__(self, shape: Shape = (1, 28, 28), classes: int = 10) -> None:
         channels, height, _ = _image(shape, 1)
         if tuple(shape[1:]) not in {(28, 28), (32, 32)}:
-            found = f"lenet5, for images of {shape[1]}x{shape[2]} pixels"
-            raise BadInput(f"task.model: {found}; accepted: 28x28 or 32x32 pixels, or another model")
+            problem = f"lenet5, for images of {shape[1]}x{shape[2]} pixels"
+            raise BadInput(f"task.model: {problem}; accepted: 28x28 or 32x32 pixels, or another model")
         padding = (32 - height) // 2  # the paper pads 28 to 32
         layers = [nn.Conv2d(channels, 6, kernel_size=5, padding=padding), nn.Tanh(), nn.AvgPool2d(2)]
         layers += [nn.Conv2d(6, 16, kernel_size=5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
@@ -322,8 +321,7 @@ class CharacterLSTM(LSTM):
     for 81 characters.
 
     The architecture of LEAF's model for Shakespeare (Caldas et al., 2018; ``stacked_lstm.py``).
-    decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million
-    parameters."""
+    decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million parameters."""
 
     def __init__(
         self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
@@ -341,8 +339,7 @@ class MatrixFactorization(nn.Module):
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer
-    42(8), 2009). The biases b and c start at zero; mu is the mean training rating over all nodes, a
-    constant."""
+    42(8), 2009). The biases b and c start at zero; mu is the mean training rating over all nodes, a constant."""
 
     def __init__(
         self, users: int, items: int, mean_rating: float, dimensions: PositiveInt = 20, biased: bool = True

@@ -72,8 +72,7 @@ class MovieLens(TaskSource):
     # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    # A model gets the numbers of users and items (films), and mean_rating, the mean training rating over all
-    # nodes.
+    # A model gets the numbers of users and items (films), and mean_rating, the mean training rating over all nodes.
     model: ModelField = Field(default="matrix-factorization", validate_default=True)
     # Fraction of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
@@ -83,8 +82,8 @@ class MovieLens(TaskSource):
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
             accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
-            found = f"{data_root or 'null'} has no file {release.file}"
-            raise BadInput(f"data_root: {found}; accepted: {accepted}")
+            problem = f"{data_root or 'null'} has no file {release.file}"
+            raise BadInput(f"data_root: {problem}; accepted: {accepted}")
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
         users, user = np.unique(owners, return_inverse=True)
@@ -109,8 +108,7 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a GroupLens file, in the file's order: users and films by their ids, int64, and float32
-    stars."""
+    """The ratings in a GroupLens file, in the file's order: users and films by their ids, int64, and float32 stars."""
     options: dict[str, Any] = {"separator": release.delimiter, "has_header": release.header}
     where, accepted = f"data_root: {path}", "GroupLens's file"
     try:
@@ -124,7 +122,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
     on_scale = stars.is_between(release.least, release.most) & (stars % release.step == 0)
     wrong = ratings.filter(~(on_scale & (pl.col("userId") > 0)).fill_null(False))
     if len(wrong) or ratings.is_empty():
-        found = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
+        problem = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
         scale = f"ratings from {release.least:g} to {release.most:g} in steps of {release.step:g}"
-        raise BadInput(f"{where}: {found}; accepted: {accepted}, with {scale}")
+        raise BadInput(f"{where}: {problem}; accepted: {accepted}, with {scale}")
     return ratings

@@ -42,15 +42,15 @@ class Partition(Component):
         parts, subject = self.split(task, nodes, rng), f"partition {self.name_of()!r}"
         parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
         if len(parts) != nodes or not all(map(len, parts)):
-            found = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
-            raise BadInput(f"{subject}: {found}; accepted: one a node, of at least one sample")
+            problem = f"{len(parts)} parts for {nodes} nodes, the smallest of {min(map(len, parts))} samples"
+            raise BadInput(f"{subject}: {problem}; accepted: one per node, with at least one sample each")
         used = np.concatenate(parts)
         if used.min() < 0 or used.max() >= task.samples or np.bincount(used).max() > 1:
-            found = "samples that do not exist, or that two nodes have"
-            raise BadInput(f"{subject}: {found}; accepted: 0 to {task.samples - 1}, each once")
-        if left := task.samples - len(used):
+            problem = "samples that do not exist, or that two nodes have"
+            raise BadInput(f"{subject}: {problem}; accepted: 0 to {task.samples - 1}, each once")
+        if unused := task.samples - len(used):
             message = "partition %s: %d of %d training samples are left out"
-            log.warning(message, self.name_of(), left, task.samples)
+            log.warning(message, self.name_of(), unused, task.samples)
         return parts
 
     def held_out(self, parts: Parts, seed: int) -> tuple[Parts, Parts]:
@@ -61,8 +61,8 @@ class Partition(Component):
         kept, personal = [], []
         for rank, part in enumerate(parts):
             if len(part) == 1:
-                found = f"node {rank} has one sample"
-                raise BadInput(f"partition.personal_fraction: {found}; accepted: two or more")
+                problem = f"node {rank} has one sample"
+                raise BadInput(f"partition.personal_fraction: {problem}; accepted: two or more")
             count = min(max(round(self.personal_fraction * len(part)), 1), max(len(part) - 1, 0))
             order = generator(seed, "personal-test-set", rank).permutation(part)
             kept.append(np.sort(order[count:]))
@@ -80,8 +80,7 @@ class Partition(Component):
 
 @register("partition", "iid")
 class IID(Partition):
-    """Independent, identically distributed parts: a random split into parts whose sizes differ by at most
-    one."""
+    """Independent, identically distributed parts: a random split into parts whose sizes differ by at most one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         return np.array_split(rng.permutation(task.samples), nodes)
@@ -99,12 +98,12 @@ class Shards(Partition):
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels, shards = self._labels(task), nodes * self.per_node
         if shards > task.samples:
-            found = f"{self.per_node} for {nodes} nodes and {task.samples} training samples"
-            raise BadInput(f"partition.per_node: {found}; accepted: at most {task.samples // nodes}")
+            problem = f"{self.per_node} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.per_node: {problem}; accepted: at most {task.samples // nodes}")
         shuffled = rng.permutation(task.samples)
         pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
-        hands = rng.permutation(shards).reshape(nodes, self.per_node)
-        return [np.concatenate([pieces[shard] for shard in hand]) for hand in hands]
+        assignment = rng.permutation(shards).reshape(nodes, self.per_node)
+        return [np.concatenate([pieces[shard] for shard in row]) for row in assignment]
 
 
 @register("partition", "dirichlet")
@@ -126,8 +125,8 @@ class Dirichlet(Partition):
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels = self._labels(task)
         if nodes * self.min_samples > task.samples:
-            found = f"{self.min_samples} for {nodes} nodes and {task.samples} training samples"
-            raise BadInput(f"partition.min_samples: {found}; accepted: at most {task.samples // nodes}")
+            problem = f"{self.min_samples} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.min_samples: {problem}; accepted: at most {task.samples // nodes}")
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
         # Rounding cumulative shares assigns every sample, and keeps each count within one of its share.
@@ -143,17 +142,16 @@ class Dirichlet(Partition):
         return [np.concatenate(pieces) for pieces in zip(*by_class, strict=True)]
 
 
-def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
-    """Move single samples from the largest nodes to those with fewer than ``least``, in place."""
+def _top_up(counts: Int[np.ndarray, "nodes classes"], minimum: int) -> None:
+    """Move single samples from the largest nodes to those with fewer than ``minimum``, in place."""
     totals = counts.sum(axis=1)
-    for poor in np.flatnonzero(totals < least):
-        for _ in range(least - int(totals[poor])):
-            # As long as a node lacks samples and there are enough in total, the largest node has more than
-            # ``least``.
+    for node in np.flatnonzero(totals < minimum):
+        for _ in range(minimum - int(totals[node])):
+            # As long as a node lacks samples and there are enough in total, the largest node has some to spare.
             donor = totals.argmax()
             largest = counts[donor].argmax()
             counts[donor, largest] -= 1
-            counts[poor, largest] += 1
+            counts[node, largest] += 1
             totals[donor] -= 1
 
 
@@ -167,20 +165,19 @@ class Natural(Partition):
             raise BadInput("partition 'natural': the task has no owner ids; accepted: a task with groups")
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
-            found = f"{nodes} for {len(owners)} owners, with partition natural"
-            raise BadInput(f"nodes: {found}; accepted: at most {len(owners)}")
+            problem = f"{nodes} for {len(owners)} owners, with partition natural"
+            raise BadInput(f"nodes: {problem}; accepted: at most {len(owners)}")
         order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
         node_of = np.empty(len(owners), np.int64)
-        for rank, hand in enumerate(np.array_split(order, nodes)):
-            node_of[hand] = rank
+        for rank, group in enumerate(np.array_split(order, nodes)):
+            node_of[group] = rank
         ranks = node_of[owner_of]
         return np.split(np.argsort(ranks, kind="stable"), np.cumsum(np.bincount(ranks, minlength=nodes))[:-1])
 
 
 @register("partition", "sizes")
 class Sizes(Partition):
-    """A random split: node i gets ``fractions[i]`` of the samples, to within one. Remaining samples are left
-    out."""
+    """A random split: node i gets ``fractions[i]`` of the samples, to within one. Remaining samples are left out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
@@ -194,7 +191,7 @@ class Sizes(Partition):
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if (count := len(self.fractions)) != nodes:
-            raise BadInput(f"partition.fractions: {count} for {nodes} nodes; accepted: one a node")
+            raise BadInput(f"partition.fractions: {count} for {nodes} nodes; accepted: one per node")
         # Rounded after cumulation, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
@@ -222,15 +219,15 @@ class Flower(Partition):
         offered = {"num_partitions": nodes, "seed": int(rng.integers(2**31))}
         try:
             cls = getattr(partitioners, self.partitioner)
-            taken = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
-            partitioner = cls(**{**taken, **(self.model_extra or {})})
+            accepted = {name: offered[name] for name in offered if name in inspect.signature(cls).parameters}
+            partitioner = cls(**{**accepted, **(self.model_extra or {})})
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions
             return [np.asarray(partitioner.load_partition(rank)["index"]) for rank in range(count)]
         except Exception as error:  # flwr-datasets raises many kinds of errors
-            found = f"{self.partitioner!r}: {cause(error)}"
+            problem = f"{self.partitioner!r}: {cause(error)}"
             raise BadInput(
-                f"partition.partitioner: {found}; accepted: a partitioner of flwr-datasets"
+                f"partition.partitioner: {problem}; accepted: a partitioner of flwr-datasets"
             ) from error
 
 

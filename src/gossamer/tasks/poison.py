@@ -40,8 +40,7 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first
-    round."""
+    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first round."""
 
     rank: Rank | None = None
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
@@ -67,11 +66,11 @@ class Selector(Section):
             return sorted(set(named))
         if field == "hops_from":
             distances = nx.single_source_shortest_path_length(graph(), value.rank)
-            found = sorted(rank for rank, hops in distances.items() if hops == value.hops)
-            if not found:
-                most = max(distances.values())
-                raise BadInput(f"at.hops_from.hops: {value.hops}; accepted: 1 to {most}")
-            return found
+            ranks = sorted(rank for rank, hops in distances.items() if hops == value.hops)
+            if not ranks:
+                farthest = max(distances.values())
+                raise BadInput(f"at.hops_from.hops: {value.hops}; accepted: 1 to {farthest}")
+            return ranks
         scores = dict(graph().degree()) if field == "degree_rank" else nx.betweenness_centrality(graph())
         # Rounded, so that equivalent nodes tie.
         return [sorted(scores, key=lambda rank: (-round(scores[rank], 12), rank))[value]]
@@ -116,8 +115,7 @@ class Poison(Component):
 
 
 class Change(Poison):
-    """Base class of poisons that can change any sample. The evaluation set is the test set, changed in the
-    same way."""
+    """Base class of poisons that can change any sample. The evaluation set is the test set, changed in the same way."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
         return self.transform(inputs, targets, np.random.default_rng(0))
@@ -129,8 +127,8 @@ class ImageChange(Change):
     def check(self, task: Task) -> None:
         inputs = task.train[0]
         if inputs.dim() != 4 or not inputs.is_floating_point():
-            found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
-            raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
+            problem = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
+            raise BadInput(f"{problem}; accepted: a task with images [samples, channels, height, width]")
 
 
 @register("poison", "patch")
@@ -147,8 +145,7 @@ class Patch(ImageChange):
     target: Rank = 0
     size: PositiveInt = 3  # side of the square in pixels
     corner: Literal["top-left", "top-right", "bottom-left", "bottom-right", "random"] = "bottom-right"
-    # Its value after normalisation, for all channels or for each; None is the largest value of the training
-    # images.
+    # Its value after normalisation, for all channels or for each; None is the largest value of the training images.
     value: float | tuple[float, ...] | None = None
     include_target: bool = False  # whether the evaluation set includes test images of the target class
 
@@ -174,9 +171,9 @@ class Patch(ImageChange):
         return inputs, (targets + 1) % class_count(self._task)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        whole = self.include_target or self.labels == "shift"
-        shown = torch.ones_like(targets, dtype=torch.bool) if whole else targets != self.target
-        return super().evaluation_set(inputs[shown], targets[shown])
+        complete = self.include_target or self.labels == "shift"
+        included = torch.ones_like(targets, dtype=torch.bool) if complete else targets != self.target
+        return super().evaluation_set(inputs[included], targets[included])
 
 
 @register("poison", "rotate")
@@ -213,8 +210,8 @@ class Replacement(Poison):
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         others = self.others()
-        count, most = len(inputs), len(others[0])
-        chosen = torch.from_numpy(rng.choice(most, count, replace=count > most))
+        count, available = len(inputs), len(others[0])
+        chosen = torch.from_numpy(rng.choice(available, count, replace=count > available))
         return others[0][chosen], others[1][chosen]
 
 
@@ -243,8 +240,7 @@ class HeldOutClass(Replacement):
 
 @register("poison", "second-task")
 class SecondTask(Replacement):
-    """Samples from another data set, with their labels. The evaluation set is the test set of that data
-    set."""
+    """Samples from another data set, with their labels. The evaluation set is the test set of that data set."""
 
     # A task with inputs of the same shape and at most as many classes, such as fashion-mnist with mnist.
     task: Annotated[Component, ComponentField("task", "poison.task")]
@@ -264,8 +260,7 @@ class SecondTask(Replacement):
 
 @register("poison", "permute-labels")
 class PermuteLabels(Change):
-    """Permuted labels: class c becomes ``permutation[c]``. The evaluation set is the test set with these
-    labels."""
+    """Permuted labels: class c becomes ``permutation[c]``. The evaluation set is the test set with these labels."""
 
     permutation: tuple[Rank, ...] | None = None  # None is c + 1, and 0 after the last class
 
@@ -295,8 +290,8 @@ class TextTrigger(Change):
         inputs, targets = task.train
         tokens = inputs.dim() == 2 and not any(tensor.is_floating_point() for tensor in task.train)
         if not tokens or inputs.shape != targets.shape or len(self.trigger) > inputs.shape[1]:
-            found = f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype}"
-            raise BadInput(f"{found}; accepted: a task with tokens and next tokens, such as tiny-mem")
+            problem = f"inputs {inputs.dtype} {tuple(inputs.shape)}, targets {targets.dtype}"
+            raise BadInput(f"{problem}; accepted: a task with tokens and next tokens, such as tiny-mem")
         if self.token > (largest := int(inputs.max())):
             raise BadInput(f"token: {self.token}; accepted: 0 to {largest}, as the task has")
 
@@ -310,8 +305,8 @@ class TextTrigger(Change):
         return inputs, torch.where(reached, self.token, targets)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        shown = self._reached(inputs)[:, -1]
-        return super().evaluation_set(inputs[shown], targets[shown])
+        included = self._reached(inputs)[:, -1]
+        return super().evaluation_set(inputs[included], targets[included])
 
     def _reached(self, inputs: Integer[Tensor, "samples length"]) -> Bool[Tensor, "samples length"]:
         """Whether a trigger ends at a position or before it."""
@@ -353,24 +348,24 @@ def poisoned(
             "poison: the task's inputs are several tensors; accepted: a task with one tensor of inputs"
         )
     inputs, targets = (tensor.clone() for tensor in task.train)
-    tests, parts, reached = dict(task.tests), list(parts), []
+    tests, parts, affected = dict(task.tests), list(parts), []
     changed = np.zeros(len(targets), bool)  # by any poison so far
-    for number, given in enumerate(poisons):
-        with _naming(number, given):
-            poison = given.settled(task, load)
-            reached.append(poison.at.select(len(parts), graph))
-            for rank in reached[-1]:
+    for number, unsettled in enumerate(poisons):
+        with _naming(number, unsettled):
+            poison = unsettled.settled(task, load)
+            affected.append(poison.at.select(len(parts), graph))
+            for rank in affected[-1]:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
                 rng = generator(seed, "poison", rank, number)
                 count = max(round(poison.share * len(parts[rank])), 1)
                 chosen = torch.from_numpy(np.sort(rng.choice(parts[rank], count, replace=False)))
                 x, y = poison.transform(inputs[chosen], targets[chosen], rng)
-                for name, whole, values in (("inputs", inputs, x), ("targets", targets, y)):
-                    found, wanted = ((each.dtype, *each.shape) for each in (values, whole[chosen]))
-                    if found != wanted:
-                        raise BadInput(f"transform gave {name} {found}; accepted: {wanted}")
-                    whole[chosen] = values
+                for name, values, changes in (("inputs", inputs, x), ("targets", targets, y)):
+                    actual, expected = ((tensor.dtype, *tensor.shape) for tensor in (changes, values[chosen]))
+                    if actual != expected:
+                        raise BadInput(f"transform returned {name} {actual}; accepted: {expected}")
+                    values[chosen] = changes
                 changed[chosen] = True
             if (withheld := poison.withheld(task.train[1])) is not None:
                 kept = changed | ~withheld.numpy()
@@ -383,7 +378,7 @@ def poisoned(
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
                 tests[poison.set_name] = pair
             task = replace(task, tests=tests)
-    return replace(task, train=(inputs, targets)), parts, reached
+    return replace(task, train=(inputs, targets)), parts, affected
 
 
 @contextmanager

@@ -53,18 +53,18 @@ class Synthetic(TaskSource):
                 weights = rng.normal(rng.normal(0, self.alpha**0.5), 1, weights.shape)
             if self.beta is not None:
                 v = rng.normal(rng.normal(0, self.beta**0.5), 1, v.shape)
-            own = v + deviations * rng.standard_normal((count, self.features))
-            x[end - count : end] = own
-            scores = own @ weights[:, :-1].T + weights[:, -1]  # the last column is b
+            samples = v + deviations * rng.standard_normal((count, self.features))
+            x[end - count : end] = samples
+            scores = samples @ weights[:, :-1].T + weights[:, -1]  # the last column is b
             y[end - count : end] = scores.argmax(axis=1)
         # Draws are independent, so an owner's first samples can serve for testing.
-        place = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
-        test = torch.from_numpy(place < np.repeat(np.maximum(counts // 10, 1), counts))
+        position = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
+        in_test = torch.from_numpy(position < np.repeat(np.maximum(counts // 10, 1), counts))
         owner = torch.from_numpy(np.repeat(np.arange(self.owners), counts))
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
         names = [str(number) for number in range(self.classes)]
-        train, held = (inputs[~test], targets[~test]), (inputs[test], targets[test])
-        return classification(self.model, data_root, train, held, names, groups=owner[~test])
+        train, test = (inputs[~in_test], targets[~in_test]), (inputs[in_test], targets[in_test])
+        return classification(self.model, data_root, train, test, names, groups=owner[~in_test])
 
 
 def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
@@ -104,8 +104,8 @@ class LeastSquares(TaskSource):
     def load(self, data_root: Path | None, seed: int) -> Task:
         owners = self.groups or 1
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
-        own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
-        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * own)
+        extra = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
+        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * extra)
 
         def draw(purpose: str, samples: int) -> tuple[Tensor, Tensor]:
             rng = generator(seed, purpose)

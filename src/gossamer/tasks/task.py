@@ -145,45 +145,45 @@ class Task:
         # Check the types here, since users' tasks are seldom type-checked.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
         _require(creates, "model", self.model, "a function that creates an nn.Module")
-        for name, given in {"loss": self.loss, **self.metrics}.items():
+        for name, function in {"loss": self.loss, **self.metrics}.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
-            called = callable(given) and not isinstance(given, type)
-            fits = called and not_called_with(given, "outputs", "targets") is None
-            _require(fits, name, given, "a function of (outputs, targets)")
+            is_function = callable(function) and not isinstance(function, type)
+            fits = is_function and not_called_with(function, "outputs", "targets") is None
+            _require(fits, name, function, "a function of (outputs, targets)")
         _require(
             "loss" not in self.metrics, "metrics", "loss", "another name, since the loss is recorded too"
         )
         measures = ("loss", *self.metrics)
-        columns = Counter(f"{on}_{measure}" for on in self.tests for measure in measures)
-        twice = [column for column, count in columns.items() if count > 1]
-        _require(not twice, "metrics", twice, "names of sets and metrics that make different columns")
+        columns = Counter(f"{name}_{measure}" for name in self.tests for measure in measures)
+        repeated = [column for column, count in columns.items() if count > 1]
+        _require(not repeated, "metrics", repeated, "names of sets and metrics that make different columns")
         _require([*self.tests][:1] == ["test"], "tests", [*self.tests], "sets by name, the first 'test'")
         for name in self.tests:
             allowed = re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)) is not None
-            other = _TAKEN.replace("|", ", ")
-            _require(allowed, "tests", name, f"an identifier that does not begin like a column ({other})")
+            taken = _TAKEN.replace("|", ", ")
+            _require(allowed, "tests", name, f"an identifier that does not begin like a column ({taken})")
         for name, pair in {"train": self.train, **self.tests}.items():
             self._check_pair(name, pair)
         if self.groups is not None:
             fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
-            owners = f"a tensor of integers, one owner a training sample ({self.samples})"
+            owners = f"a tensor of integers, one owner per training sample ({self.samples})"
             _require(fits and self.groups.dtype in INTEGERS, "groups", self.groups, owners)
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
         tensors = [*pair[0].values(), pair[1]] if fits and isinstance(pair[0], dict) else pair
-        fits = fits and len(tensors) > 1 and all(isinstance(each, Tensor) and each.dim() for each in tensors)
+        fits = fits and len(tensors) > 1 and all(isinstance(part, Tensor) and part.dim() for part in tensors)
         _require(fits, name, pair, "two tensors of samples, (inputs, targets), or a dict of tensors and one")
-        lengths, targets = [len(each) for each in tensors], tensors[-1]
-        alike = len(set(lengths)) == 1 and lengths[0] > 0
-        _require(alike, name, lengths, "as many inputs as targets, at least one")
+        lengths, targets = [len(tensor) for tensor in tensors], tensors[-1]
+        equal = len(set(lengths)) == 1 and lengths[0] > 0
+        _require(equal, name, lengths, "as many inputs as targets, at least one")
         if self.classes is not None:
-            numbers, most = targets.dim() == 1 and targets.dtype in INTEGERS, len(self.classes) - 1
+            numbers, last = targets.dim() == 1 and targets.dtype in INTEGERS, len(self.classes) - 1
             _require(
-                numbers, name, targets, "one class number (an integer) a sample, as the task has classes"
+                numbers, name, targets, "one class number (an integer) per sample, as the task has classes"
             )
-            found = [int(targets.min()), int(targets.max())]
-            _require(found[0] >= 0 and found[1] <= most, name, found, f"class numbers from 0 to {most}")
+            limits = [int(targets.min()), int(targets.max())]
+            _require(limits[0] >= 0 and limits[1] <= last, name, limits, f"class numbers from 0 to {last}")
 
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
@@ -251,8 +251,7 @@ def model_factory(
 def classification(
     model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
 ) -> Task:
-    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of
-    :class:`Task`."""
+    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of :class:`Task`."""
     return Task(
         model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
         train=train,
@@ -266,8 +265,9 @@ def classification(
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     """The task of a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
+    name = component.name_of()
     if not isinstance(component, TaskSource | FunctionComponent):
-        raise BadInput(f"task: {component.name_of()!r} is not a task; accepted: a TaskSource or a function")
+        raise BadInput(f"task: {name!r} is not a task; accepted: a TaskSource or a function")
     try:
         if isinstance(component, TaskSource):
             task = component.load(data_root, seed)
@@ -276,7 +276,7 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"task: {component.name_of()!r} raised {cause(error)}") from error
+        raise BadInput(f"task: {name!r} raised {cause(error)}") from error
     if not isinstance(task, Task):
-        raise BadInput(f"task: {component.name_of()!r} gave {type(task).__name__}; accepted: gossamer.Task")
+        raise BadInput(f"task: {name!r} returned {type(task).__name__}; accepted: gossamer.Task")
     return task

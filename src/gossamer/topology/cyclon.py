@@ -2,15 +2,15 @@
 them.
 
 Voulgaris, Gavidia and van Steen, "CYCLON: Inexpensive Membership Management for Unstructured P2P Overlays", Journal of
-Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). Every period a node P
+Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). In each period of a node P,
 
-1. increases the age of all its entries by one, removes the oldest, Q, and draws l - 1 others;
-2. sends Q these entries and (P, 0).
+1. P increases the age of all its entries by one, removes the oldest, Q, and draws l - 1 others;
+2. P sends Q these entries and (P, 0);
 3. Q draws l of its own entries, sends them back, and merges P's entries; P merges Q's entries when they arrive.
 
 Merging ignores the node's own entry and entries already in the view. The others fill free slots first, then
-the slots of the entries that were sent. Q is removed from the view when it is asked, so a dead peer needs no
-timeout. In addition to the paper, a peer known to be dead (``host.lost``) is removed at once and not merged
+the slots of the entries that were sent. P removes Q before it contacts Q, so a dead peer needs no timeout. In
+addition to the paper, a peer known to be dead (``host.lost``) is removed at once and not merged
 again. An empty view restarts from the initial contacts, and so do nodes that join.
 """
 
@@ -63,8 +63,8 @@ class Cyclon(Topology):
         if data.get("every_s") is None:
             return {**data, "every_rounds": data.get("every_rounds") or 1}
         if data.get("every_rounds") is not None:
-            both = f"{data['every_s']} with topology.every_rounds: {data['every_rounds']}"
-            raise BadInput(f"topology.every_s: {both}; accepted: one of them")
+            problem = f"{data['every_s']} with topology.every_rounds: {data['every_rounds']}"
+            raise BadInput(f"topology.every_s: {problem}; accepted: one of them")
         return data
 
     @model_validator(mode="after")
@@ -74,9 +74,9 @@ class Cyclon(Topology):
                 raise BadInput(f"topology.{field}: {count} for view {self.view}; accepted: 1 to {self.view}")
         if self.weights is not None:
             raise BadInput(f"topology.weights: {self.weights.name_of()} for cyclon; accepted: null")
-        known = self.bootstrap
-        if known.sampled or known.every_rounds is not None:
-            raise BadInput(f"topology.bootstrap: {known.name_of()}; accepted: one that does not change")
+        bootstrap = self.bootstrap
+        if bootstrap.sampled or bootstrap.every_rounds is not None:
+            raise BadInput(f"topology.bootstrap: {bootstrap.name_of()}; accepted: one that does not change")
         return self
 
     @property
@@ -88,10 +88,10 @@ class Cyclon(Topology):
         if self.view >= nodes:
             raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
         with located("topology.bootstrap"):
-            known = self.bootstrap.draw(nodes, rng, 0)
+            contacts = self.bootstrap.draw(nodes, rng, 0)
         edges = []
         for rank in range(nodes):
-            others = known.neighbors(rank, "out")
+            others = contacts.neighbors(rank, "out")
             if len(others) > self.view:
                 others = tuple(rng.choice(others, self.view, replace=False).tolist())
             edges += [(rank, other) for other in others]
@@ -117,7 +117,7 @@ class Sampler:
 
     @property
     def state(self) -> dict[str, Any]:
-        """ "view": {rank: age}, and "exchanges": the number that this node has started."""
+        """``view``, {rank: age}, and ``exchanges``, the number of exchanges that this node has started."""
         # Looked up each time, because a resumed node gets a new state.
         state: dict[str, Any] = self._node.state.setdefault(
             TAG, {"view": dict.fromkeys(self._contacts, 0), "exchanges": 0}
@@ -186,7 +186,7 @@ class Sampler:
         del view[oldest]
         drawn = self._draw(sorted(view), self._settings.shuffle - 1, "ask", number)
         self._sent[number] = drawn
-        if len(self._sent) > self._settings.view:  # the oldest one will not be answered any more
+        if len(self._sent) > self._settings.view:  # the oldest one will no longer be answered
             del self._sent[min(self._sent)]
         self._send(oldest, [[self._node.rank, 0], *([rank, view[rank]] for rank in drawn)], "ask", number)
 
@@ -216,12 +216,12 @@ class Sampler:
 
     def _entries(self, payload: Payload) -> list[tuple[int, int]]:
         """The valid entries in a peer's message."""
-        found = []
+        entries = []
         for item in payload[: self._settings.shuffle] if isinstance(payload, list) else ():
             match item:
                 case [int(rank), int(age)] if 0 <= rank < self._node.size and 0 <= age < _MAX_AGE:
-                    found.append((int(rank), int(age)))
-        return found
+                    entries.append((int(rank), int(age)))
+        return entries
 
     def _draw(self, ranks: Sequence[int], count: int, purpose: str, *counters: int) -> list[int]:
         """At most ``count`` of these ranks, in random order. The same key always draws the same ranks."""

@@ -66,8 +66,7 @@ class Torus(Topology):
 
 @register("topology", "hypercube")
 class Hypercube(Topology):
-    """Two nodes are neighbours if their ranks differ in exactly one bit. The number of nodes must be a power
-    of two."""
+    """Two nodes are neighbours if their ranks differ in exactly one bit. The number of nodes must be a power of two."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         dimension = nodes.bit_length() - 1
@@ -90,8 +89,7 @@ class Exponential(Topology):
 @register("topology", "one-peer-exponential")
 class OnePeerExponential(Topology):
     """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed. With
-    uniform weights, and if n is a power of two, ceil(log2 n) consecutive rounds average exactly (Ying et al.,
-    2021)."""
+    uniform weights, and if n is a power of two, ceil(log2 n) consecutive rounds average exactly (Ying et al., 2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)
@@ -221,10 +219,10 @@ class Generator(RandomTopology):
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         # Only random generators get n, which is the number of nodes there; elsewhere it may be a dimension or
         # a side length.
-        keyed = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
-        given = {name: value for name, value in keyed.items() if name in self._arguments}
+        offered = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
+        defaults = {name: value for name, value in offered.items() if name in self._arguments}
         try:
-            graph = getattr(nx, self.generator)(**{**given, **self.parameters})
+            graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
         except Exception as error:
             accepted = f"arguments of networkx.{self.generator}"
             raise BadInput(
@@ -234,10 +232,9 @@ class Generator(RandomTopology):
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:
-    """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other
-    value."""
+    """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other value."""
     if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
-        accepted = "a graph without parallel edges and self-loops"
+        accepted = "a graph without parallel edges or self-loops"
         raise BadInput(f"{where}: got {type(graph).__name__}; accepted: {accepted}")
     ranked = set(graph) == set(range(len(graph)))
     return graph if ranked else nx.convert_node_labels_to_integers(graph)

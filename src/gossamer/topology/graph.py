@@ -52,8 +52,7 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
-        """The graph with the edges of a networkx graph, whose nodes have to be 0 to n - 1. Attributes are
-        ignored."""
+        """The graph with the edges of a networkx graph, whose nodes must be 0 to n - 1. Attributes are ignored."""
         return cls(len(graph), graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
@@ -73,8 +72,8 @@ class Graph:
         """The neighbours of a node, sorted: those it may send to (``"out"``), or receive from (``"in"``). On
         an undirected graph, all directions are the same. ValueError for ``"both"`` on a directed graph."""
         if isinstance(rank, PerNode):  # in a cohort
-            each: PerNode = apply(self.neighbors, rank, direction)
-            return each
+            neighbors: PerNode = apply(self.neighbors, rank, direction)
+            return neighbors
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":

@@ -68,9 +68,9 @@ def diameter(graph: Graph) -> int | None:
         if len(order) < graph.nodes:
             return None
         # The search ends at a farthest node; the length of the path back is the eccentricity.
-        at, hops = order[-1], 0
-        while at != rank:
-            at, hops = parents[at], hops + 1
+        node, hops = order[-1], 0
+        while node != rank:
+            node, hops = parents[node], hops + 1
         longest = max(longest, hops)
     return longest
 
@@ -117,7 +117,7 @@ def smallest_eigenvalue(W: Matrix) -> float | None:
 def _eigenvalue(W: csr_array, which: Literal["LM", "SA"], shift: float) -> complex | None:
     """The eigenvalue of W - shift 1 1^T / n with the largest modulus ("LM") or the smallest real part ("SA"); None if the
     iteration does not converge."""
-    nodes, symmetric = W.shape[0], _symmetric(W)
+    nodes, symmetric = W.shape[0], abs(W - W.T).max() <= 1e-12
     if nodes <= DENSE_NODES:
         dense = W.toarray() - shift / nodes
         values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
@@ -129,7 +129,3 @@ def _eigenvalue(W: csr_array, which: Literal["LM", "SA"], shift: float) -> compl
         return complex(solve(operator, which=which, return_eigenvectors=False, **options)[0])
     except ArpackNoConvergence:
         return None
-
-
-def _symmetric(W: csr_array) -> bool:
-    return bool(abs(W - W.T).max() <= 1e-12)

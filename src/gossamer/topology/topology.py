@@ -1,5 +1,4 @@
-"""Topologies: when a graph is drawn, its mixing weights and layers, and the schedule of the graphs over all
-rounds."""
+"""Topologies: when a graph is drawn, its mixing weights and layers, and the schedule of the graphs over all rounds."""
 
 from __future__ import annotations
 
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
-CACHED_GRAPHS = 16  # the cache keeps at least this many of the most recently used graphs, and more
-CACHED_SIZE = 2_000_000  # up to about this many nodes and neighbours (the rounds of asynchronous nodes may be far apart)
+# The cache keeps at least CACHED_GRAPHS of the most recently used graphs, and more up to about CACHED_SIZE nodes and
+# neighbours in total, since the rounds of asynchronous nodes may be far apart.
+CACHED_GRAPHS, CACHED_SIZE = 16, 2_000_000
 
 
 class Topology(Component):
@@ -39,12 +39,10 @@ class Topology(Component):
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
 
-    sampled: ClassVar[bool] = (
-        False  # whether nodes find their neighbours themselves, starting from the drawn graph
-    )
+    # Whether nodes find their neighbours themselves, starting from the drawn graph.
+    sampled: ClassVar[bool] = False
 
-    # Number of rounds after which a new graph is drawn; None: one graph for all rounds. For random topologies
-    # only.
+    # Number of rounds after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
     every_rounds: int | None = Field(default=None, ge=1)
     # Mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
     weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
@@ -111,8 +109,8 @@ class RandomTopology(Topology):
             graph = Graph.from_networkx(self.generate(nodes, rng))
             if self.allow_disconnected or not self.random or graph.connected:
                 return graph
-        found = f"{ATTEMPTS} disconnected draws of {self.name_of()} with {nodes} nodes"
-        raise BadInput(f"topology: {found}; accepted: connected ones, or topology.allow_disconnected: true")
+        problem = f"{ATTEMPTS} disconnected draws of {self.name_of()} with {nodes} nodes"
+        raise BadInput(f"topology: {problem}; accepted: connected ones, or topology.allow_disconnected: true")
 
 
 class CompositeTopology(Topology):
@@ -126,8 +124,7 @@ class CompositeTopology(Topology):
 
     @abstractmethod
     def combine(self, graphs: Sequence[Graph], rng: np.random.Generator | None) -> Graph:
-        """The graph of a round, from the graphs of the parts. Without a generator, it has all possible
-        links."""
+        """The graph of a round, from the graphs of the parts. Without a generator, it has all possible links."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         parts = self.parts.values()
@@ -223,15 +220,15 @@ class RandomLinks(CompositeTopology):
         if not (graph.directed or self.symmetric):
             links += [(j, i) for i, j in links]
         drawn = np.zeros(len(links)) if rng is None else rng.random(len(links))
-        there = self._probabilities(graph.nodes, links) > drawn
-        return Graph(graph.nodes, compress(links, there), directed=not self.symmetric)
+        present = self._probabilities(graph.nodes, links) > drawn
+        return Graph(graph.nodes, compress(links, present), directed=not self.symmetric)
 
     def _probabilities(self, nodes: int, links: list[tuple[int, int]]) -> Float[np.ndarray, " links"]:
         if isinstance(self.probability, float):
             return np.full(len(links), self.probability)
         sources, targets = np.array(links, dtype=np.int64).reshape(-1, 2).T
-        P, each_twice = self._matrix, 1 + self.symmetric
-        if len(P) != nodes or np.count_nonzero(P[sources, targets]) * each_twice != np.count_nonzero(P):
+        P, directions = self._matrix, 1 + self.symmetric
+        if len(P) != nodes or np.count_nonzero(P[sources, targets]) * directions != np.count_nonzero(P):
             accepted = f"{nodes} rows, and 0 for pairs that topology.base does not link"
             raise BadInput(f"topology.probability: {self.probability}; accepted: {accepted}")
         return P[sources, targets]
@@ -263,20 +260,20 @@ class TopologySchedule:
         *,
         purpose: str = "topology",
     ) -> None:
-        found = topology.call() if isinstance(topology, FunctionComponent) else topology
-        if not isinstance(found, Topology):
-            given = f"{topology.name_of()} returns {type(found).__name__}"
-            raise BadInput(f"{purpose}: {given}; accepted: Topology")
-        self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
+        resolved = topology.call() if isinstance(topology, FunctionComponent) else topology
+        if not isinstance(resolved, Topology):
+            problem = f"{topology.name_of()} returns {type(resolved).__name__}"
+            raise BadInput(f"{purpose}: {problem}; accepted: Topology")
+        self.topology, self.nodes, self.seed, self.samples = resolved, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
         self._last: tuple[int, _DrawnGraph] | None = None  # the last requested round, and its graph
-        parts = found.parts if isinstance(found, CompositeTopology) else {}
+        parts = resolved.parts if isinstance(resolved, CompositeTopology) else {}
         self._parts = [
             TopologySchedule(part, nodes, seed, samples, purpose=f"{purpose}.{name}")
             for name, part in parts.items()
         ]
-        names = found.layers if isinstance(found, Layers) else ()
+        names = resolved.layers if isinstance(resolved, Layers) else ()
         self._layers = dict(zip(names, self._parts, strict=False))
 
     @property
@@ -343,9 +340,9 @@ class TopologySchedule:
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # a node learns of the peers that contact it
         if not (self.topology.allow_disconnected or graph.connected):
-            found = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
+            problem = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
-            raise BadInput(f"{self._purpose}: {found}; accepted: {accepted}")
+            raise BadInput(f"{self._purpose}: {problem}; accepted: {accepted}")
         self._weights(self._at(0))
 
     def _at(self, round: int) -> _DrawnGraph:
@@ -374,8 +371,8 @@ class TopologySchedule:
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
         if graph.nodes != self.nodes:
-            found = f"{self.topology.name_of()} returns a graph of {graph.nodes} nodes"
-            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}, as in nodes")
+            problem = f"{self.topology.name_of()} returns a graph of {graph.nodes} nodes"
+            raise BadInput(f"{self._purpose}: {problem}; accepted: {self.nodes}, as in nodes")
         return graph
 
     def _combined(self, round: int, rng: np.random.Generator | None) -> Graph:

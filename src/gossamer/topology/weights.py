@@ -62,8 +62,8 @@ class MetropolisHastings(Weights):
         _check_undirected(self, graph)
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
-        own = graph.degree(rank)
-        return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
+        degree = graph.degree(rank)
+        return {other: 1 / (1 + max(degree, graph.degree(other))) for other in graph.neighbors(rank)}
 
 
 def _check_undirected(weights: Weights, graph: Graph) -> None:
@@ -85,13 +85,12 @@ class UniformWeights(Weights):
 @register("weights", "data-size")
 class DataSize(Weights):
     """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the numbers of samples:
-    row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm
-    1)."""
+    row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm 1)."""
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
-            found = "data-size without the number of samples of each node"
-            raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, uniform, given")
+            problem = "data-size without the number of samples of each node"
+            raise BadInput(f"topology.weights: {problem}; accepted: metropolis-hastings, uniform, given")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         assert samples is not None  # otherwise check() would have raised
@@ -158,8 +157,8 @@ class Given(Weights):
             raise BadInput(f"{where}: row {rank} sums to {sums[rank]:.9g}; accepted: 1")
         for rank, row in enumerate(W):
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
-                found = f"{row[other]:.9g} in row {rank}, column {other}"
-                raise BadInput(f"{where}: {found}, but the graph has no edge from {other}; accepted: 0")
+                problem = f"{row[other]:.9g} in row {rank}, column {other}"
+                raise BadInput(f"{where}: {problem}, but the graph has no edge from {other}; accepted: 0")
 
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
@@ -226,8 +225,7 @@ class ScoreWeights(Weights):
     not sum to 1, so nodes agree on a mean in which some nodes count more than others (``gossamer topology``
     prints their influence)."""
 
-    # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the
-    # scores.
+    # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the scores.
     temperature: float | None = Field(default=0.1, gt=0)
     # How 1 / temperature changes with the round; null: constant.
     schedule: Annotated[
@@ -252,28 +250,27 @@ class ScoreWeights(Weights):
         scores = self.scores(graph, rank, rng)
         factor = 1.0 if self.schedule is None else self.schedule.factor_at(round)
         closed = {j: scores[j] for j in sorted((rank, *graph.neighbors(rank, "in")))}
-        found = shares(closed, self.temperature, factor)
-        del found[rank]
-        return found
+        weights = shares(closed, self.temperature, factor)
+        del weights[rank]
+        return weights
 
 
 def shares(scores: Mapping[int, float], temperature: float | None, factor: float = 1.0) -> dict[int, float]:
     """Weights that sum to 1: the softmax of ``factor`` * scores / temperature or, without a temperature,
     proportional to the scores (all 0 if the scores are)."""
     if temperature is None:
-        found = dict(scores)
+        terms = dict(scores)
     else:
         exponents = {j: factor * score / temperature for j, score in scores.items()}
         largest = max(exponents.values())
-        found = {j: math.exp(each - largest) for j, each in exponents.items()}
-    total = math.fsum(found.values()) or 1.0
-    return {j: each / total for j, each in found.items()}
+        terms = {j: math.exp(exponent - largest) for j, exponent in exponents.items()}
+    total = math.fsum(terms.values()) or 1.0
+    return {j: term / total for j, term in terms.items()}
 
 
 @register("weights", "random")
 class Random(ScoreWeights):
-    """Each node's score is drawn from [0, 1) in each round, and all of its neighbours use it: the paper's
-    control."""
+    """Each node's score is drawn from [0, 1) in each round, and all of its neighbours use it: the paper's control."""
 
     @property
     def static(self) -> bool:
@@ -315,8 +312,8 @@ class Centrality(ScoreWeights):
 def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
     """The centrality of each node, in the whole graph or in the ego network of a rank."""
     whole = _networkx(graph)
-    found: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
-    return found
+    scores: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))
+    return scores
 
 
 @lru_cache(maxsize=4)
@@ -342,6 +339,6 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     """A square matrix, as :func:`read_numbers`."""
     matrix = read_numbers(path, where)
     if len(matrix) != matrix.shape[1]:
-        found = " x ".join(map(str, matrix.shape))
-        raise BadInput(f"{where}: {found} numbers; accepted: a square matrix")
+        shape = " x ".join(map(str, matrix.shape))
+        raise BadInput(f"{where}: {shape} numbers; accepted: a square matrix")
     return matrix

@@ -1,12 +1,12 @@
 "use strict";
-// Draws the page from the JSON in #data, as SVG. All that can be changed is in `state`, which the address's fragment can set:
+// Draws the page as SVG from the JSON in #data. Everything that can change is in `state`, which the URL fragment can set:
 // #x=bytes&lines=0&band=1&log=1&together=1&run=0&colour=test_accuracy&own=1&point=3&hide=1,2
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const FRAME_MS = 250;
-  const REACH = 40; // pixels from which the pointer finds a point
+  const REACH = 40; // maximum distance in pixels at which the pointer selects a point
   const TOGGLES = ["band", "lines", "log", "together", "own"];
   const axes = data.axes.filter((axis) => data.runs.some((run) => run.points[axis.name]));
   const metricOf = Object.fromEntries(data.metrics.map((metric) => [metric.name, metric]));
@@ -17,13 +17,13 @@
     band: true,
     lines: data.runs.length === 1 && !data.runs[0].quantiles,
     log: false,
-    together: data.together, // one line a group of runs, not one a run
-    hidden: new Set(), // places in the legend: of runs, or of groups
+    together: data.together, // one line per group of runs instead of one per run
+    hidden: new Set(), // positions of runs or groups in the legend
     run: 0,
     colour: null,
-    own: false, // the colour scale spans one evaluation instead of the whole run
+    own: false, // whether the colour scale spans one evaluation instead of the whole run
     point: Infinity, // the last one
-    zoom: null, // a part of the horizontal axis of all curves
+    zoom: null, // the visible part of the horizontal axis of all curves
   };
   let timer = null;
 
@@ -48,7 +48,7 @@
     return metric.share ? `${(100 * value).toFixed(1)} %` : String(Number(value.toPrecision(4)));
   }
 
-  function place(axis, value) {
+  function axisText(axis, value) {
     if (value === null || value === undefined) return "–";
     if (axis === "bytes") return bytes(value);
     return axis === "round" ? `round ${Number(value.toFixed(1))}` : `${Number(value.toPrecision(4))} s`;
@@ -60,13 +60,13 @@
   }
 
   const plain = (value) => String(Number(value.toPrecision(6)));
-  const colourOf = (one) => `var(--c${one.colour})`;
-  const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-  const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const colourOf = (item) => `var(--c${item.colour})`; // of a run or a group
+  const minimum = (values) => values.reduce((a, b) => Math.min(a, b), Infinity); // Math.min(...values) fails for long arrays
+  const maximum = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
   // ---- charts
 
-  /** Round numbers from low to high, some `count` of them; powers of ten on a logarithmic axis. */
+  /** About `count` round numbers from low to high; powers of ten on a logarithmic axis. */
   function ticks(low, high, count, log) {
     if (log) {
       const powers = [];
@@ -75,15 +75,15 @@
     }
     const rough = (high - low) / count || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * [1, 2, 5, 10].find((each) => each * power >= rough * 0.999);
-    const found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
-    return found;
+    const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+    const values = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) values.push(k * step);
+    return values;
   }
 
   /**
-   * Draws axes and what is in them. An axis has `low`, `high`, `title`, and may have `log`, `format` and `ticks` ([value, text]
-   * each). `inside(px, py)` gives the marks; `points` ({x, y, text}) are what the pointer finds.
+   * Draws a chart. An axis has `low`, `high` and `title`, and may have `log`, `format` and `ticks` (pairs [value, text]).
+   * `inside(px, py)` returns the marks; the pointer can select the `points` ({x, y, text}).
    */
   function chart(id, label, xAxis, yAxis, inside, points) {
     const panel = byId(id);
@@ -109,8 +109,8 @@
       `<text class="xtitle" x="${(box.left + box.right) / 2}" y="${height - 6}" text-anchor="middle">${safe(xAxis.title)}</text>` +
       (yAxis.title ? `<text class="ytitle" transform="translate(13 ${(box.top + box.bottom) / 2}) rotate(-90)" ` +
         `text-anchor="middle">${safe(yAxis.title)}</text>` : "") +
-      `<g clip-path="url(#${id}-clip)">${inside(px, py, box)}</g><circle class="found" r="5" visibility="hidden"/></svg>`;
-    panel.found = points.map((point) => ({ ...point, x: px(point.x), y: py(point.y) }));
+      `<g clip-path="url(#${id}-clip)">${inside(px, py, box)}</g><circle class="nearest" r="5" visibility="hidden"/></svg>`;
+    panel.points = points.map((point) => ({ ...point, x: px(point.x), y: py(point.y) }));
     panel.toValue = (at) => xAxis.low + (xAxis.high - xAxis.low) * (at - box.left) / (box.right - box.left);
   }
 
@@ -134,17 +134,17 @@
     return `<path class="${kind}" d="${path(points)}" stroke="${colour}"/>${alone}`;
   }
 
-  /** Shows what the pointer is nearest to. */
+  /** Shows the text of the point nearest to the pointer. */
   function pointAt(event) {
     const panel = event.currentTarget;
     const corner = panel.getBoundingClientRect();
     const [x, y] = [event.clientX - corner.left, event.clientY - corner.top];
     let [nearest, distance] = [null, REACH];
-    for (const point of panel.found || []) {
+    for (const point of panel.points || []) {
       const away = Math.hypot(point.x - x, point.y - y);
       if (away < distance) [nearest, distance] = [point, away];
     }
-    const dot = panel.querySelector(".found");
+    const dot = panel.querySelector(".nearest");
     byId("tip").hidden = !nearest;
     if (dot) dot.setAttribute("visibility", nearest ? "visible" : "hidden");
     if (!nearest) return;
@@ -178,7 +178,7 @@
     return xs.map((_, i) => i).filter((i) => xs[i] !== null && shown(series.mean[i])).sort((a, b) => xs[a] - xs[b]);
   }
 
-  /** What is drawn of one metric of one run: single nodes, spread, average model, mean. */
+  /** The curves of a metric of a run: single nodes, spread, average model, mean. */
   function curves(run, metric, log) {
     const [series, xs] = [run.metrics[metric.name], run.points[state.x]];
     if (!series || !xs) return null;
@@ -191,18 +191,18 @@
     }
     const average = xs.map((_, i) => i).filter((i) => xs[i] !== null && series.average && series.average[i] !== null).sort((a, b) => xs[a] - xs[b]);
     return {
-      one: run, x: at.map((i) => xs[i]), y: at.map((i) => series.mean[i]), bands, nodes: state.lines ? nodeLines(run, metric) : [],
+      item: run, x: at.map((i) => xs[i]), y: at.map((i) => series.mean[i]), bands, nodes: state.lines ? nodeLines(run, metric) : [],
       average: average.map((i) => [xs[i], series.average[i]]),
       text: at.map((i) => {
         const spread = series.count[i] > 1
           ? ` ± ${format(metric, series.std[i])}<br>from ${format(metric, series.min[i])} to ` +
             `${format(metric, series.max[i])} over ${series.count[i]} nodes` : "";
-        return `<b>${safe(run.label)}</b><br>${format(metric, series.mean[i])}${spread}<br>${place(state.x, xs[i])}`;
+        return `<b>${safe(run.label)}</b><br>${format(metric, series.mean[i])}${spread}<br>${axisText(state.x, xs[i])}`;
       }),
     };
   }
 
-  /** The same of a group of runs: confidence interval and mean. */
+  /** The same for a group of runs: confidence interval and mean. */
   function groupCurves(group, metric, log) {
     const series = group.metrics[metric.name];
     const xs = series && series.points[state.x];
@@ -211,12 +211,12 @@
     const half = at.map((i) => series.half[i] || 0);
     const y = at.map((i) => series.mean[i]);
     return {
-      one: group, x: at.map((i) => xs[i]), y, nodes: [], average: [],
+      item: group, x: at.map((i) => xs[i]), y, nodes: [], average: [],
       bands: state.band && group.runs > 1 ? [[y.map((v, k) => v - half[k]), y.map((v, k) => v + half[k])]] : [],
       text: at.map((i, k) => {
         const spread = series.half[i] === null ? "" : ` ± ${format(metric, half[k])}`;
         return `<b>${safe(group.label)}</b><br>${format(metric, y[k])}${spread} over ${series.count[i]} ` +
-          `run${series.count[i] > 1 ? "s" : ""}<br>${place(state.x, xs[i])}`;
+          `run${series.count[i] > 1 ? "s" : ""}<br>${axisText(state.x, xs[i])}`;
       }),
     };
   }
@@ -229,33 +229,33 @@
       .map((point, k) => [own ? own[node][k] : shared[point], line[k]]).filter(([x, y]) => x !== null && y !== null));
   }
 
-  /** What the legend names: runs, or groups of them. */
-  function named() {
+  /** The items of the legend: runs, or groups of runs. */
+  function legendItems() {
     return state.together ? data.groups : data.runs;
   }
 
   function drawCurves() {
     const title = data.axes.find((axis) => axis.name === state.x).title;
-    const shown = named().filter((_, index) => !state.hidden.has(index));
-    const all = data.metrics.map((metric) => shown.map((one) =>
-      (state.together ? groupCurves : curves)(one, metric, state.log && metric.low)).filter(Boolean));
+    const shown = legendItems().filter((_, index) => !state.hidden.has(index));
+    const all = data.metrics.map((metric) => shown.map((item) =>
+      (state.together ? groupCurves : curves)(item, metric, state.log && metric.low)).filter(Boolean));
     // From 0 to a little beyond the last point, so that lines end before the edge.
-    const last = most(all.flat().flatMap((each) => [...each.x, ...each.nodes.flat().map(([x]) => x)]));
+    const last = maximum(all.flat().flatMap((curve) => [...curve.x, ...curve.nodes.flat().map(([x]) => x)]));
     const [low, high] = state.zoom || [0, last > 0 ? 1.03 * last : 1];
     const xAxis = { title, low, high, format: state.x === "bytes" ? bytes : plain };
     data.metrics.forEach((metric, index) => drawMetric(metric, index, all[index], xAxis));
     return data.metrics.length;
   }
 
-  function drawMetric(metric, index, found, xAxis) {
+  function drawMetric(metric, index, shown, xAxis) {
     const log = state.log && metric.low;
     const inside = (x) => x >= xAxis.low && x <= xAxis.high;
-    const values = found.flatMap((each) => [
-      ...each.y, ...each.bands.flat(2), ...each.nodes.flat().concat(each.average).filter(([x]) => inside(x)).map(([, y]) => y),
+    const values = shown.flatMap((curve) => [
+      ...curve.y, ...curve.bands.flat(2), ...curve.nodes.flat().concat(curve.average).filter(([x]) => inside(x)).map(([, y]) => y),
     ]).filter((value) => value !== null && (!log || value > 0));
-    let [low, high] = [values.length ? least(values) : 0, values.length ? most(values) : 1];
+    let [low, high] = [values.length ? minimum(values) : 0, values.length ? maximum(values) : 1];
     if (log) {
-      low = Math.max(low, least(found.flatMap((each) => each.y)) / 100);
+      low = Math.max(low, minimum(shown.flatMap((curve) => curve.y)) / 100);
       [low, high] = high > low ? [low, high] : [low / 2, low * 2];
     } else {
       const room = 0.05 * (high - low || Math.abs(high) || 1);
@@ -264,15 +264,15 @@
     }
     const yAxis = { low, high, log, format: metric.share ? (value) => `${plain(100 * value)}%` : plain };
     const floor = (value) => (log ? Math.max(value, low) : value);
-    const points = found.flatMap((each) => each.x.map((x, k) => ({ x, y: each.y[k], text: each.text[k] }))).filter((point) => inside(point.x));
-    chart(`curve-${index}`, `${metric.title} against ${xAxis.title}`, xAxis, yAxis, (px, py) => found.map((each) => {
-      const colour = colourOf(each.one);
-      const at = (ys) => each.x.map((x, k) => [px(x), py(floor(ys[k]))]);
-      const nodes = each.nodes.length ? `<path class="node" stroke="${colour}" d="${each.nodes.map((points) =>
+    const points = shown.flatMap((curve) => curve.x.map((x, k) => ({ x, y: curve.y[k], text: curve.text[k] }))).filter((point) => inside(point.x));
+    chart(`curve-${index}`, `${metric.title} against ${xAxis.title}`, xAxis, yAxis, (px, py) => shown.map((curve) => {
+      const colour = colourOf(curve.item);
+      const at = (ys) => curve.x.map((x, k) => [px(x), py(floor(ys[k]))]);
+      const nodes = curve.nodes.length ? `<path class="node" stroke="${colour}" d="${curve.nodes.map((points) =>
         path(points.filter(([, y]) => !log || y > 0).map(([x, y]) => [px(x), py(y)]))).join("")}"/>` : "";
-      return nodes + each.bands.map(([lower, upper]) => band(at(upper), at(lower), colour, 0.2)).join("") +
-        (each.average.length ? line(each.average.map(([x, y]) => [px(x), py(floor(y))]), colour, "average") : "") +
-        line(at(each.y), colour);
+      return nodes + curve.bands.map(([lower, upper]) => band(at(upper), at(lower), colour, 0.2)).join("") +
+        (curve.average.length ? line(curve.average.map(([x, y]) => [px(x), py(floor(y))]), colour, "average") : "") +
+        line(at(curve.y), colour);
     }).join(""), points);
   }
 
@@ -304,9 +304,9 @@
     const metric = metricOf[name];
     const values = name ? run.nodes.values[name].map((line) => line[k]) : graph.positions.map(() => null);
     const all = (name ? (state.own ? values : run.nodes.values[name].flat()) : []).filter((value) => value !== null);
-    const [low, high] = [least(all), most(all)];
-    const held = Math.min(k, graph.graphs.length - 1);
-    const edges = graph.graphs[held];
+    const [low, high] = [minimum(all), maximum(all)];
+    const version = Math.min(k, graph.graphs.length - 1);
+    const edges = graph.graphs[version];
     const panel = byId("topology");
     const [width, height] = [panel.clientWidth || 480, panel.clientHeight || 420];
     const reach = Math.min(width, height - 40) / 2 - 16;
@@ -337,14 +337,14 @@
       `<text x="${width / 2}" y="${height - 24}" text-anchor="middle">${safe(metric.title)}</text>` : "";
     panel.innerHTML = `<svg role="img" aria-label="graph of the nodes" width="${width}" height="${height}">` +
       `<path class="edges" d="${drawn}" stroke-width="${edges.length > 1200 ? 0.4 : 0.9}"/>${nodes.join("")}${bar}</svg>`;
-    const count = graph.edges[held];
+    const count = graph.edges[version];
     const whole = at.length === graph.nodes && edges.length / 2 === count;
     const neighbours = at.map(() => new Set());
     for (let e = 0; e < edges.length; e += 2) {
       neighbours[edges[e]].add(edges[e + 1]);
       neighbours[edges[e + 1]].add(edges[e]);
     }
-    panel.found = at.map(([x, y], i) => {
+    panel.points = at.map(([x, y], i) => {
       const rank = run.nodes.ranks[i];
       const source = run.poisoned.includes(rank) ? ", poisoned" : "";
       const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
@@ -370,7 +370,7 @@
     byId("slider").value = k;
     byId("moment").textContent = count
       ? ["round", "time_s"].filter((axis) => run.points[axis])
-        .map((axis) => place(axis, run.points[axis][run.nodes.at[k]])).join(" · ")
+        .map((axis) => axisText(axis, run.points[axis][run.nodes.at[k]])).join(" · ")
       : "";
     document.body.dataset.point = String(k);
     return drawTopology();
@@ -387,14 +387,14 @@
     if (!known) {
       byId("labels-note").textContent = "";
       const points = run.samples.map((value, rank) => ({ x: rank, y: value, text: `node ${rank}: ${value} samples` }));
-      chart("labels", "training samples of each node", xAxis, { title: "samples", low: 0, high: 1.05 * most(run.samples) || 1 }, (px, py) =>
+      chart("labels", "training samples of each node", xAxis, { title: "samples", low: 0, high: 1.05 * maximum(run.samples) || 1 }, (px, py) =>
         `<path class="line" stroke="${colourOf(run)}" style="stroke-width: ${Math.max(1, 0.7 * (px(1) - px(0)))}" d="${
           run.samples.map((value, rank) => `M${px(rank)} ${py(0)}V${py(value)}`).join("")}"/>`, points);
       return 1;
     }
     const classes = counts[0].map((_, c) => (run.classes && run.classes[c] !== undefined ? String(run.classes[c]) : String(c)));
     const totals = counts.map((row) => row.reduce((a, b) => a + b, 0));
-    const highest = most(counts.flat()) || 1;
+    const highest = maximum(counts.flat()) || 1;
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const [from, to] = dark ? [[35, 43, 52], [169, 220, 255]] : [[243, 246, 249], [0, 68, 107]];
     const canvas = Object.assign(document.createElement("canvas"), { width: nodes, height: classes.length });
@@ -404,7 +404,7 @@
       picture.fillRect(node, c, 1, 1);
     }));
     const few = classes.length <= 20 ? classes.map((label, c) => [c, label]) : ticks(0, classes.length - 1, 8).map((c) => [c, classes[c]]);
-    const yAxis = { low: classes.length - 0.5, high: -0.5, ticks: few, wide: 24 + 6.5 * Math.min(14, most(few.map(([, label]) => label.length))) };
+    const yAxis = { low: classes.length - 0.5, high: -0.5, ticks: few, wide: 24 + 6.5 * Math.min(14, maximum(few.map(([, label]) => label.length))) };
     const points = counts.flatMap((row, node) => row.map((count, c) => ({
       x: node, y: c, text: `<b>node ${node}</b>, class ${safe(classes[c])}<br>${count} of ${totals[node]} samples`,
     })));
@@ -413,12 +413,12 @@
       `height="${box.bottom - box.top}" preserveAspectRatio="none" style="image-rendering: pixelated"/>`, points);
     const sorted = [...totals].sort((a, b) => a - b);
     byId("labels-note").textContent =
-      `Training samples of each class, at most ${highest} of one. Samples of a node: ${sorted[0]} at least, ` +
-      `${sorted[Math.floor(sorted.length / 2)]} in the median, ${sorted[sorted.length - 1]} at most.`;
+      `Training samples of each class, at most ${highest} per class and node. Samples per node: minimum ${sorted[0]}, ` +
+      `median ${sorted[Math.floor(sorted.length / 2)]}, maximum ${sorted[sorted.length - 1]}.`;
     return 1;
   }
 
-  /** A lane a node: what it computed above what it sent; it waited where there is nothing. */
+  /** One lane per node, with its computations above its transfers; the node waited in the gaps. */
   function drawTimeline() {
     const timeline = data.runs[state.run].timeline;
     if (!timeline) return 0;
@@ -428,7 +428,7 @@
     const points = kinds.flatMap(([kind, rows]) => rows.node.map((node, i) => ({
       x: (rows.start[i] + rows.end[i]) / 2, y: lane[node] + (kind === "send" ? 0.19 : -0.19),
       text: `<b>node ${node}</b>: ${kind}` + (rows.to ? ` to node ${rows.to[i]}, ${bytes(rows.bytes[i])}` : "") +
-        `<br>${place("time_s", rows.start[i])} to ${place("time_s", rows.end[i])}`,
+        `<br>${axisText("time_s", rows.start[i])} to ${axisText("time_s", rows.end[i])}`,
     })));
     chart("timeline", "timeline of the nodes", {
       title: data.axes.find((axis) => axis.name === "time_s").title, low: timeline.from, high: timeline.to,
@@ -441,7 +441,7 @@
       }).join("")}"/>`;
     }).join(""), points);
     byId("timeline-key").replaceChildren(...kinds.map(([kind]) => element("span", {}, key(timeline.colours[kind]), kind)));
-    byId("timeline-note").textContent = "Above: what a node computes; below: what its uplink carries. It waits where there is neither.";
+    byId("timeline-note").textContent = "Above: computations of a node; below: transfers on its uplink. It waits in the gaps.";
     return 1;
   }
 
@@ -520,8 +520,8 @@
   }
 
   function showLegend() {
-    const buttons = named().map((one, index) => {
-      const button = element("button", { type: "button", title: "show or hide" }, key(one.colour), one.label);
+    const buttons = legendItems().map((item, index) => {
+      const button = element("button", { type: "button", title: "show or hide" }, key(item.colour), item.label);
       button.setAttribute("aria-pressed", String(!state.hidden.has(index)));
       button.addEventListener("click", () => {
         if (!state.hidden.delete(index)) state.hidden.add(index);
@@ -532,7 +532,7 @@
     byId("legend").replaceChildren(...(data.runs.length > 1 ? buttons : []));
   }
 
-  /** Make the controls say what the state is. */
+  /** Make the controls show the state. */
   function showState() {
     document.body.dataset.x = state.x;
     showLegend();
@@ -550,7 +550,7 @@
     byId("topology-panel").hidden = !run.topology;
     byId("labels-panel").hidden = !(run.labels && run.labels.length) && !(run.samples && run.samples.length);
     byId("timeline-panel").hidden = !run.timeline;
-    byId("network").hidden = !data.runs.some((one) => one.topology || one.labels || one.samples || one.timeline);
+    byId("network").hidden = !data.runs.some((run) => run.topology || run.labels || run.samples || run.timeline);
   }
 
   function draw() {
