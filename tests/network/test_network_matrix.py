@@ -149,6 +149,7 @@ def test_measured_latencies() -> None:
         ("0,\n1,0\n", "row 1, column 2 of the numbers: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
         ("a,b\n", "0 x 2 numbers; accepted: a square matrix"),
+        ("a\n", "0 x 0 numbers; accepted: a square matrix"),
         ("", "empty CSV; accepted: a CSV file"),
         ("\xff", "invalid utf-8 sequence"),
     ],

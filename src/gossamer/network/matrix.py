@@ -151,7 +151,7 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     if words[top:, left:].any():
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]
-    if len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
+    if not matrix.size or len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
         shape = " x ".join(map(str, matrix.shape))
         raise BadInput(f"{field}: {path}: {shape} numbers; accepted: a square matrix of finite numbers")
     return np.where(matrix >= 0, matrix, math.nan)

@@ -178,7 +178,8 @@ class MLflow(Averaging):
             self._client.log_metric(self._run, name, value, step=round)
 
     def close(self, status: str) -> None:
-        self._client.set_terminated(self._run, {"done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
+        ended = {"done": "FINISHED", "failed": "FAILED", "diverged": "FAILED"}
+        self._client.set_terminated(self._run, ended.get(status, "KILLED"))
 
 
 @register("tracker", "wandb")
