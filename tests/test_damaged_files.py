@@ -160,7 +160,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("listed", [True, False], ids=["ended", "killed"])
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_damage_is_one_line(
+def test_damaged_file_is_reported_in_one_line(
     cli: Cli, folder: Path, name: str, damage: Callable[[Path], None], listed: bool
 ) -> None:
     damage(folder)
@@ -181,7 +181,7 @@ def test_damage_is_one_line(
 @pytest.mark.parametrize(
     "wrong", ["nodes: 1" + "0" * 300, "nodes: .inf", "seed: x", "evaluation: 7", "engine: [x]"]
 )
-def test_fields_of_a_recorded_experiment_have_their_types(cli: Cli, folder: Path, wrong: str) -> None:
+def test_recorded_experiment_fields_are_type_checked(cli: Cli, folder: Path, wrong: str) -> None:
     name, text = wrong.partition(":")[0], (folder / "experiment.yaml").read_text()
     described = {**yaml.safe_load(text), **yaml.safe_load(wrong)}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(described))
@@ -192,7 +192,7 @@ def test_fields_of_a_recorded_experiment_have_their_types(cli: Cli, folder: Path
 
 
 @pytest.mark.timeout(60)
-def test_a_sweeps_table_has_all_runs_that_are_whole(
+def test_damaged_run_or_index_of_a_sweep_is_reported(
     cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"name": "two", "base": SETTINGS, "seeds": 2}))
@@ -224,7 +224,7 @@ def test_a_sweeps_table_has_all_runs_that_are_whole(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Path, engine: str) -> None:
+def test_resume_falls_back_to_newest_intact_checkpoint(cli: Cli, tmp_path: Path, engine: str) -> None:
     described = Experiment.of({**SETTINGS, "engine": engine, "checkpoint": {"every_rounds": 2, "keep": 9}})
     whole = gossamer.run(described, tmp_path / "whole")
     folder = gossamer.run(described, tmp_path, observer=Stopper(26)).path
@@ -245,7 +245,7 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Pa
     assert torch.equal(done.parameters, whole.parameters)  # type: ignore[arg-type]
 
 
-def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> None:
+def test_resume_without_intact_checkpoint_changes_nothing(cli: Cli, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for number in complete_numbers(folder / "checkpoints"):
         path = folder / "checkpoints" / str(number) / "node-1.safetensors"
@@ -260,7 +260,7 @@ def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "swapped", "torn", "of another run"])
-def test_rows_in_the_middle_of_a_segment_prove_themselves(cli: Cli, killed: Path, damage: str) -> None:
+def test_damaged_row_inside_segment_is_detected(cli: Cli, killed: Path, damage: str) -> None:
     path = killed / "segments" / "metrics-0.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     line = 5
@@ -284,7 +284,7 @@ def test_rows_in_the_middle_of_a_segment_prove_themselves(cli: Cli, killed: Path
     assert cli("verify", str(killed))[0] == 1
 
 
-def test_a_torn_last_row_of_a_killed_run_is_left_out(cli: Cli, killed: Path) -> None:
+def test_torn_last_row_of_killed_run_is_ignored(cli: Cli, killed: Path) -> None:
     rows = load_run(killed).metrics
     path = killed / "segments" / "metrics-0.jsonl"
     os.truncate(path, path.stat().st_size - 7)
@@ -294,7 +294,7 @@ def test_a_torn_last_row_of_a_killed_run_is_left_out(cli: Cli, killed: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["metrics.parquet", "events.parquet"])
-def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name: str) -> None:
+def test_missing_table_of_finished_run_is_reported(cli: Cli, folder: Path, name: str) -> None:
     (folder / name).unlink()
     for command, code in (("report", 2), ("resume", 2), ("verify", 1)):
         ended, out, err = cli(command, str(folder))
@@ -303,7 +303,7 @@ def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name:
 
 
 @pytest.mark.timeout(60)
-def test_a_file_that_was_blown_up_is_not_read_to_its_end(cli: Cli, folder: Path) -> None:
+def test_oversized_models_file_is_rejected_quickly(cli: Cli, folder: Path) -> None:
     os.truncate(folder / "models.safetensors", 10**12)
     code, out, _ = cli("verify", str(folder))
     assert code == 1

@@ -109,7 +109,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("examples")
-def test_examples_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, least: float) -> None:
+def test_documented_extensions_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, least: float) -> None:
     file = str(ROOT / "experiments" / "quickstart.yaml")
     code, _, errors = cli("run", file, "--set", change, "--set", f"stop.rounds={rounds}", "--out", "runs")
     assert code == 0, errors
@@ -119,7 +119,7 @@ def test_examples_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, leas
     assert float(last["test_accuracy"].mean()) > least  # type: ignore[arg-type]
 
 
-def test_every_base_class_has_the_documented_path() -> None:
+def test_documented_base_class_paths_exist() -> None:
     table = TEXT[TEXT.index("| base class |") : TEXT.index("### A codec of your own")]
     paths = re.findall(r"`(gossamer\.[\w.]+)`", table)
     assert len(paths) > 10

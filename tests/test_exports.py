@@ -17,16 +17,16 @@ def test_public_names_are_importable(name: str) -> None:
     assert found.__doc__, f"gossamer.{name} has no docstring"
 
 
-def test_public_names_are_listed_before_their_first_use() -> None:
+def test_dir_lists_all_public_names() -> None:
     assert set(gossamer.__all__) <= set(dir(gossamer))
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Algoritm'"):
         _ = gossamer.Algoritm  # type: ignore[attr-defined]
 
 
-def test_every_module_imports_and_says_what_it_is_for() -> None:
+def test_every_module_imports_and_has_a_docstring() -> None:
     for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
         if module.name == "gossamer.__main__":
             continue

@@ -104,7 +104,7 @@ def rounds_of(run: Run) -> list[list[int]]:
 
 
 @ENGINES
-def test_without_space_for_its_files_no_run_begins(disk: Disk, tmp_path: Path, engine: str) -> None:
+def test_run_without_space_for_first_files_does_not_start(disk: Disk, tmp_path: Path, engine: str) -> None:
     out = disk("size=4k")
     for size in (8, 16, 20, 24):  # for nothing, or for one more of the files at the start
         disk(f"size={size}k")
@@ -117,7 +117,7 @@ def test_without_space_for_its_files_no_run_begins(disk: Disk, tmp_path: Path, e
 
 @ENGINES
 @pytest.mark.parametrize("size", [32, 44, 116])
-def test_on_a_full_disk_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engine: str, size: int) -> None:
+def test_full_disk_fails_run_with_one_line(disk: Disk, tmp_path: Path, engine: str, size: int) -> None:
     out = disk(f"size={size}k")
     ended = begin(tmp_path, out, engine, TIMELINE)
     run = check_failed(out, ended, "can't be written: No space left on device")
@@ -140,12 +140,12 @@ def test_on_a_full_disk_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engi
 
 
 @ENGINES
-def test_without_inodes_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engine: str) -> None:
+def test_exhausted_inodes_fail_run_with_one_line(disk: Disk, tmp_path: Path, engine: str) -> None:
     out = disk("nr_inodes=10")  # for the files at the start and two segments
     check_failed(out, begin(tmp_path, out, engine), "can't be written: No space left on device")
 
 
-def test_a_status_needs_no_space_that_is_not_reserved(disk: Disk) -> None:
+def test_status_fits_into_reserved_space(disk: Disk) -> None:
     out = disk("size=64k")
     folder = RunFolder.create(out, "small", experiment=EXPERIMENT, environment={})
     with pytest.raises(OSError, match="No space"), (out / "rest").open("wb", buffering=0) as rest:
@@ -160,7 +160,7 @@ def test_a_status_needs_no_space_that_is_not_reserved(disk: Disk) -> None:
     assert len(run.error) == 2000
 
 
-def test_a_sweep_on_a_full_disk_ends_in_one_line(disk: Disk, tmp_path: Path) -> None:
+def test_sweep_on_full_disk_fails_and_can_be_retried(disk: Disk, tmp_path: Path) -> None:
     out = disk("size=48k")
     file = tmp_path / "sweep.yaml"
     file.write_text("{name: sweep, base: experiment.yaml, seeds: 2}")
@@ -192,7 +192,7 @@ def largest_files(size: int) -> Iterator[None]:
 
 
 @ENGINES
-def test_a_limit_of_file_sizes_ends_a_run_in_one_line(tmp_path: Path, engine: str) -> None:
+def test_file_size_limit_fails_run_with_one_line(tmp_path: Path, engine: str) -> None:
     with largest_files(30_000):
         ended = begin(tmp_path, tmp_path / "runs", engine)
     run = check_failed(tmp_path / "runs", ended, "can't be written: File too large")
@@ -203,7 +203,7 @@ def test_a_limit_of_file_sizes_ends_a_run_in_one_line(tmp_path: Path, engine: st
     assert rounds_of(load_run(run.path)) == [list(range(31))] * 4
 
 
-def test_a_limit_of_open_files_ends_a_run_in_one_line(
+def test_open_file_limit_fails_run_with_one_line(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_loop(*_: object) -> None:
@@ -216,7 +216,7 @@ def test_a_limit_of_open_files_ends_a_run_in_one_line(
 
 
 @ENGINES
-def test_a_folder_that_is_removed_ends_a_run_in_one_line(tmp_path: Path, engine: str) -> None:
+def test_removed_run_folder_fails_run_with_one_line(tmp_path: Path, engine: str) -> None:
     options = ("--engine", engine, "--set", "stop.rounds=200", "--set", "checkpoint.every_rounds=null")
     file, out = str(tmp_path / "experiment.yaml"), tmp_path / "runs"
     child = start(tmp_path, "run", file, "--out", str(out), *options)
@@ -232,7 +232,7 @@ def test_a_folder_that_is_removed_ends_a_run_in_one_line(tmp_path: Path, engine:
 
 
 @ENGINES
-def test_what_cannot_be_shown_ends_no_run(tmp_path: Path, engine: str) -> None:
+def test_run_is_recorded_as_done_when_output_fails(tmp_path: Path, engine: str) -> None:
     options = ("--engine", engine, "--no-report", "--out", str(tmp_path / "runs"))
     child = start(tmp_path, "run", str(tmp_path / "experiment.yaml"), *options, output=Path("/dev/full"))
     assert child.wait(DEADLINE_S) == 1  # its summary could not be printed

@@ -63,7 +63,7 @@ def assert_same(one: Run, other: Run) -> None:
     assert left.equals(right)
 
 
-def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
+def test_run_resumed_twice_equals_uninterrupted_run(tmp_path: Path) -> None:
     whole = gossamer.run(small(), tmp_path / "whole")
     stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
     again = gossamer.resume(stopped.path, observer=Stopper(6))
@@ -81,7 +81,7 @@ def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> None:
+def test_finished_run_resumes_with_later_end(tmp_path: Path, engine: str) -> None:
     changes = {"engine": {"name": engine, "trainer": "sequential"}}
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
     with pytest.raises(BadInput, match=r"the run is done; accepted: another end, e.g. --set stop.rounds="):
@@ -100,7 +100,7 @@ def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> Non
     assert longer.metrics.select(columns).equals(whole.metrics.select(columns))
 
 
-def test_a_run_ends_by_time_and_goes_on_until_later(tmp_path: Path) -> None:
+def test_run_ended_by_time_resumes_to_later_time(tmp_path: Path) -> None:
     evaluation = {"every_rounds": None, "every_s": 0.02}
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7}
     described = {"evaluation": evaluation, "compute": compute, "checkpoint": {"every_s": 0.03}}
@@ -121,7 +121,7 @@ def test_a_run_ends_by_time_and_goes_on_until_later(tmp_path: Path) -> None:
     assert kept["time_s"].max() == 0.2
 
 
-def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
+def test_failed_run_resumes_from_last_checkpoint(tmp_path: Path) -> None:
     broken = [True]
 
     async def script(node: Node) -> None:
@@ -148,7 +148,7 @@ def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
 # --- refused ---
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
     run = gossamer.run(small(checkpoint={}), tmp_path, observer=Stopper(6))
     assert not (run.path / "checkpoints").exists()
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
     assert load_run(run.path).status == "stopped"
 
 
-def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
+def test_damaged_checkpoints_leave_run_unchanged(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(9))
     for path in run.path.glob("checkpoints/*/node-2.safetensors"):
         path.write_bytes(b"torn")
@@ -183,14 +183,14 @@ def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
     assert load_run(run.path).metrics.equals(rows)
 
 
-def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+def test_running_run_is_not_resumed(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
     with locked(run.path), pytest.raises(BadInput, match="the run is going on; accepted"):
         gossamer.resume(run.path)
     assert gossamer.resume(run.path).status == "done"
 
 
-def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path) -> None:
+def test_unfinished_run_of_same_experiment_is_found(tmp_path: Path) -> None:
     assert unfinished(small(), tmp_path) is None
     first = gossamer.run(small(), tmp_path, observer=Stopper(6))
     second = gossamer.run(small(), tmp_path, observer=Stopper(6))
@@ -208,7 +208,7 @@ def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_killed_program_is_started_again_and_goes_on(
+def test_killed_program_continues_when_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
@@ -248,7 +248,7 @@ def test_a_killed_program_is_started_again_and_goes_on(
     assert resumed.metrics.select(columns).equals(whole.metrics.select(columns))
 
 
-def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
+def test_resume_command_prints_where_it_continues(tmp_path: Path, cli: Cli) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
     cut = newest(run.path / "checkpoints")
     assert cut is not None
@@ -274,7 +274,7 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert load_run(run.path).metrics["round"].max() == 12
 
 
-def test_a_simulation_that_was_killed_after_its_last_checkpoint_gets_its_models(tmp_path: Path) -> None:
+def test_resume_after_final_checkpoint_writes_models(tmp_path: Path) -> None:
     settings = {
         "nodes": 4,
         "task": "least-squares",

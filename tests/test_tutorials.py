@@ -66,12 +66,12 @@ def settled(book: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     assert not DIFFERENT.search(nbformat.writes(executed(path, tmp_path)))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
+def test_notebook_outputs_are_small_and_machine_independent(path: Path) -> None:
     text = path.read_text()
     assert len(text) < MAX_BYTES
     assert not re.findall(r"(?:/home/|/root/|/tmp/|/work/|site-packages)[^\s\"]*", text)
@@ -82,7 +82,7 @@ def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
     assert not any(each.output_type == "error" or each.get("name") == "stderr" for each in outputs)
 
 
-def test_there_are_notebooks() -> None:
+def test_all_notebooks_are_found() -> None:
     assert len(NOTEBOOKS) == 6
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import Cli
 
 
-def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None:
+def test_list_shows_kinds_names_and_parameters(cli: Cli) -> None:
     text = cli("list")[1]
     assert re.search(r"^wrapper +\(none\) *$", text, re.MULTILINE)
     assert re.search(r"^experiment +.*quickstart", text, re.MULTILINE | re.DOTALL)
@@ -44,7 +44,7 @@ def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None
         ("topology={name: ring, weights: random}", "the weights change during the run"),
     ],
 )
-def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
+def test_topology_figures_note_changes_during_run(cli: Cli, override: str, said: str) -> None:
     code, out, _ = cli("topology", "small.yaml", "--set", override)
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note")]
@@ -52,7 +52,7 @@ def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, sai
     assert [said in note for note in notes] == ([True] if said else [])
 
 
-def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
+def test_weights_that_bias_consensus_are_noted(cli: Cli) -> None:
     said = "the weights move the consensus away from the mean"
     assert said not in cli("topology", "small.yaml")[1]
     # A star of four with uniform weights: the closed neighbourhoods have 4, 2, 2 and 2 nodes.
@@ -73,7 +73,7 @@ def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
     assert sizes["influence"] == pytest.approx([0.5, 0.25, 0.125, 0.125])
 
 
-def test_list_and_topology(cli: Cli) -> None:
+def test_list_and_topology_print_json(cli: Cli) -> None:
     listed = json.loads(cli("list", "--json")[1])
     assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
     assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"

@@ -26,7 +26,7 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "figures/captions.md").exists()
 
 
-def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
+def test_joint_page_does_not_overwrite_pages_of_runs(cli: Cli, tmp_path: Path) -> None:
     first, second = (
         Path(json.loads(cli("run", "small.yaml", "--json", "--set", f"seed={s}")[1])["run"]) for s in (1, 2)
     )
@@ -37,7 +37,7 @@ def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_
     assert cli("report", str(second))[1] == f"{second / 'report.html'}\n"
 
 
-def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
+def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     for name in ("d-psgd", "local"):
         for seed in (1, 2):
             arguments = (
@@ -71,7 +71,7 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == said["table"]
 
 
-def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> None:
+def test_report_of_diverged_run_is_valid_json(cli: Cli, tmp_path: Path) -> None:
     """JSON knows no infinity, and no NaN."""
     assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
     [table] = tmp_path.glob("runs/small/*/metrics.parquet")
@@ -111,7 +111,7 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
     ],
 )
-def test_what_cannot_be_reported_is_one_line(
+def test_bad_report_option_is_one_line(
     cli: Cli, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert cli("run", "small.yaml", "--quiet", "--no-report", "--set", "stop.rounds=1")[0] == 0
@@ -139,7 +139,7 @@ cells:
 """
 
 
-def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
+def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "spread.yaml").write_text(SWEEP)
     assert cli("sweep", "spread.yaml", "--jobs", "1", "--quiet")[0] == 0
     code, out, _ = cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--out", "all.html")

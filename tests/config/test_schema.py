@@ -67,12 +67,12 @@ QUICKSTART = yaml.safe_load((EXPERIMENTS / "quickstart.yaml").read_text())
         {"optimizer": {"name": "adam", "lr": 0.1, "schedule": {"name": "cosine", "rounds": 9}}},
     ],
 )
-def test_other_forms_of_fields_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
+def test_alternative_field_forms_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
     Experiment.of({**QUICKSTART, **change})
     validator.validate({**QUICKSTART, **change})
 
 
-def test_a_class_of_ones_own_takes_any_parameters(validator: Draft202012Validator) -> None:
+def test_user_class_accepts_any_parameters(validator: Draft202012Validator) -> None:
     for algorithm in ("mine:Mine", {"name": "mine:Mine", "rate": 0.5}):
         validator.validate({**QUICKSTART, "algorithm": algorithm})
 
@@ -93,7 +93,7 @@ def test_a_class_of_ones_own_takes_any_parameters(validator: Draft202012Validato
         {"stop": {"round": 1}},
     ],
 )
-def test_what_the_experiment_refuses_is_refused(
+def test_schema_refuses_what_experiment_refuses(
     validator: Draft202012Validator, change: dict[str, Any]
 ) -> None:
     with pytest.raises(BadInput):
@@ -102,7 +102,7 @@ def test_what_the_experiment_refuses_is_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_component_is_there_with_its_parameters(schema: dict[str, Any], kind: str) -> None:
+def test_schema_lists_every_component_with_parameters(schema: dict[str, Any], kind: str) -> None:
     found = components(schema, kind)
     assert set(found) == set(names(kind))
     for name, cls in names(kind).items():
@@ -111,7 +111,7 @@ def test_every_component_is_there_with_its_parameters(schema: dict[str, Any], ki
         assert found[name]["description"]
 
 
-def test_bases_of_components_stand_for_their_kinds(schema: dict[str, Any]) -> None:
+def test_abstract_bases_are_not_in_schema(schema: dict[str, Any]) -> None:
     """A field that is typed as a base class, without a ComponentField, would accept nothing but the base's fields."""
     bases = {
         cls.__name__

@@ -52,7 +52,7 @@ def verdict(groups: list[Group], **check: object) -> tuple[str, float | None, fl
     return found.verdict, found.value, found.half
 
 
-def test_a_difference_is_paired_by_seed_and_judged_by_its_interval(groups: list[Group]) -> None:
+def test_difference_is_paired_by_seed_and_judged_by_interval(groups: list[Group]) -> None:
     slow, fast = map(accuracies, groups)
     mean, half = interval(fast - slow)
     assert half > 0
@@ -70,7 +70,7 @@ def test_a_difference_is_paired_by_seed_and_judged_by_its_interval(groups: list[
         assert (found, value, width) == (expected, pytest.approx(mean), pytest.approx(half)), bounds
 
 
-def test_means_ratios_times_and_budgets(groups: list[Group]) -> None:
+def test_verdicts_on_means_ratios_times_and_budgets(groups: list[Group]) -> None:
     slow, fast = map(accuracies, groups)
     mean, half = interval(slow)
     assert verdict(groups, cell="slow", measure="test_accuracy", at_most=1) == (
@@ -92,7 +92,7 @@ def test_means_ratios_times_and_budgets(groups: list[Group]) -> None:
     assert (found, value is not None) == ("holds", True)
 
 
-def test_what_has_no_number_or_no_interval_is_not_decidable(groups: list[Group]) -> None:
+def test_missing_number_or_interval_is_not_decidable(groups: list[Group]) -> None:
     never = {"cell": "slow", "measure": "time_s to test_accuracy=0.999", "at_least": 0}
     assert verdict(groups, **never) == ("not decidable here", None, None)
     [found] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
@@ -103,14 +103,14 @@ def test_what_has_no_number_or_no_interval_is_not_decidable(groups: list[Group])
     assert value is not None
 
 
-def test_a_claim_holds_in_part_where_some_conditions_hold_and_some_do_not() -> None:
+def test_verdicts_of_several_conditions_are_combined() -> None:
     assert combined_verdict(["holds", "holds"]) == "holds"
     assert combined_verdict(["does not hold"]) == "does not hold"
     assert combined_verdict(["holds", "does not hold", "not decidable here"]) == "holds in part"
     assert combined_verdict(["holds", "not decidable here"]) == "not decidable here"
 
 
-def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:
+def test_unknown_cell_is_bad_input(groups: list[Group]) -> None:
     with pytest.raises(BadInput, match="fasd.*did you mean 'fast'|fasd.*fast"):
         verdict(groups, cell="fasd", measure="test_accuracy", at_least=0)
 
@@ -119,12 +119,12 @@ def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:
     "changes",
     [{"at_least": None}, {"baseline": "slow"}, {"number": "ratio"}, {"measure": "time to 0.9"}, {"bound": 3}],
 )
-def test_a_condition_that_says_too_little_or_too_much_is_refused(changes: dict[str, object]) -> None:
+def test_inconsistent_condition_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accept|at_least|baseline|METRIC|extra"):
         Check.model_validate({"cell": "fast", "measure": "bytes", "at_least": 1, **changes})
 
 
-def test_a_cell_that_is_several_groups_is_bad_input(groups: list[Group]) -> None:
+def test_ambiguous_cell_is_bad_input(groups: list[Group]) -> None:
     twice = [
         Group(f"{group.label} {k}", group.runs, {"cell": group.label, "k": k}, SEEDS)
         for group in groups

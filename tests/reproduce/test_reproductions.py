@@ -57,7 +57,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "steps.yaml"
 
 
-def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
+def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     code, out, _ = cli("reproduce", str(file), "--json")
     assert code == 0
@@ -80,7 +80,7 @@ def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: 
     assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
 
 
-def test_each_reproduction_is_named_and_paths_of_pages_are_whole(tmp_path: Path, cli: Cli) -> None:
+def test_output_names_reproduction_and_full_page_path(tmp_path: Path, cli: Cli) -> None:
     out = f"{'a-long-name-of-a-folder' * 4}/runs"
     code, printed, err = cli("reproduce", str(written(tmp_path)), "--out", out)
     assert code == 0
@@ -88,7 +88,7 @@ def test_each_reproduction_is_named_and_paths_of_pages_are_whole(tmp_path: Path,
     assert printed.splitlines()[-1] == f"{out}/steps/reproduction.md"
 
 
-def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Path, cli: Cli) -> None:
+def test_finished_runs_are_skipped_and_sizes_have_own_folders(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     for _ in range(2):
         assert cli("reproduce", str(file), "--small", "--quiet") == (0, "", "")
@@ -99,7 +99,7 @@ def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Pat
     assert (full.name, full.seeds, full.planned[0].experiment.nodes) == ("steps-full", (1, 2, 3, 4), 8)
 
 
-def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> None:
+def test_small_size_states_undecidable_claims(tmp_path: Path, cli: Cli) -> None:
     claims = [{**FILE["reproduction"]["claims"][0], "small": False}]
     code, out, _ = cli("reproduce", str(written(tmp_path, claims=claims)), "--small", "--json")
     [verdict] = json.loads(out)["verdicts"]
@@ -111,7 +111,7 @@ def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> N
     )
 
 
-def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
+def test_sweep_command_accepts_reproduction_file(tmp_path: Path, cli: Cli) -> None:
     assert "6 runs" in cli("sweep", str(written(tmp_path)), "--dry-run")[1]
 
 
@@ -124,7 +124,7 @@ def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
         ({"figure": {"axis": "rounds"}}, "reproduction.figure.axis"),
     ],
 )
-def test_a_section_that_is_wrong_is_refused_before_anything_runs(
+def test_invalid_section_is_refused_before_any_run(
     tmp_path: Path, changes: Any, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
@@ -139,7 +139,7 @@ def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("name", names())
-def test_what_comes_with_gossamer_can_be_used(name: str, size: Any, tmp_path: Path) -> None:
+def test_shipped_reproductions_are_valid(name: str, size: Any, tmp_path: Path) -> None:
     """All experiments are valid, the cells that claims name exist, and a small one needs no data."""
     described, sweep = load(name, size, out=tmp_path)
     cells = {each.short for each in sweep.planned}

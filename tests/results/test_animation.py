@@ -35,7 +35,7 @@ def ringed(pixels: np.ndarray) -> int:
     return int((np.abs(pixels - RING).sum(axis=2) < 60).sum())
 
 
-def test_a_frame_for_each_evaluation(tmp_path: Path) -> None:
+def test_animation_has_a_frame_per_evaluation(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=12, rounds=(0, 10, 20, 40), poisoned=(3,))
     for name in ("graph.gif", "graph.png"):
         write_animation([run], "ood_accuracy", tmp_path / name)
@@ -45,7 +45,7 @@ def test_a_frame_for_each_evaluation(tmp_path: Path) -> None:
         assert ringed(first) > 50
 
 
-def test_several_runs_side_by_side_and_points_without_a_value(tmp_path: Path) -> None:
+def test_runs_are_animated_side_by_side(tmp_path: Path) -> None:
     short, long, changing = (
         synthetic(tmp_path, nodes=8, rounds=(0, 10), seed=1),
         synthetic(tmp_path, nodes=6, rounds=(0, 10, 20, 30), seed=2, lost=(2,)),
@@ -60,7 +60,7 @@ def test_several_runs_side_by_side_and_points_without_a_value(tmp_path: Path) ->
     assert not ringed(shown[0])
 
 
-def test_what_cannot_be_animated_is_refused(tmp_path: Path) -> None:
+def test_invalid_animation_request_is_refused(tmp_path: Path) -> None:
     run, path = synthetic(tmp_path, nodes=3, rounds=(0, 10)), tmp_path / "graph.gif"
     with pytest.raises(BadInput, match="have not recorded test_acuracy .*did you mean 'test_accuracy'"):
         write_animation([run], "test_acuracy", path)

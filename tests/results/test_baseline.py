@@ -14,7 +14,7 @@ def cell(**labels: Any) -> Group:
     return Group(", ".join(parts), (), labels)
 
 
-def test_a_group_is_found_by_its_label() -> None:
+def test_baseline_is_found_by_its_label() -> None:
     among = [Group(label, ()) for label in ("d-psgd", "d-psgd, local_steps 5", "divshare")]
     for index, group in enumerate(among):
         found = find_baseline(group.label, among)
@@ -27,7 +27,7 @@ def test_a_group_is_found_by_its_label() -> None:
             find_baseline(name, among)
 
 
-def test_an_entry_stands_for_the_group_of_each_point() -> None:
+def test_entry_is_the_baseline_at_each_grid_point() -> None:
     among = [cell(cell=name, steps=128, count=count) for name in ("a", "ab") for count in (0, 7)]
     found = find_baseline("a", among)
     assert [found.groups[group.label] for group in among] == [among[0], among[1]] * 2
@@ -38,21 +38,21 @@ def test_an_entry_stands_for_the_group_of_each_point() -> None:
     assert found.title == "a at the same count"
 
 
-def test_a_value_of_the_grid_can_be_the_baseline() -> None:
+def test_grid_value_can_be_the_baseline() -> None:
     among = [cell(rule=rule, count=count) for rule in ("a", "b") for count in (0, 7)]
     found = find_baseline("rule=b", among)
     assert [found.groups[group.label] for group in among] == [among[2], among[3]] * 2
     assert found.title == "rule=b at the same count"
 
 
-def test_without_a_grid_an_entry_is_the_baseline_of_all() -> None:
+def test_entry_without_grid_is_the_baseline_of_all() -> None:
     among = [cell(cell="a", steps=8), cell(cell="b", steps=8)]
     found = find_baseline("a", among)
     assert found.title == "a"
     assert [found.groups[group.label] for group in among] == [among[0]] * 2
 
 
-def test_two_sweeps_that_have_an_entry_of_the_same_name_at_one_point() -> None:
+def test_ambiguous_entry_name_is_refused() -> None:
     among = [Group("first", (), {"cell": "a", "count": 0}), Group("second", (), {"cell": "a", "count": 0})]
     with pytest.raises(
         BadInput, match=r"^--baseline a: 2 groups are called that; accepted: first; second; a; count=0"

@@ -78,7 +78,7 @@ def killed_at(step: int) -> Iterator[list[str]]:
         yield steps
 
 
-def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> None:
+def test_kill_at_any_step_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     step, whole = 0, False
     while not whole:
         step += 1
@@ -105,7 +105,7 @@ def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> No
     assert steps.index("flush the folders") < steps.index("drop")
 
 
-def test_a_part_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+def test_failed_write_removes_unfinished_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, 1)
     folder = CheckpointFolder(tmp_path, experiment())
     folder.write(2, node(0, 2))
@@ -120,7 +120,7 @@ def test_a_part_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
     assert found.number == 1
 
 
-def test_one_that_no_node_has_a_part_in_is_none_to_go_on_from(tmp_path: Path) -> None:
+def test_checkpoint_without_nodes_is_ignored(tmp_path: Path) -> None:
     make(tmp_path, 1)
     (tmp_path / "2").mkdir()
     CheckpointFolder(tmp_path, experiment()).complete(2, {}, {}, 2.5)
@@ -129,7 +129,7 @@ def test_one_that_no_node_has_a_part_in_is_none_to_go_on_from(tmp_path: Path) ->
     assert found.number == 1
 
 
-def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert newest(tmp_path) is None
     assert highest(tmp_path) == 0
     for number in (1, 2, 4):
@@ -143,7 +143,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert highest(tmp_path) == 5
 
 
-def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     make(tmp_path, 1)
     found = newest(tmp_path)
     assert found is not None
@@ -168,7 +168,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         newest(tmp_path)
 
 
-def test_a_node_of_another_experiment_is_noticed(tmp_path: Path) -> None:
+def test_node_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 1)
     CheckpointFolder(tmp_path, experiment(seed=2)).write(1, node(1, 1))
     found = newest(tmp_path)
@@ -177,7 +177,7 @@ def test_a_node_of_another_experiment_is_noticed(tmp_path: Path) -> None:
         found.verify()
 
 
-def test_a_node_of_another_checkpoint_run_or_rank_is_noticed(tmp_path: Path) -> None:
+def test_node_file_of_another_checkpoint_run_or_rank_is_refused(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     write_json(tmp_path / "here" / "environment.json", {"run": "here"})
     for number in (1, 2):
@@ -197,7 +197,7 @@ def test_a_node_of_another_checkpoint_run_or_rank_is_noticed(tmp_path: Path) -> 
             found.verify()
 
 
-def test_only_the_same_experiment_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_accepts_only_the_same_experiment(tmp_path: Path) -> None:
     make(tmp_path, 1)
     found = newest(tmp_path)
     assert found is not None

@@ -57,7 +57,7 @@ def test_a_record_is_closed_with_its_status(folder: RunFolder, reason: str, stat
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("error", [None, "it failed before"])
-def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error: str | None) -> None:
+def test_failed_closing_is_returned_and_recorded(folder: RunFolder, error: str | None) -> None:
     assert close_record(folder, "rounds", error) == NO_SPACE
     assert recorded(folder, "failed", error or NO_SPACE)
     assert folder.segments.exists()
@@ -67,7 +67,7 @@ def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error:
 @pytest.mark.parametrize(
     ("error", "status"), [(ArithmeticError("the well is dry"), "failed"), (KeyboardInterrupt(), "stopped")]
 )
-def test_what_ended_a_run_is_on_record_rather_than_what_came_of_it(
+def test_original_error_is_recorded_over_closing_error(
     folder: RunFolder, error: BaseException, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

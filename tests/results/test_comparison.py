@@ -37,7 +37,7 @@ def only(of: Group | Run, measure: Measure) -> dict[str, Any]:
     return compare([one], [measure]).rows.row(0, named=True)
 
 
-def test_the_first_point_that_is_there_counts_and_a_tie_is_there(tmp_path: Path) -> None:
+def test_first_point_at_level_counts_and_equality_suffices(tmp_path: Path) -> None:
     # Exactly 0.5 at 2 s, below it again at 3 s.
     run = rising(tmp_path, 0.25, 0.375, 0.5, 0.25, 0.75)
     row = only(run, TIME)
@@ -46,26 +46,26 @@ def test_the_first_point_that_is_there_counts_and_a_tie_is_there(tmp_path: Path)
     assert only(run, measure("test_accuracy"))["mean"] == pytest.approx(0.75)
 
 
-def test_a_group_that_is_not_there_with_every_seed_has_no_mean(tmp_path: Path) -> None:
+def test_group_with_an_unreached_seed_has_no_mean(tmp_path: Path) -> None:
     curves = [(0.1, 0.9), (0.1, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4)]
     late = Group("a", tuple(rising(tmp_path, *curve, seed=seed) for seed, curve in enumerate(curves)))
     row = only(late, TIME)
     assert (row["runs"], row["known"], row["mean"]) == (3, 1, None)
 
 
-def test_a_run_that_was_repeated_counts_once(tmp_path: Path) -> None:
+def test_repeated_run_counts_once(tmp_path: Path) -> None:
     runs = tuple(rising(tmp_path, *[0.1] * at, 0.6, seed=seed) for seed, at in ((1, 9), (1, 1), (2, 3)))
     row = only(Group("a", runs), TIME)
     assert (row["runs"], row["mean"]) == (2, 2.0)  # 1 s and 3 s
 
 
-def test_grids_may_differ(tmp_path: Path) -> None:
+def test_runs_on_different_grids_are_measured(tmp_path: Path) -> None:
     fine = rising(tmp_path, 0.1, 0.2, 0.3, 0.4, 0.5, step_s=0.25, evaluation={"every_s": 0.25})
     by_round = rising(tmp_path, 0.1, 0.2, 0.5, step_s=0.7, evaluation={"every_rounds": 1})
     assert (only(fine, TIME)["mean"], only(by_round, TIME)["mean"]) == (1.0, pytest.approx(1.4))
 
 
-def test_a_mean_that_is_not_a_number_is_not_there(tmp_path: Path) -> None:
+def test_nan_mean_does_not_reach_level(tmp_path: Path) -> None:
     points = [(0.0, (0.1, 0.1)), (1.0, (0.9, math.nan)), (2.0, (0.9, 0.9))]
     assert only(timed(tmp_path, points), TIME)["mean"] == 2.0
     lower = [(0.0, (1.0, 1.0)), (1.0, (0.1, math.nan)), (2.0, (math.nan, math.nan))]
@@ -74,20 +74,20 @@ def test_a_mean_that_is_not_a_number_is_not_there(tmp_path: Path) -> None:
     assert math.isnan(only(diverged, measure("test_loss"))["mean"])
 
 
-def test_losses_are_reached_from_above(tmp_path: Path) -> None:
+def test_loss_level_is_reached_from_above(tmp_path: Path) -> None:
     points = [(0.0, (3.0, 1.0)), (1.0, (1.5, 0.5)), (2.0, (0.5, 0.25))]
     time = measure("time_s to test_rmse=1")
     assert only(timed(tmp_path, points, metric="test_rmse"), time)["mean"] == 1.0
     assert time.table == "test rmse ≤ 1"
 
 
-def test_fast_nodes_alone_are_not_there_but_those_that_outlive_others_are(tmp_path: Path) -> None:
+def test_level_needs_all_surviving_nodes(tmp_path: Path) -> None:
     points = [(0.0, (0.1, 0.1)), (1.0, (0.9, None)), (2.0, (0.9, None))]
     assert only(timed(tmp_path, points, evaluation={"every_rounds": 1}), TIME)["known"] == 0
     assert only(timed(tmp_path, points, lost=(1,)), TIME)["mean"] == 1.0
 
 
-def test_a_budget_takes_the_last_evaluation_within_it(tmp_path: Path) -> None:
+def test_budget_uses_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
     budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
     found = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
@@ -95,7 +95,7 @@ def test_a_budget_takes_the_last_evaluation_within_it(tmp_path: Path) -> None:
     assert found == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
 
-def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     base, fast = group(tmp_path, "base", s1=4, s2=6, s3=8), group(tmp_path, "fast", s3=5, s1=2, s2=3)
     never = Group("never", tuple(rising(tmp_path, 0.1, 0.2, seed=seed) for seed in (1, 2, 3)))
     others = group(tmp_path, "others", s7=1, s8=1)
@@ -124,7 +124,7 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
     assert "same seed" in compared.note
 
 
-def test_every_group_is_compared_with_the_baseline_of_its_own_grid_point(tmp_path: Path) -> None:
+def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
     def cell(name: str, count: int, *there_at: int) -> Group:
         made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": at for k, at in enumerate(there_at)})
         return Group(made.label, made.runs, {"cell": name, "count": count})
@@ -176,7 +176,7 @@ def area(run: Run, metric: str = "test_loss") -> float:
     return float(np.trapezoid(rows[metric], rows["round"]) / 5)
 
 
-def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None:
+def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
     every = groups(runs)
     areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
     rows = compare(every, areas, find_baseline("slow", every), ["cell"]).rows
@@ -210,7 +210,7 @@ def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None
         ({"budgets": ["bytes="]}, "--budget bytes=: accepted: bytes=N"),
     ],
 )
-def test_names_and_numbers_that_do_not_fit_are_refused(runs: list[Run], asked: Any, message: str) -> None:
+def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         measures(runs, **asked)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):

@@ -23,7 +23,7 @@ def divshare(**parameters: Any) -> dict[str, Any]:
     return {"name": "divshare", "fragments": 10, "queue": "flush", **parameters}
 
 
-def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_together(tmp_path: Path) -> None:
+def test_runs_differing_only_in_seed_or_execution_are_grouped(tmp_path: Path) -> None:
     engine = {"name": "simulate", "trainer": "batched", "workers": 4}
     window = {"every_s": 1.0, "timeline": {"from_s": 0.0, "to_s": 1.0, "nodes": 1}}
     runs = [
@@ -43,7 +43,7 @@ def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_tog
     assert not shows_groups([second, second])
 
 
-def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
+def test_labels_are_minimal_differences(tmp_path: Path) -> None:
     algorithms = [
         {"name": "d-psgd", "local_steps": 5},
         divshare(),
@@ -76,7 +76,7 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
+def test_sweep_runs_keep_their_cell_names(tmp_path: Path) -> None:
     runs = [
         Run(run(tmp_path, seed, batch_size=size).path, cell, {"batch_size": size})
         for size, cell in ((8, "small"), (16, "large"))
@@ -92,7 +92,7 @@ def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
     ]
 
 
-def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
+def test_common_grid_values_are_omitted_from_names(tmp_path: Path) -> None:
     def cell(seed: int, entry: str, size: int) -> Run:
         point = {"local_steps": 16, "batch_size": size}
         name = ", ".join([entry, *(f"{key}={value}" for key, value in point.items())])
@@ -111,7 +111,7 @@ def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
     assert labels([small]) == ["a, no flush, seed 1"]
 
 
-def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -> None:
+def test_group_curve_is_mean_over_runs_with_interval(tmp_path: Path) -> None:
     curves = [(0.0, 0.4, 0.9), (0.2, 0.6), (0.1, 0.8)]
     runs = tuple(
         timed(
@@ -133,7 +133,7 @@ def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -
     assert group_curve(Group("a", runs), "test_loss").is_empty()
 
 
-def test_of_repeated_runs_of_a_seed_the_newest_that_is_done_is_a_sample(tmp_path: Path) -> None:
+def test_newest_finished_run_of_a_seed_is_the_sample(tmp_path: Path) -> None:
     def recorded(seed: int, value: float, status: str = "done", **settings: Any) -> Run:
         run = timed(tmp_path, [(0.0, (value, value))], seed=seed, **settings)
         RunFolder.open(run.path).write_status(status)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
     return Run(folder.path)
 
 
-def test_runs_are_joined_where_they_are_complete_in_the_same_round_or_at_the_end(tmp_path: Path) -> None:
+def test_runs_join_at_common_complete_rounds_and_end(tmp_path: Path) -> None:
     runs = (rounds(tmp_path, 1, 2, last=12, end_s=20.0), rounds(tmp_path, 2, 3, last=24, end_s=30.0))
     table = group_curve(Group("a", runs), "test_accuracy")
     # The second node got to rounds 6 and 12: rounds 0 and 6 are both runs' whole.
@@ -176,7 +176,7 @@ def test_runs_are_joined_where_they_are_complete_in_the_same_round_or_at_the_end
     assert table["mean"].to_list() == pytest.approx([0, 0.06, 0.25])
 
 
-def test_runs_on_grids_of_time_are_joined_at_equal_instants(tmp_path: Path) -> None:
+def test_runs_on_time_grids_join_at_equal_times(tmp_path: Path) -> None:
     def on_grid(every_s: float, count: int) -> Run:
         points = [(every_s * k, (every_s * k, every_s * k)) for k in range(count)]
         return timed(tmp_path, points, evaluation={"every_s": every_s}, seed=count)

@@ -21,7 +21,7 @@ from gossamer.results.plots import (
 from synthetic_run import summary, synthetic
 
 
-def test_a_ring_is_drawn_as_a_ring() -> None:
+def test_ring_is_drawn_as_a_circle() -> None:
     places = positions(range(12), [[i, (i + 1) % 12] for i in range(12)])
     centre = [sum(axis) / 12 for axis in zip(*places, strict=True)]
     radii = [math.dist(place, centre) for place in places]
@@ -29,7 +29,7 @@ def test_a_ring_is_drawn_as_a_ring() -> None:
 
 
 @pytest.mark.parametrize("changing", [False, True])
-def test_places_are_within_the_square_and_keyed(changing: bool) -> None:
+def test_positions_fit_the_square_and_are_keyed(changing: bool) -> None:
     edges = [list(edge) for edge in nx.random_regular_graph(4, 150, seed=1).edges]
     first = positions(range(150), edges, seed=1, changing=changing)
     assert max(abs(value) for place in first for value in place) == pytest.approx(1.0)
@@ -40,13 +40,13 @@ def test_places_are_within_the_square_and_keyed(changing: bool) -> None:
 @pytest.mark.parametrize(
     ("nodes", "edges"), [(1, []), (2, []), (2, [[0, 1]]), (5, [[0, 1], [2, 3]]), (3, [[0, 0]])]
 )
-def test_small_and_broken_graphs_can_be_drawn(nodes: int, edges: list[list[int]]) -> None:
+def test_small_and_disconnected_graphs_can_be_drawn(nodes: int, edges: list[list[int]]) -> None:
     places = positions(range(nodes), edges)
     assert len(set(places)) == nodes
     assert all(math.isfinite(value) for place in places for value in place)
 
 
-def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
+def test_large_graph_is_drawn_around_node_0() -> None:
     n = 1000
     ring = [[i, (i + 1) % n] for i in range(n)]
     drawn = drawn_nodes(n, ring)
@@ -57,7 +57,7 @@ def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
     assert drawn_nodes(3, []) == [0, 1, 2]
 
 
-def test_figures_have_the_width_of_a_column_their_fonts_and_captions(tmp_path: Path) -> None:
+def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib.image")
     runs = [
         synthetic(tmp_path, nodes=4, rounds=(0, 10), seed=seed, experiment={"batch_size": size})
@@ -93,7 +93,7 @@ def test_figures_have_the_width_of_a_column_their_fonts_and_captions(tmp_path: P
             write_figures(runs, groups(runs), folder, **{**asked, **change})
 
 
-def test_widths_have_a_unit() -> None:
+def test_width_needs_a_unit() -> None:
     assert parse_width("3.3in") == 3.3
     assert parse_width("84mm") == pytest.approx(3.307, abs=1e-3)
     for wrong in ("3.3", "in", "0.1in", "-3in", "3 ft"):
@@ -112,14 +112,14 @@ def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:
         curve_figure(runs, "nothing")
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(tmp_path, nodes=1, rounds=(0,))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(BadInput, match=r"pip install 'gossamer\[report\]'"):
         write_figures([run], groups([run]), tmp_path, metrics=["test_loss"], axes=["round"])
 
 
-def test_groups_are_drawn_as_one_curve_each(tmp_path: Path) -> None:
+def test_every_group_is_drawn_as_one_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [
         synthetic(tmp_path, nodes=3, rounds=(0, 10), seed=seed, experiment={"batch_size": size})

@@ -14,7 +14,7 @@ def row(round: int, moment: str = "round") -> dict[str, Any]:
     return {"node": 1, "round": round, "step": round, "time_s": float(round), "moment": moment}
 
 
-def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
+def test_line_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     with folder.segment("metrics", 1) as segment:
         segment.append({**row(1), "place": "Genève"})
@@ -30,7 +30,7 @@ def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> No
     assert read_metrics(folder.path)["place"].to_list() == ["Genève"]
 
 
-def test_where_all_judged_nodes_were_lost_the_networks_rows_stay(tmp_path: Path) -> None:
+def test_network_rows_stay_when_all_evaluated_nodes_are_lost(tmp_path: Path) -> None:
     """They are from before."""
     checkpoint = RunCheckpoint(tmp_path, 1, {0: 4, 1: 3}, {0: 4.0, 1: 3.0}, 5.0, {})
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})

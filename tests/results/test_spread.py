@@ -33,7 +33,7 @@ def played(out: Path, seed: int = 1, **fields: Any) -> Run:
     return gossamer.run(Experiment.of(experiment), out)
 
 
-def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Path) -> None:
+def test_area_and_arrival_round_match_hand_calculation(tmp_path: Path) -> None:
     run = played(tmp_path)
     assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
     found = by_hops(run, "ood_accuracy")
@@ -58,7 +58,7 @@ def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Pat
         assert reach["half_round"] == (arrived[0] if arrived and curve[1][-1] > mean[0] else None)
 
 
-def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path: Path) -> None:
+def test_sources_are_nodes_of_the_metrics_poison(tmp_path: Path) -> None:
     poison = [
         {"name": "rotate", "share": 1.0, "set_name": "turned", "at": {"rank": 1}},
         {"name": "permute-labels", "share": 1.0, "set_name": "renamed", "at": {"rank": 4}},
@@ -70,7 +70,7 @@ def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path
     assert hops(run, "test_accuracy") == {0: 1, 1: 0, 2: 1, 3: 0, 4: 0}
 
 
-def test_a_table_over_seeds(tmp_path: Path) -> None:
+def test_spread_table_aggregates_seeds(tmp_path: Path) -> None:
     runs = [played(tmp_path, seed) for seed in (1, 2)]
     rows = spread(groups(runs), "ood_accuracy")
     areas = [by_hops(run, "ood_accuracy").filter(hops=2)["area"][0] for run in runs]
@@ -83,7 +83,7 @@ def test_a_table_over_seeds(tmp_path: Path) -> None:
     assert len(lines) == 1
 
 
-def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
+def test_runs_without_distances_are_refused(tmp_path: Path) -> None:
     average = played(tmp_path, evaluation={"every_rounds": 2, "nodes": "average"})
     with pytest.raises(BadInput, match="--by-hops ood_accuracy: no node of the run .* has recorded it"):
         spread(groups([average]), "ood_accuracy")
@@ -94,7 +94,7 @@ def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
         spread(groups([plain]), "ood_accuracy")
 
 
-def test_evaluations_by_the_clock_are_compared_at_equal_times(tmp_path: Path) -> None:
+def test_evaluations_by_time_are_compared_at_equal_times(tmp_path: Path) -> None:
     """The nodes' rounds differ at these times."""
     run = played(
         tmp_path,
@@ -108,7 +108,7 @@ def test_evaluations_by_the_clock_are_compared_at_equal_times(tmp_path: Path) ->
     assert found.filter(hops=0)["final"].item() == pytest.approx(last)
 
 
-def test_nothing_is_halfway_to_sources_that_are_not_evaluated(tmp_path: Path) -> None:
+def test_unevaluated_sources_have_no_halfway_round(tmp_path: Path) -> None:
     run = played(tmp_path, evaluation={"every_rounds": 1, "samples": None, "nodes": [0, 2, 3, 4]})
     found = by_hops(run, "ood_accuracy")
     assert found["hops"].to_list() == [1, 2, 3]

@@ -32,7 +32,7 @@ def recorded(out: Path, *rows: dict[str, Any], experiment: str = "{name: t, node
 
 
 @given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
-def test_statistics_are_those_of_the_nodes(
+def test_statistics_are_over_nodes_only(
     values: list[float], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rows = [{"node": i, "round": 4, "test_accuracy": value} for i, value in enumerate(values)]
@@ -46,7 +46,7 @@ def test_statistics_are_those_of_the_nodes(
     assert summary(run, "test_accuracy", network=True)["mean"].to_list() == [1e6]
 
 
-def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
+def test_curve_has_coordinates_on_every_axis(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         {"node": 0, "round": 0, "time_s": 0.0, "wall_s": 1.0, "bytes_sent": 0, "test_loss": 3.0},
@@ -63,7 +63,7 @@ def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
         assert table["count"].to_list() == [2, 1]
 
 
-def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
+def test_bytes_of_lost_node_still_count(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         *({"node": 0, "round": r, "bytes_sent": 10 * r, "test_loss": 1.0} for r in range(4)),
@@ -74,7 +74,7 @@ def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
     assert final_summary(run).bytes_sent == 37
 
 
-def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -> None:
+def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
     at = [
         (0, 0, 0.0),
         (1, 0, 0.0),
@@ -97,7 +97,7 @@ def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -
     assert table["mean"].to_list() == [0.0, 5.0, 9.0]
 
 
-def test_on_a_grid_of_time_every_metric_is_over_all_nodes_at_one_place(tmp_path: Path) -> None:
+def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
     """A fast node ends a round at an instant of the grid, and then all of its rounds before the last instant."""
     written = [
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "round", "train_loss": 2.0, "staleness_s": 0.5},
@@ -115,13 +115,13 @@ def test_on_a_grid_of_time_every_metric_is_over_all_nodes_at_one_place(tmp_path:
     assert final_summary(run).metrics["consensus_distance"].best is None  # least where nothing was learned
 
 
-def test_without_a_record_of_an_axis_its_places_are_null(tmp_path: Path) -> None:
+def test_unrecorded_axes_are_null(tmp_path: Path) -> None:
     run = recorded(tmp_path, {"node": 0, "round": 0, "test_loss": 1.0})
     assert points(run).row(0) == (0, 0.0, None, None, None)
     assert final_summary(run).bytes_sent is None
 
 
-def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
+def test_metric_names_are_ordered_and_have_values(tmp_path: Path) -> None:
     row = {
         "train_loss": 1.0,
         "test_loss": 1.0,
@@ -140,7 +140,7 @@ def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
     assert summary(run, "consensus_distance")["mean"].to_list() == [1.0]
 
 
-def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
+def test_final_summary_has_last_and_best_values(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         {"node": 0, "round": 1, "test_accuracy": 0.9, "test_loss": 0.2, "time_s": 1.0, "messages_lost": 1},
@@ -167,7 +167,7 @@ def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
     assert loss.best.mean == 0.2
 
 
-def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> None:
+def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
     def rows(*last: int) -> list[dict[str, Any]]:
         """Nodes that are recorded up to these rounds."""
         return [
@@ -195,7 +195,7 @@ def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> 
         assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
 
 
-def test_a_node_that_was_away_at_an_evaluation_does_not_make_it_incomplete(tmp_path: Path) -> None:
+def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None:
     """Node 1 misses round 10 and records round 20; node 2 comes back after round 20, too late to record anything."""
     at = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
     run = recorded(
@@ -224,7 +224,7 @@ def test_a_node_that_was_away_at_an_evaluation_does_not_make_it_incomplete(tmp_p
     assert (last.round, last.count, last.mean) == (20, 2, pytest.approx(0.2))
 
 
-def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
+def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
     """Rounds that only the best node of a stopped run got to are none of the network's."""
     rows = [
         {"node": node, "round": r, "test_accuracy": 0.1 * r + 0.05 * node}
@@ -236,7 +236,7 @@ def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
     assert (best.mean, best.round) == (pytest.approx(0.35), 3)
 
 
-def test_the_area_under_a_curve_is_the_mean_over_rounds(tmp_path: Path) -> None:
+def test_area_is_the_mean_over_rounds(tmp_path: Path) -> None:
     accuracies = {0: 0.1, 1: 0.4, 4: 0.7, 10: 0.6}
     rows = [
         {"node": node, "round": r, "test_accuracy": accuracy + 0.2 * node - 0.1}
@@ -265,7 +265,7 @@ def uneven() -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path) -> None:
+def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     run = recorded(tmp_path, *uneven())
     table = summary(run, "test_accuracy")
     assert table["mean"].to_list() == pytest.approx([0.0, 0.25, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65])
@@ -277,7 +277,7 @@ def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path
     assert points(run)["bytes"][-1] == 130
 
 
-def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> None:
+def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
     rows = [
         {"node": node, "round": k, "time_s": pace * k, "moment": "round", "test_loss": 9.0}
         for node, pace in ((0, 0.75), (1, 3.5))
@@ -309,7 +309,7 @@ def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("moment", "every_s"), [("round, end", None), ("tick 2, end", 0.5), ("round, tick 2, end", 0.5)]
 )
-def test_an_end_that_is_another_point_is_none_of_its_own(
+def test_end_at_an_evaluation_adds_no_point(
     tmp_path: Path, moment: str, every_s: float | None
 ) -> None:
     at = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
@@ -328,7 +328,7 @@ def test_an_end_that_is_another_point_is_none_of_its_own(
     assert final_summary(run).metrics["test_loss"].count == 2
 
 
-def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> None:
+def test_asynchrony_metrics_come_last_without_counters(tmp_path: Path) -> None:
     ages = {"staleness_s": 1.0, "staleness_max_s": 2.0}
     shares = {"idle_share": 0.25, "uplink_share": 0.5, "downlink_share": 0.75, **ages}
     counters = {"messages_received": 1, "messages_cancelled": 2, "messages_superseded": 3, "bytes_sent": 4}
@@ -337,7 +337,7 @@ def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> No
     assert set(ASYNCHRONY) == set(shares)
 
 
-def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
+def test_asynchrony_metrics_cover_the_whole_run(tmp_path: Path) -> None:
     """Shares by the seconds, ages by the messages of each row; and of rows that are no points of the grid too."""
     rows = [
         (0, 0.0, None, None, None, 0),
@@ -384,11 +384,11 @@ def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
         ("test_f1", False),
     ],
 )
-def test_of_errors_losses_and_distances_less_is_better(name: str, lower: bool) -> None:
+def test_lower_is_better_for_errors_losses_and_distances(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
 
 
-def test_figures_over_the_run_repeat_their_bits(tmp_path: Path) -> None:
+def test_final_values_are_deterministic(tmp_path: Path) -> None:
     shares = [0.1 * 3**-rank for rank in range(40)]
     rows = ({"node": r, "round": 1, "time_s": 1.0, "idle_share": share} for r, share in enumerate(shares))
     run = recorded(tmp_path, *rows, experiment="{name: t, nodes: 40}")

@@ -80,7 +80,7 @@ def experiment(*trackers, **changes) -> Experiment:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_trackers_hear_every_row_that_is_recorded(tmp_path, engine):
+def test_trackers_receive_every_recorded_row(tmp_path, engine):
     described = experiment(f"{__name__}:Fake", {"name": f"{__name__}:Fake", "label": "two"}, engine=engine)
     for _ in range(2):
         heard.clear()
@@ -128,7 +128,7 @@ class Fails(Tracker):
         raise BadInput("trackers: no package")
 
 
-def test_a_failed_run_and_a_resumed_one(tmp_path):
+def test_tracker_is_told_of_failure_and_resume(tmp_path):
     with pytest.raises(RunFailed):
         run(experiment(f"{__name__}:Fake", algorithm=f"{__name__}:Failing"), tmp_path)
     assert [kind for kind, _ in heard if kind != "one row"] == ["one begin", "one failure"]
@@ -140,7 +140,7 @@ def test_a_failed_run_and_a_resumed_one(tmp_path):
     assert {what["round"] for kind, what in heard[-5:] if kind == "one row"} == {3}
 
 
-def test_a_tracker_that_can_not_be_used_is_refused_before_the_run(tmp_path):
+def test_unusable_tracker_is_refused_before_the_run(tmp_path):
     with pytest.raises(BadInput, match="trackers: no package"):
         run(experiment(f"{__name__}:Fails"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -157,7 +157,7 @@ def test_a_missing_package_is_named():
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_tensorboard_is_given_the_means_of_every_evaluation(tmp_path):
+def test_tensorboard_receives_means_of_every_evaluation(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     TensorBoard().check()
@@ -197,7 +197,7 @@ def swept(tmp_path, *trackers):
 
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 @pytest.mark.filterwarnings("default")  # MLflow's own
-def test_mlflow_keeps_settings_and_means_and_a_sweep_is_an_experiment(tmp_path):
+def test_mlflow_stores_sweep_as_experiment_with_means(tmp_path):
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -234,7 +234,7 @@ def leveldb_log(log: bytes) -> Iterator[bytes]:
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 @pytest.mark.filterwarnings("default")  # of Weights & Biases itself
-def test_wandb_keeps_settings_and_means_offline_and_a_sweep_is_a_group(tmp_path):
+def test_wandb_stores_sweep_as_group_with_means(tmp_path):
     from wandb.proto.wandb_internal_pb2 import Record
 
     runs = swept(tmp_path, {"name": "wandb", "mode": "offline"}, f"{__name__}:Broken", "tensorboard")
@@ -254,7 +254,7 @@ def test_wandb_keeps_settings_and_means_offline_and_a_sweep_is_a_group(tmp_path)
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_a_sweep_is_a_folder_of_tensorboard(tmp_path):
+def test_tensorboard_stores_sweep_in_one_folder(tmp_path):
     runs = swept(tmp_path / "runs", {"name": "tensorboard", "folder": str(tmp_path / "board")})
     for each in runs:
         assert list((tmp_path / "board/rates" / each.path.parent.name / each.id).glob("events.*"))

@@ -114,7 +114,7 @@ TOPOLOGIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
-def test_models_are_mixed_as_the_weights_say(tmp_path: Path, topology: Any, drop_outs: str) -> None:
+def test_models_are_mixed_by_the_weights(tmp_path: Path, topology: Any, drop_outs: str) -> None:
     experiment = described(algorithm=Mixing(), topology=topology, secure_aggregation={"drop_outs": drop_outs})
     np.testing.assert_allclose(
         models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
@@ -128,7 +128,7 @@ ROUND_ROBIN = {"name": "round-robin", "blocks": 3, "support": "common"}
     ("codec", "drop_outs", "overlap"),
     [(None, "skip", False), (None, "recover", True), (COMMON, "recover", False), (ROUND_ROBIN, "skip", True)],
 )
-def test_masks_change_no_bit_and_the_result_is_that_of_plain_d_psgd(
+def test_masked_result_equals_unmasked_and_plain_d_psgd(
     tmp_path: Path, codec: Any, drop_outs: str, overlap: bool
 ) -> None:
     fields: dict[str, Any] = {"codec": codec, "algorithm": {"name": "d-psgd", "overlap": overlap}}
@@ -173,7 +173,7 @@ def test_a_node_without_senders_keeps_its_model(tmp_path: Path) -> None:
     )
 
 
-def test_a_receiver_may_have_many_senders() -> None:
+def test_message_limit_fits_rosters_of_many_senders() -> None:
     """A roster of them takes up to 150 bytes for each."""
     task = {"name": "least-squares", "features": 4, "samples": 2000, "test_samples": 5}
     for nodes in (10, 1000):
@@ -211,7 +211,7 @@ class Ignoring(UniformWeights):
         return row if round == 0 else {**row, min(row): 0.0}
 
 
-def test_a_node_keeps_its_model_where_a_weight_is_zero_in_a_later_round(tmp_path: Path) -> None:
+def test_node_keeps_model_when_a_later_weight_is_zero(tmp_path: Path) -> None:
     topology = {"name": "complete", "weights": "test_secure_aggregation:Ignoring"}
     experiment = described(3, algorithm=Mixing(), topology=topology)
     np.testing.assert_allclose(
@@ -219,7 +219,7 @@ def test_a_node_keeps_its_model_where_a_weight_is_zero_in_a_later_round(tmp_path
     )
 
 
-def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
+def test_integer_buffers_are_not_summed(tmp_path: Path) -> None:
     """Batch normalization counts its steps, beyond the bound of values."""
     fields: dict[str, Any] = {
         "task": "test_secure_aggregation:normalized",
@@ -230,7 +230,7 @@ def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
     assert run.status == "done"
 
 
-def test_buffers_are_mixed_too(tmp_path: Path) -> None:
+def test_buffers_are_mixed(tmp_path: Path) -> None:
     fields = {"task": "test_secure_aggregation:normalized", "secure_aggregation": None}
     plain = gossamer.run(described(**fields), tmp_path)
     secure = gossamer.run(described(**{**fields, "secure_aggregation": {"drop_outs": "recover"}}), tmp_path)
@@ -305,7 +305,7 @@ def leaks(words: dict[tuple[int, int, int], np.ndarray], *, together: bool = Tru
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize(("nodes", "topology"), [(3, "complete"), (4, "complete"), (4, "ring")])
-def test_what_a_receiver_sees_is_random(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
+def test_masked_words_look_random_to_receivers(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
     """Single words, what two receivers can compare (in the ring, two have the same senders), and what comes in two rounds.
     The sum of two senders is known."""
     words = views(tmp_path, nodes, topology=topology, drop_outs=drop_outs)
@@ -314,13 +314,13 @@ def test_what_a_receiver_sees_is_random(tmp_path: Path, nodes: int, topology: st
     assert not leaks(words, together=senders > 2 or drop_outs == "recover")
 
 
-def test_the_sum_of_all_senders_is_what_a_receiver_learns(tmp_path: Path) -> None:
+def test_receiver_learns_the_sum_of_all_senders(tmp_path: Path) -> None:
     words = views(tmp_path, 4, 1, drop_outs="skip")
     for to in range(4):
         assert not sum(each for (_, receiver, _), each in words.items() if receiver == to).any()
 
 
-def test_integers_without_masks_show_the_models(tmp_path: Path) -> None:
+def test_unmasked_integers_reveal_the_models(tmp_path: Path) -> None:
     assert len(leaks(views(tmp_path, masked=False))) > 0
 
 
@@ -333,14 +333,14 @@ derive = masking.derive
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_the_chi_square_test_finds_missing_masks_and_those_used_in_two_rounds_or_for_two_receivers(
+def test_chi_square_test_finds_missing_and_reused_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Any
 ) -> None:
     monkeypatch.setattr(*mutant)
     assert leaks(views(tmp_path, 4, topology="ring", drop_outs="skip"), together=False)
 
 
-def test_one_missing_mask_of_two_senders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chi_square_test_finds_one_missing_pairwise_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = MaskingProtocol._add_masks
 
     def without(self: Any, words: Any, sender: int, keys: Any) -> None:
@@ -377,7 +377,7 @@ MISSED = {"keys": [TO], "shares": [TO], "words": [TO], "roster": OTHERS, "relay"
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_sum_of_the_others_is_recovered(tmp_path: Path, step: str) -> None:
+def test_sum_of_remaining_senders_is_recovered(tmp_path: Path, step: str) -> None:
     """Where words have come and only their sender's answer is lost, the others uncover its own mask."""
     experiment = lossy(step, "recover", len(SEEN))
     x, expected, missed = initial(experiment), mixed(experiment, 1), MISSED.get(step, [])
@@ -390,7 +390,7 @@ def test_the_sum_of_the_others_is_recovered(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["keys", "roster", "words"])
-def test_a_round_is_skipped_where_masks_do_not_cancel(tmp_path: Path, step: str) -> None:
+def test_round_is_skipped_when_masks_do_not_cancel(tmp_path: Path, step: str) -> None:
     experiment = lossy(step, "skip", len(SEEN))
     x, expected = initial(experiment), mixed(experiment, 1)
     if step == "keys":  # no mask was agreed with it
@@ -400,7 +400,7 @@ def test_a_round_is_skipped_where_masks_do_not_cancel(tmp_path: Path, step: str)
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=NODES * 2.0**-20)
 
 
-def test_too_few_survivors_are_not_uncovered(tmp_path: Path) -> None:
+def test_single_survivor_is_not_revealed(tmp_path: Path) -> None:
     """Of two senders, one is lost: the other's model would be the sum."""
     experiment = lossy("words", "recover", len(SEEN), nodes=3)
     expected = mixed(experiment, 1)
@@ -408,7 +408,7 @@ def test_too_few_survivors_are_not_uncovered(tmp_path: Path) -> None:
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=3 * 2.0**-20)
 
 
-def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_words_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver has the masks that the lost sender has in common with the others. Its own mask still hides its model."""
     removed = {}
     add = MaskingProtocol._add_masks
@@ -454,7 +454,7 @@ class Nosy(NodeWrapper):
 
 
 @pytest.mark.parametrize("survivors", [(1, 2), (0, 1, 2, 3), (1, 2, 3)])
-def test_senders_refuse_survivors_that_make_no_sense(tmp_path: Path, survivors: tuple[int, ...]) -> None:
+def test_senders_refuse_invalid_survivor_lists(tmp_path: Path, survivors: tuple[int, ...]) -> None:
     """Too few of them, one that is no sender, and, to those who are left out, a list without themselves."""
     experiment = described(
         1,
@@ -489,7 +489,7 @@ class Forger(NodeWrapper):
 
 
 @pytest.mark.parametrize("forgery", ["a key", "itself", "a rank", "twice", "no weight"])
-def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str) -> None:
+def test_senders_refuse_forged_rosters(tmp_path: Path, forgery: str) -> None:
     experiment = described(
         1, algorithm=Mixing(), secure_aggregation={"drop_outs": "recover"}, wrappers=[Forger(forgery=forgery)]
     )
@@ -497,7 +497,7 @@ def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str)
         gossamer.run(experiment, tmp_path)
 
 
-def test_a_sum_of_words_that_do_not_belong_together_is_not_mixed(
+def test_sum_with_mismatched_masks_is_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = MaskingProtocol._add_masks
@@ -522,7 +522,7 @@ class Twice(NodeWrapper):
                 node.send(1, survivors, (TAG, "survivors", 0))
 
 
-def test_a_sender_answers_once(tmp_path: Path) -> None:
+def test_sender_answers_unmask_request_once(tmp_path: Path) -> None:
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(
@@ -560,7 +560,7 @@ def test_shares_of_an_earlier_round_are_refused(tmp_path: Path) -> None:
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=NODES * 2.0**-20)
 
 
-def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(tmp_path: Path) -> None:
+def test_answers_reveal_survivor_masks_and_lost_senders_key(tmp_path: Path) -> None:
     """There is one share of each sender in each answer: no receiver gets shares of both secrets of one."""
     number = len(SEEN)
     gossamer.run(lossy("words", "recover", number), tmp_path)
@@ -577,7 +577,7 @@ def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(
             assert masking.KeyPair(secret).public != came[rank, "keys"][2]
 
 
-def test_nodes_that_crash_are_left_out(tmp_path: Path) -> None:
+def test_crashed_nodes_are_left_out(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "faults": [{"name": "crash", "nodes": [2], "at_s": 2.5}],
         "gather": {"timeout_s": 5.0, "lost_peer": "skip"},
@@ -638,7 +638,7 @@ CHANGING = {"name": "random-regular", "degree": 2, "every_rounds": 2}
         pytest.param("recover", "complete", "processes", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_saved(
+def test_resumed_run_has_same_bits_and_saves_no_secrets(
     tmp_path: Path, drop_outs: str, topology: Any, engine: str
 ) -> None:
     """One node is slow, so that the others had begun the next round when the checkpoint was complete."""
@@ -675,7 +675,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
     assert torch.equal(resumed.parameters, whole.parameters)
 
 
-def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_path: Path) -> None:
+def test_resume_needs_a_checkpoint_of_equal_rounds(tmp_path: Path) -> None:
     run = gossamer.run(described(4, checkpoint={"every_rounds": 2, "keep": 10}), tmp_path)
     folder = run.path / "checkpoints"
     last = max(folder.iterdir(), key=lambda each: int(each.name)) / "manifest.json"
@@ -687,7 +687,7 @@ def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_
     assert checkpoint.number < manifest["number"]
 
 
-def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
+def test_nodes_agree_on_keys_once_on_a_static_graph(tmp_path: Path) -> None:
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(3, algorithm=Mixing(), wrappers=[Seen(number=number)])
@@ -700,7 +700,7 @@ def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
     }
 
 
-def test_all_of_it_costs_less_than_one_percent_of_the_bytes(tmp_path: Path) -> None:
+def test_overhead_is_below_one_percent_of_bytes(tmp_path: Path) -> None:
     """For 89,834 parameters, GN-LeNet's, and degree 5; DecentralizePy reports 3 %."""
     fields: dict[str, Any] = {
         "task": {"name": "least-squares", "features": 89_834, "samples": 60, "test_samples": 5},
@@ -743,7 +743,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_can_not_serve_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("given.txt").write_text("0.5 0.5 0\n0.2 0.6 0.2\n0.2 0.2 0.6\n")
     fields, said = REFUSED[name]
@@ -765,7 +765,7 @@ def test_values_up_to_the_bound_are_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["2047.1", "-3e9"])
-def test_values_that_could_overflow_are_refused_with_the_bound(tmp_path: Path, value: str) -> None:
+def test_values_above_the_bound_are_refused(tmp_path: Path, value: str) -> None:
     experiment = described(algorithm=Filled(value=value))
     with pytest.raises(RunFailed, match="accepted: values below 2047"):
         gossamer.run(experiment, tmp_path)
@@ -788,7 +788,7 @@ class Plain(Mixing):
 
 
 @pytest.mark.parametrize("payload", ["vector", "list"])
-def test_nothing_but_models_is_sent(tmp_path: Path, payload: str) -> None:
+def test_non_model_payload_is_refused(tmp_path: Path, payload: str) -> None:
     with pytest.raises(RunFailed, match=r"node \d sends a (Tensor|list); accepted: a Model"):
         gossamer.run(described(algorithm=Plain(payload=payload)), tmp_path)
 
@@ -798,7 +798,7 @@ def test_a_second_model_in_a_round_is_refused(tmp_path: Path) -> None:
         gossamer.run(described(algorithm=SendsTwice()), tmp_path)
 
 
-def test_other_weights_are_refused(tmp_path: Path) -> None:
+def test_weights_other_than_mixing_weights_are_refused(tmp_path: Path) -> None:
     class Other(Mixing):
         async def run(self, node: Node) -> None:
             async for r in node.rounds():
@@ -810,7 +810,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         gossamer.run(described(algorithm=Other()), tmp_path)
 
 
-def test_a_key_without_the_right_signature_is_refused(
+def test_key_with_invalid_signature_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gossamer.runtime.simulate.host import SimHost

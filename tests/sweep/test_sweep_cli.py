@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP))
 
 
-def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
+def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", *HERE)
     assert code == 0
     assert [line.split("  ")[:2] for line in err.splitlines()] == [
@@ -67,7 +67,7 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/tiny/*/*/status.json"))) == 6
 
 
-def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cli, tmp_path: Path) -> None:
+def test_report_compares_cells_at_their_own_grid_point(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "grid": {"batch_size": [2, 4]}}))
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
     asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
@@ -88,7 +88,7 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
     )
 
 
-def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None:
+def test_lines_name_only_axes_with_several_values(cli: Cli, tmp_path: Path) -> None:
     grid = {"optimizer.lr": [0.1], "batch_size": [2, 4], "topology": ["ring"]}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": None, "seeds": 1, "grid": grid}))
     _, _, err = cli("sweep", "sweep.yaml", *HERE, "--quiet", "--only", "batch_size=4")
@@ -101,7 +101,7 @@ def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None
     assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]["cell"]
 
 
-def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Path) -> None:
+def test_piped_report_is_not_wrapped(cli: Cli, tmp_path: Path) -> None:
     """A cell is one line, though a terminal would have no room for its name beside the figures."""
     long = "fast, under a name that takes up almost all of the eighty columns of a terminal"
     cells = {"slow": {"optimizer.lr": 0.01}, long: None}
@@ -125,7 +125,7 @@ def test_json_is_one_object(cli: Cli) -> None:
     assert [row["runs"] for row in said["summary"]["test_loss"]] == [0, 2]
 
 
-def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_prints_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
     head, *rows, left = out.splitlines()
@@ -145,7 +145,7 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_estimates_remaining_time(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
     said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
@@ -173,7 +173,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_and_an_experiment_are_not_mixed_up(cli: Cli) -> None:
+def test_sweep_and_experiment_files_are_told_apart(cli: Cli) -> None:
     said = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
     assert cli("run", "sweep.yaml") == (2, "", said)
     said = (
@@ -182,7 +182,7 @@ def test_a_sweep_and_an_experiment_are_not_mixed_up(cli: Cli) -> None:
     assert cli("sweep", "base.yaml") == (2, "", said)
 
 
-def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+def test_failures_are_listed_and_exit_with_code_1(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     fails = {"algorithm": {"name": "sweeps:Fails", "while_there": str(tmp_path / "bad")}}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": fails, "y": None}, "seeds": 1}))
@@ -200,7 +200,7 @@ def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: P
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet", "--retry-failed")[0] == 0
 
 
-def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_path: Path) -> None:
+def test_set_changes_the_base_and_hence_the_runs(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet", "--set", "stop.rounds=1")[0] == 0
     [one, two] = tmp_path.glob("runs/tiny/*/*/experiment.yaml")
     assert {yaml.safe_load(file.read_text())["stop"]["rounds"] for file in (one, two)} == {1}
@@ -208,7 +208,7 @@ def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_pa
     assert (code, json.loads(out)["skipped"]) == (0, 0)
 
 
-def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
+def test_stopped_sweep_exits_with_code_130(cli: Cli, tmp_path: Path) -> None:
     asks = {
         "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
     }
@@ -219,14 +219,14 @@ def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
 
 
-def test_a_baseline_that_is_no_cell_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_baseline_is_refused_before_any_run(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("sweep", "sweep.yaml", "--baseline", "slwo", "--quiet", *HERE)
     assert code == 2
     assert "--baseline slwo: no group is called that (did you mean 'slow'?)" in err
     assert not list(tmp_path.rglob("metrics.parquet"))
 
 
-def test_a_run_that_is_missing_from_a_sweep_or_lacks_its_experiment_is_no_whole_record(
+def test_verify_reports_missing_run_and_experiment(
     cli: Cli, tmp_path: Path
 ) -> None:
     cli("sweep", "sweep.yaml", "--quiet", *HERE)

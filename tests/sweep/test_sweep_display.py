@@ -24,7 +24,7 @@ from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State
 
 
-def test_lines_in_a_pipe_have_the_first_metric_and_a_closed_one_ends_nothing(
+def test_piped_lines_have_first_metric_and_survive_closed_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = sweep(tmp_path)
@@ -52,7 +52,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
         yield shown
 
 
-def test_a_terminal_has_a_row_for_each_run_under_way_with_its_newest_whole_evaluation(
+def test_live_table_shows_newest_evaluation_of_running_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = sweep(tmp_path, seeds=2)
@@ -126,7 +126,7 @@ def prints(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def test_what_a_worker_prints_comes_through_the_standard_error_of_this_process(
+def test_worker_output_goes_to_parents_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A live table replaces it, so that lines come above the table."""
@@ -136,7 +136,7 @@ def test_what_a_worker_prints_comes_through_the_standard_error_of_this_process(
     assert sys.stderr.getvalue() == "one warning\n" * 2  # type: ignore[attr-defined]
 
 
-def test_a_terminal_that_can_only_print_lines_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     for kind, live in (("xterm-256color", True), ("dumb", False), ("", True)):
         monkeypatch.setenv("TERM", kind)

@@ -31,7 +31,7 @@ def pool() -> Iterator[LocalPool]:
         yield executor
 
 
-def test_a_worker_does_one_thing_after_another(pool: LocalPool) -> None:
+def test_worker_runs_calls_one_after_another(pool: LocalPool) -> None:
     pids = [pool.submit(os.getpid) for _ in range(3)]
     assert len({pid.result(60) for pid in pids}) == 1
     assert pids[0].result() != os.getpid()
@@ -46,7 +46,7 @@ def test_a_worker_does_one_thing_after_another(pool: LocalPool) -> None:
         (os._exit, 3, "exit code 3"),
     ],
 )
-def test_a_worker_that_dies_says_how_and_another_takes_its_place(
+def test_dead_worker_is_explained_and_replaced(
     pool: LocalPool, function: Callable[..., Any], argument: int, said: str
 ) -> None:
     first = pool.submit(os.getpid).result(60)
@@ -57,7 +57,7 @@ def test_a_worker_that_dies_says_how_and_another_takes_its_place(
     assert not psutil.pid_exists(first)
 
 
-def test_no_worker_is_left() -> None:
+def test_closed_pool_leaves_no_worker() -> None:
     with LocalPool(2) as executor:
         assert isinstance(executor, Executor)
         pids = [executor.submit(os.getpid).result(60), executor.submit(os.getppid).result(60)]
@@ -66,7 +66,7 @@ def test_no_worker_is_left() -> None:
     assert not psutil.pid_exists(pids[0])
 
 
-def test_a_pool_that_is_not_waited_for_ends_at_once() -> None:
+def test_cancelling_shutdown_ends_pool_at_once() -> None:
     pool = LocalPool(1)
     pid = pool.submit(os.getpid).result(60)
     endless, queued = pool.submit(time.sleep, 1e6), pool.submit(os.getpid)
@@ -77,7 +77,7 @@ def test_a_pool_that_is_not_waited_for_ends_at_once() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends after its call")
-def test_a_worker_whose_sweep_is_gone_ends() -> None:
+def test_orphaned_worker_ends() -> None:
     code = """
 import os, time
 from gossamer.sweep.pool import LocalPool
@@ -135,7 +135,7 @@ def shown(of: Sweep) -> pl.DataFrame:
 @pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 @pytest.mark.filterwarnings("ignore")  # of the packages
 @pytest.mark.usefixtures("no_process_is_left")
-def test_the_table_is_that_of_this_machine(
+def test_remote_results_equal_local_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     pytest.importorskip(package)
@@ -152,7 +152,7 @@ def test_the_table_is_that_of_this_machine(
 @pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_worker_that_is_killed_costs_its_run(
+def test_killed_worker_fails_only_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     pytest.importorskip(package)
@@ -171,7 +171,7 @@ def test_a_worker_that_is_killed_costs_its_run(
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_signal_stops_the_runs_of_ray_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
@@ -197,7 +197,7 @@ class Broken(Executor):
         return future
 
 
-def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli: Cli, tmp_path: Path) -> None:
+def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(sweep(tmp_path, seeds=3).to_yaml())
     code, out, err = cli("sweep", "sweep.yaml", "--workers", "test_sweep_executors:Broken")
     assert code == 1
@@ -219,7 +219,7 @@ def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli:
         (["--workers", "ray", "--jobs", "2"], "error: --jobs: accepted without --workers"),
     ],
 )
-def test_bad_input(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_executor_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "sweep.yaml").write_text(sweep(tmp_path).to_yaml())
     code, _, err = cli("sweep", "sweep.yaml", *arguments)
     assert code == 2

@@ -18,7 +18,7 @@ def names(found: Sweep) -> list[str]:
     return [*dict.fromkeys(each.cell.name for each in found.planned)]
 
 
-def test_cells_times_grid_times_seeds_the_last_key_fastest(tmp_path: Path) -> None:
+def test_plan_is_product_with_last_key_fastest(tmp_path: Path) -> None:
     found = sweep(
         tmp_path,
         seeds=[3, 1],
@@ -43,7 +43,7 @@ def test_cells_times_grid_times_seeds_the_last_key_fastest(tmp_path: Path) -> No
 
 
 @drawn(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_as_many_as_the_product(cells: int, values: int, seeds: int) -> None:
+def test_number_of_runs_is_the_product(cells: int, values: int, seeds: int) -> None:
     found = sweep(
         Path("runs"),
         seeds=seeds,
@@ -54,7 +54,7 @@ def test_as_many_as_the_product(cells: int, values: int, seeds: int) -> None:
     assert found.seeds == tuple(range(1, seeds + 1))
 
 
-def test_a_field_is_replaced_wholly_and_a_parameter_alone(tmp_path: Path) -> None:
+def test_cell_replaces_whole_field_or_single_parameter(tmp_path: Path) -> None:
     base = {
         "optimizer": {"name": "sgd", "lr": 0.3, "momentum": 0.5},
         "evaluation": {"every_rounds": 2, "samples": 10},
@@ -76,7 +76,7 @@ def test_a_field_is_replaced_wholly_and_a_parameter_alone(tmp_path: Path) -> Non
     assert another.optimizer.spec()["name"] == "adam"  # and sgd's momentum is gone
 
 
-def test_a_cell_does_not_change_the_next_one(tmp_path: Path) -> None:
+def test_cell_does_not_affect_the_next_cell(tmp_path: Path) -> None:
     found = sweep(
         tmp_path, base={"topology": {"name": "ring"}}, cells={"a": {"topology.weights": "uniform"}, "b": {}}
     )
@@ -94,7 +94,7 @@ def test_the_grid_overrides_the_cell(tmp_path: Path) -> None:
     )
 
 
-def test_parameters_of_a_cell_reach_components_of_the_grid(tmp_path: Path) -> None:
+def test_cell_parameters_reach_grid_components(tmp_path: Path) -> None:
     cells = {"a": {"topology.weights": "uniform"}, "b": {"topology.name": "complete"}}
     graphs = [{"name": "random-regular", "degree": 3}, "ring"]
     found = [
@@ -104,7 +104,7 @@ def test_parameters_of_a_cell_reach_components_of_the_grid(tmp_path: Path) -> No
     assert [each.weights is None for each in found] == [False, False, True, True]
 
 
-def test_an_axis_that_is_no_field_names_groups_of_overrides(tmp_path: Path) -> None:
+def test_axis_may_name_groups_of_overrides(tmp_path: Path) -> None:
     graphs = {"small": {"nodes": 4, "topology": "ring"}, "large": {"nodes": 6, "topology.name": "complete"}}
     found = sweep(
         tmp_path, cells={"a": {"batch_size": 2}}, grid={"graph": graphs, "optimizer.lr": [0.1, 0.2]}
@@ -120,7 +120,7 @@ def test_an_axis_that_is_no_field_names_groups_of_overrides(tmp_path: Path) -> N
         sweep(tmp_path, grid={"graph": {"x": {"seed": 3}}})
 
 
-def test_an_entry_of_a_list_is_set_by_its_number(tmp_path: Path) -> None:
+def test_list_entry_is_set_by_index(tmp_path: Path) -> None:
     flip = {"name": "label-flip", "at": {"rank": 0}}
     base = {"poison": [flip, flip]}
     found = sweep(tmp_path, base=base, grid={"poison.1.at.rank": [1, 2]}).planned
@@ -141,7 +141,7 @@ def given(*assignments: str, **fields: Any) -> Sweep:
     return Sweep.of({"name": "s", "base": {**TINY, "name": "base"}, **fields}, overrides=assignments)
 
 
-def test_the_command_line_reaches_what_cells_leave_alone() -> None:
+def test_command_line_sets_fields_that_no_cell_overrides() -> None:
     cells = {"a": {"optimizer.lr": 0.2}, "b": {"topology": {"name": "random-regular", "degree": 3}}}
     found = given("stop.rounds=7", "optimizer.momentum=0.5", "compute={name: constant}", cells=cells)
     assert [each.experiment.stop.rounds for each in found.planned] == [7, 7]
@@ -205,7 +205,7 @@ OWN_STEPS = {
         ),
     ],
 )
-def test_an_assignment_that_cells_would_undo_is_refused(
+def test_assignment_overridden_by_cells_is_refused(
     assignment: str, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadInput) as caught:
@@ -214,7 +214,7 @@ def test_an_assignment_that_cells_would_undo_is_refused(
     assert caught.value.problems == (f"{said}: overridden by the sweep; {accepted}",)
 
 
-def test_the_command_line_sets_what_the_grid_gives_to_all_cells(tmp_path: Path) -> None:
+def test_command_line_replaces_single_grid_value(tmp_path: Path) -> None:
     cells = {"plain": {}, "swift": {"algorithm": "swift", "topology": "complete"}}
     grid = {"algorithm.local_steps": [128], "batch_size": [4, 8]}
     full = given(cells=cells, grid=grid)
@@ -226,7 +226,7 @@ def test_the_command_line_sets_what_the_grid_gives_to_all_cells(tmp_path: Path) 
     assert reduced.planned[2].experiment.algorithm.name_of() == "swift"
 
 
-def test_a_path_of_the_command_line_is_relative_to_the_working_directory_in_the_grid_too(
+def test_command_line_grid_path_is_relative_to_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -240,7 +240,7 @@ def test_a_path_of_the_command_line_is_relative_to_the_working_directory_in_the_
     assert paths == [tmp_path / "two.txt", tmp_path / "here" / "mine.txt"]
 
 
-def test_what_is_different_in_all_cells_comes_before_the_command_line_and_the_cells() -> None:
+def test_overrides_yield_to_command_line_and_cells() -> None:
     fields = {"overrides": {"batch_size": 4, "optimizer.lr": 0.5, "topology": {"name": "star"}}}
     cells = {"a": None, "b": {"topology": "complete"}}
     found = Sweep.of({"name": "s", "base": TINY, "cells": cells, **fields}, overrides=["batch_size=2"])
@@ -249,7 +249,7 @@ def test_what_is_different_in_all_cells_comes_before_the_command_line_and_the_ce
     assert [each.experiment.topology.name_of() for each in found.planned] == ["star", "complete"]
 
 
-def test_cells_do_not_share_what_they_say() -> None:
+def test_cells_do_not_share_mutable_values() -> None:
     said = {"name": "d-psgd"}
     cells = {"x": {"algorithm": said, "algorithm.local_steps": 7}, "y": {"algorithm": said}}
     x, y = Sweep.of({"name": "s", "base": TINY, "cells": cells}).planned
@@ -258,12 +258,12 @@ def test_cells_do_not_share_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("override", ["seed=9", "name=other"])
-def test_the_command_line_leaves_to_the_sweep_what_is_the_sweep_s(override: str) -> None:
+def test_command_line_cannot_set_seed_or_name(override: str) -> None:
     with pytest.raises(BadInput, match=r"--set: got '(seed|name)'; accepted: other fields"):
         Sweep.of({"name": "s", "base": TINY}, overrides=[override])
 
 
-def test_labels_of_components_are_as_short_as_they_can_be(tmp_path: Path) -> None:
+def test_component_labels_are_minimal(tmp_path: Path) -> None:
     uniform = [{"name": "uniform", "latency_s": 0.1}, {"name": "uniform", "latency_s": 0.2}]
     assert names(sweep(tmp_path, grid={"network": uniform})) == [
         "network=uniform latency_s=0.1",
@@ -278,7 +278,7 @@ def test_labels_of_components_are_as_short_as_they_can_be(tmp_path: Path) -> Non
     assert [each.experiment.network.latency_s for each in named.planned] == [0.1, 0.2]
 
 
-def test_without_cells_or_grid_there_is_one_cell_named_after_the_base(tmp_path: Path) -> None:
+def test_sweep_without_cells_has_one_named_after_the_base(tmp_path: Path) -> None:
     found = sweep(tmp_path, base={"name": "plain", "seed": 5})
     assert names(found) == ["plain"]
     assert found.seeds == (5,)
@@ -300,7 +300,7 @@ def test_equal_experiments_of_two_cells_share_a_run(tmp_path: Path) -> None:
     assert len({*runs["a"], *runs["other"]}) == 4
 
 
-def test_relative_paths_are_relative_to_the_file_they_stand_in(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
     for folder in (tmp_path, tmp_path / "bases"):
         (folder / "graph.txt").write_text("0 1\n1 2\n2 3\n")
@@ -319,7 +319,7 @@ def test_relative_paths_are_relative_to_the_file_they_stand_in(tmp_path: Path) -
     assert paths == [tmp_path / "bases" / "graph.txt", tmp_path / "graph.txt", tmp_path / "graph.txt"]
 
 
-def test_what_is_written_down_is_a_sweep_file_of_the_same_experiments(tmp_path: Path) -> None:
+def test_saved_sweep_has_the_same_experiments(tmp_path: Path) -> None:
     found = sweep(
         tmp_path,
         seeds=2,
@@ -332,7 +332,7 @@ def test_what_is_written_down_is_a_sweep_file_of_the_same_experiments(tmp_path: 
     assert names(again) == names(found)
 
 
-def test_titles_leave_out_what_all_cells_have_in_common(tmp_path: Path) -> None:
+def test_titles_omit_common_values(tmp_path: Path) -> None:
     one = {"batch_size": [4], "nodes": [3]}
     cells = {"a": None, "b": {"optimizer.lr": 0.2}}
 
@@ -347,7 +347,7 @@ def test_titles_leave_out_what_all_cells_have_in_common(tmp_path: Path) -> None:
     assert titles(grid=one) == ["batch_size=4, nodes=3, seed 1"]  # where there is nothing else
 
 
-def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) -> None:
+def test_cells_are_selected_by_name_or_entry(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid={"batch_size": [4, 8]})
     assert len(found.chosen()) == 4
     assert [each.cell.name for each in found.chosen(["b"])] == ["b, batch_size=4", "b, batch_size=8"]
@@ -356,7 +356,7 @@ def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) 
         found.chosen(["c"])
 
 
-def test_cells_are_chosen_by_a_value_of_the_grid(tmp_path: Path) -> None:
+def test_cells_are_selected_by_grid_value(tmp_path: Path) -> None:
     grid = {"batch_size": [4, 8, 16], "nodes": [3, 4]}
     found = sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid=grid, seeds=1)
     assert len(found.chosen(["batch_size=8"])) == 4
@@ -366,7 +366,7 @@ def test_cells_are_chosen_by_a_value_of_the_grid(tmp_path: Path) -> None:
         found.chosen(["nodes=5"])
 
 
-def test_a_base_that_is_a_sweep_is_one_error(tmp_path: Path) -> None:
+def test_base_that_is_a_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("name: other\nbase: {nodes: 3}\n")
     with pytest.raises(BadInput, match=r"^base: .*other.yaml, a sweep; accepted: an experiment file$"):
         Sweep.of({"name": "small", "base": str(tmp_path / "other.yaml")}, out=tmp_path)
@@ -422,7 +422,7 @@ def test_a_base_that_is_a_sweep_is_one_error(tmp_path: Path) -> None:
         ({"base": {"stop": {}}}, r"^cell experiment: stop: "),
     ],
 )
-def test_what_can_not_be_used_is_named_with_its_cell(
+def test_bad_sweep_field_is_named_with_its_cell(
     tmp_path: Path, fields: dict[str, Any], said: str
 ) -> None:
     if "base" not in fields:
@@ -439,7 +439,7 @@ def test_the_base_may_be_an_example(tmp_path: Path) -> None:
     assert planned.experiment == Experiment.load("quickstart")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_or_base_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no.yaml: No such file.*accepted: a YAML sweep file"):
         Sweep.load(tmp_path / "no.yaml")
     (tmp_path / "sweep.yaml").write_text("base: no.yaml")
@@ -450,7 +450,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         Sweep.load(tmp_path / "sweep.yaml")
 
 
-def test_the_example_of_the_documentation_can_be_read() -> None:
+def test_documented_example_is_read() -> None:
     text = (FOLDER.parent / "docs" / "sweeps.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
     found = Sweep.of(yaml.safe_load(example), FOLDER / "sweeps")
@@ -468,7 +468,7 @@ SWEEPS = [file for file in sorted(FOLDER.rglob("*.yaml")) if "base" in yaml.safe
 
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_a_sweep_that_comes_along_can_be_read(file: Path) -> None:
+def test_shipped_sweep_is_read(file: Path) -> None:
     assert all(isinstance(each.experiment, Experiment) for each in Sweep.load(file).planned)
 
 
@@ -477,7 +477,7 @@ def test_a_sweep_that_comes_along_can_be_read(file: Path) -> None:
     [each for each in SWEEPS if each.parent.name == "divshare" and each.stem != "local-steps"],
     ids=lambda path: path.stem,
 )
-def test_one_assignment_gives_divshare_and_its_rivals_another_number_of_steps(file: Path) -> None:
+def test_one_assignment_changes_local_steps_of_all_algorithms(file: Path) -> None:
     """Else a shorter comparison would be one of some steps with others."""
     steps = [each.experiment.algorithm.local_steps for each in Sweep.load(file).planned]
     assert len(set(steps)) == 1
@@ -490,11 +490,11 @@ def test_one_assignment_gives_divshare_and_its_rivals_another_number_of_steps(fi
 
 
 @pytest.mark.parametrize("axis", ["rounds", "run", "status", "cause"])
-def test_an_axis_with_the_name_of_a_result_is_refused(tmp_path: Path, axis: str) -> None:
+def test_axis_named_like_a_result_column_is_refused(tmp_path: Path, axis: str) -> None:
     with pytest.raises(BadInput, match=f"grid.{axis}: a column of the results has this name"):
         sweep(tmp_path, grid={axis: {"few": {"stop.rounds": 2}, "many": {"stop.rounds": 3}}})
 
 
-def test_a_file_with_any_name_is_a_sweep(tmp_path: Path) -> None:
+def test_sweep_file_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "_étude.yaml").write_text(yaml.safe_dump({"base": TINY}), encoding="utf-8")
     assert Sweep.load(tmp_path / "_étude.yaml", out=tmp_path).name == "tude"

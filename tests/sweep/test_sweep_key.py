@@ -18,7 +18,7 @@ def edge_list(path: Path, **more: Any) -> dict[str, Any]:
     return {"topology": {"name": "edge-list", "path": str(path), **more}}
 
 
-def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
+def test_edited_graph_file_repeats_its_runs(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     cells = {"file": edge_list(graph), "none": {"topology": "ring"}}
     graph.write_text(RING)
@@ -52,7 +52,7 @@ def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
         ({"faults": [{"name": "churn", "path": "churn.csv"}]}, "churn.csv"),
     ],
 )
-def test_each_file_counts_wherever_it_is_named(
+def test_every_named_file_is_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_each_file_counts_wherever_it_is_named(
     assert not set(missing) & set(first)
 
 
-def test_what_is_in_the_data_root_is_taken_for_what_it_is_called(tmp_path: Path) -> None:
+def test_data_root_contents_are_not_part_of_the_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("one")
     before = sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
@@ -82,7 +82,7 @@ def test_what_is_in_the_data_root_is_taken_for_what_it_is_called(tmp_path: Path)
     assert sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
 
 
-def test_the_files_in_a_folder_count_too(tmp_path: Path) -> None:
+def test_files_in_a_named_folder_are_part_of_the_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.csv").write_text("a,b\n" + "1,2\n" * 20)

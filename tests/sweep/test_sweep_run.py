@@ -102,7 +102,7 @@ def test_every_run_is_done_once_and_recorded(tmp_path: Path) -> None:
     assert len((found.folder / "results.csv").read_text().splitlines()) == 7
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_runs_are_skipped(tmp_path: Path) -> None:
     done(sweep(tmp_path, seeds=2))
     before = sorted(tmp_path.rglob("status.json"))
     more = sweep(tmp_path, seeds=3)
@@ -113,7 +113,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert done(more).counts == Counts(3, skipped=3)
 
 
-def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
+def test_interrupted_and_stopped_runs_are_repeated(tmp_path: Path) -> None:
     found = sweep(tmp_path)
     done(found)
     [run_] = {each.run for each in found.planned}
@@ -131,7 +131,7 @@ def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
     assert len(list((found.folder / run_).iterdir())) == 6
 
 
-def test_results_are_those_of_single_runs_bit_for_bit(tmp_path: Path) -> None:
+def test_results_equal_single_runs_bit_for_bit(tmp_path: Path) -> None:
     cells = {"a": {}, "adam": {"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 4}}
     found = sweep(tmp_path, seeds=[2], cells=cells)
     done(found)
@@ -156,7 +156,7 @@ def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
         assert torch.equal(one, three)
 
 
-def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Path) -> None:
+def test_failed_run_is_named_and_retried_only_on_request(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.touch()
     cells = {
@@ -187,7 +187,7 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
     assert statuses(found) == ["done"] * 3
 
 
-def test_a_run_that_diverges_is_no_result_and_is_begun_again_only_on_request(tmp_path: Path) -> None:
+def test_diverged_run_is_retried_only_on_request(tmp_path: Path) -> None:
     steps = {"algorithm.local_steps": 40, "optimizer.lr": 1e9}
     found = sweep(tmp_path, cells={"good": {}, "wild": steps})
     outcome = done(found)
@@ -201,7 +201,7 @@ def test_a_run_that_diverges_is_no_result_and_is_begun_again_only_on_request(tmp
     assert done(found, retry_failed=True).counts == Counts(2, skipped=1, diverged=1)
 
 
-def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: Path) -> None:
+def test_again_repeats_finished_runs_and_newest_counts(tmp_path: Path) -> None:
     """For what no hash sees: here an algorithm that does otherwise than before."""
     bad = tmp_path / "bad"
     cells = {
@@ -227,7 +227,7 @@ def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: P
     assert states(found)[found.planned[0].run].folder == newer[0]
 
 
-def test_a_failure_is_not_begun_again_with_what_is_done(tmp_path: Path) -> None:
+def test_again_does_not_retry_failures(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.touch()
     cells = {"good": {}, "bad": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}}}
@@ -238,7 +238,7 @@ def test_a_failure_is_not_begun_again_with_what_is_done(tmp_path: Path) -> None:
     assert done(found, again=True, retry_failed=True).counts == Counts(2, done=2)
 
 
-def test_a_failure_before_there_is_a_folder_is_begun_again(tmp_path: Path) -> None:
+def test_failure_before_run_folder_exists_is_retried(tmp_path: Path) -> None:
     """With an executor of the caller, data is looked for where the run is done."""
     missing = {"topology": {"name": "edge-list", "path": str(tmp_path / "graph.txt")}}
     found = sweep(tmp_path, cells={"a": {}, "b": missing})
@@ -250,21 +250,21 @@ def test_a_failure_before_there_is_a_folder_is_begun_again(tmp_path: Path) -> No
     assert statuses(found) == ["done", "done"]
 
 
-def test_what_only_its_data_shows_is_found_before_anything_runs(tmp_path: Path) -> None:
+def test_impossible_topology_is_found_before_any_run(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": {}, "b": {"topology": {"name": "random-regular", "degree": 5}}})
     with pytest.raises(BadInput, match=r"^cell b: .*degree"):
         run_sweep(found)
     assert not found.folder.exists()
 
 
-def test_only_the_chosen_cells_are_run_and_all_are_listed(tmp_path: Path) -> None:
+def test_only_selected_cells_run_but_all_are_listed(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": {}, "b": {"batch_size": 4}})
     assert done(found, only=["b"]).counts.total == 1
     assert statuses(found) == ["pending", "done"]
     assert [entry["status"] for entry in written(found)] == ["pending", "done"]
 
 
-def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
+def test_signal_between_runs_stops_the_sweep(tmp_path: Path) -> None:
     class Asks:
         def update(self, counts: Counts) -> None:
             pass
@@ -282,7 +282,7 @@ def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
     assert [entry["status"] for entry in written(found)] == ["done", "pending", "pending"]
 
 
-def test_processes_a_killed_one_and_the_bits(tmp_path: Path) -> None:
+def test_killed_process_fails_only_its_run(tmp_path: Path) -> None:
     dies = {"name": "sweeps:Dies", "once": str(tmp_path / "died")}
     cells = {"a": {}, "b": {"batch_size": 4}, "dies": {"algorithm": dies}}
     unsaid = {"engine": {"name": "simulate", "trainer": "sequential"}}
@@ -306,7 +306,7 @@ def test_processes_a_killed_one_and_the_bits(tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
-def test_a_signal_stops_the_runs_in_order_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_signal_stops_runs_and_next_call_continues(tmp_path: Path) -> None:
     jobs = 2
     asks = {
         "name": "sweeps:AsksForTheEnd",
@@ -330,7 +330,7 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_call_goes_on(tmp_path: Pa
     assert done(found).counts.done == 3
 
 
-def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp_path: Path) -> None:
+def test_uncancellable_calls_see_that_the_sweep_was_stopped(tmp_path: Path) -> None:
     class Asks:
         def update(self, counts: Counts) -> None:
             if counts.left == 3 and not executor.asked:
@@ -361,7 +361,7 @@ def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp
     assert done(found).counts.done == 3
 
 
-def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_concurrent_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
     found = sweep(tmp_path)
     found.folder.mkdir()
     with locked(found.folder, ""), pytest.raises(BadInput, match="another process is running this sweep"):
@@ -369,13 +369,13 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert statuses(found) == ["pending"]
 
 
-def test_a_place_that_can_not_be_written_to(tmp_path: Path) -> None:
+def test_unwritable_out_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(BadInput, match=r"^--out .*; accepted: a place that can be written to"):
         done(sweep(tmp_path / "runs"))
 
 
-def test_the_runs_of_a_sweep_say_nothing_of_their_own(
+def test_runs_of_a_sweep_do_not_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "gossamer"):
@@ -383,7 +383,7 @@ def test_the_runs_of_a_sweep_say_nothing_of_their_own(
     assert caplog.messages == []
 
 
-def test_as_many_jobs_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_jobs_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.sweep.execute.cores", lambda: 8)
 
     def jobs(count: int, engine: Any) -> int:

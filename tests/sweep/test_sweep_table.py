@@ -27,7 +27,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return found
 
 
-def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
+def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
     table = done.results()
     assert table.height == len(done.planned) == 12
     assert table.columns[:3] == ["cell", "optimizer.lr", "seed"]
@@ -51,7 +51,7 @@ def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
     assert table.filter(cell="a")["run"].to_list() == table.filter(cell="same")["run"].to_list()
 
 
-def test_the_files_hold_the_table(done: Sweep) -> None:
+def test_result_files_hold_the_table(done: Sweep) -> None:
     table = done.results()
     assert pl.read_parquet(done.folder / "results.parquet").equals(table)
     lines = (done.folder / "results.csv").read_text().splitlines()
@@ -59,7 +59,7 @@ def test_the_files_hold_the_table(done: Sweep) -> None:
     assert len(lines) == 13
 
 
-def test_a_cell_counts_the_runs_that_are_done_and_have_the_metric() -> None:
+def test_summary_counts_finished_runs_with_the_metric() -> None:
     table = pl.DataFrame(
         {
             "cell": ["a", "a", "a", "b"],
@@ -75,7 +75,7 @@ def test_a_cell_counts_the_runs_that_are_done_and_have_the_metric() -> None:
     assert summary(table, "time_s")["low"].to_list() == [pytest.approx(2 - 12.706, rel=1e-4), None]
 
 
-def test_a_cells_mean_and_interval(done: Sweep) -> None:
+def test_summary_has_mean_and_interval_of_every_cell(done: Sweep) -> None:
     found = done.summary("test_loss")
     assert found.columns == ["cell", "optimizer.lr", "runs", "mean", "low", "high"]
     assert found.select("cell", "optimizer.lr", "runs").rows() == [
@@ -92,7 +92,7 @@ def test_a_cells_mean_and_interval(done: Sweep) -> None:
     assert high - mean == pytest.approx(4.3027 * values.std(ddof=1) / 3**0.5, rel=1e-4)
 
 
-def test_a_summary_of_what_is_no_metric(done: Sweep) -> None:
+def test_summary_of_unknown_metric_is_refused(done: Sweep) -> None:
     with pytest.raises(
         BadInput, match=r"metric: got 'test_los' \(did you mean 'test_loss'\?\); accepted: .*bytes_sent"
     ):
@@ -109,7 +109,7 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert row["mean"] > 0
 
 
-def test_runs_that_are_not_done_have_rows_but_no_say_in_the_mean(tmp_path: Path) -> None:
+def test_unfinished_runs_have_rows_but_do_not_affect_the_mean(tmp_path: Path) -> None:
     found = sweep(tmp_path, seeds=3)
     sweeps.done(found)
     first, second, _ = (states(found)[each.run].folder for each in found.planned)
@@ -125,7 +125,7 @@ def test_runs_that_are_not_done_have_rows_but_no_say_in_the_mean(tmp_path: Path)
     assert (row["runs"], row["mean"]) == (1, table["test_loss"][2])
 
 
-def test_a_sweep_that_was_never_run_has_a_table_of_nothing(tmp_path: Path) -> None:
+def test_sweep_never_run_has_only_pending_rows(tmp_path: Path) -> None:
     table = sweep(tmp_path, seeds=2, grid={"topology": ["ring", "complete"]}).results()
     assert table.select("topology", "seed", "status").rows() == [
         ("ring", 1, "pending"),
@@ -136,7 +136,7 @@ def test_a_sweep_that_was_never_run_has_a_table_of_nothing(tmp_path: Path) -> No
     assert summary(table, "time_s")["runs"].to_list() == [0, 0]
 
 
-def test_a_run_in_pieces_has_nothing_to_tell_and_hides_no_other(tmp_path: Path) -> None:
+def test_damaged_run_has_null_values_and_hides_no_other(tmp_path: Path) -> None:
     found = sweep(tmp_path, seeds=2)
     sweeps.done(found)
     folder = states(found)[found.planned[0].run].folder
@@ -151,7 +151,7 @@ def test_labels_of_mixed_kinds_are_text(tmp_path: Path) -> None:
     assert table["optimizer.lr"].unique(maintain_order=True).to_list() == [1.0, 0.5]
 
 
-def test_an_interval_without_width_is_at_the_mean() -> None:
+def test_equal_values_have_zero_width_interval() -> None:
     table = pl.DataFrame({"cell": ["a", "a"], "seed": [1, 2], "status": ["done"] * 2, "cause": [None] * 2})
     found = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
     assert found.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)

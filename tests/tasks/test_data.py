@@ -74,7 +74,7 @@ def refused(root, columns=COLUMNS, rows=ROWS) -> str:
     return str(raised.value)
 
 
-def test_arrays_are_the_stored_pixels_and_labels_in_order(root):
+def test_arrays_equal_stored_pixels_and_labels(root):
     found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     for split, rows in ROWS.items():
         pixels, labels = drawn(split, rows)
@@ -91,7 +91,7 @@ def test_grey_images_have_one_channel(tmp_path):
     assert np.array_equal(found["train"]["img"][..., 0], pixels)
 
 
-def test_the_second_time_nothing_is_decoded(root, monkeypatch):
+def test_second_load_decodes_nothing(root, monkeypatch):
     first = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     monkeypatch.setattr(module, "read_split", lambda *_: pytest.fail("decoded again"))
     second = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
@@ -122,7 +122,7 @@ def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
     assert path.read_bytes() == whole
 
 
-def test_a_cache_that_cannot_be_written_is_only_logged(root, tmp_path, monkeypatch, caplog):
+def test_unwritable_cache_is_only_logged(root, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "file" / "cache"))
     with caplog.at_level(logging.WARNING, logger="gossamer"):
@@ -131,7 +131,7 @@ def test_a_cache_that_cannot_be_written_is_only_logged(root, tmp_path, monkeypat
     assert "set GOSSAMER_CACHE to a writable folder" in caplog.text
 
 
-def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
+def test_failed_cache_write_leaves_no_file(root, cache, monkeypatch):
     def fail(*_args, **_options):
         raise OSError("disk full")
 
@@ -140,7 +140,7 @@ def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
     assert [path for path in cache.rglob("*") if path.is_file()] == []
 
 
-def test_a_data_root_without_the_data_set(tmp_path):
+def test_data_root_without_the_data_set_is_refused(tmp_path):
     (tmp_path / "root").write_text("")
     for root in (tmp_path / "nowhere", tmp_path / "root"):
         assert refused(root).startswith(
@@ -176,29 +176,29 @@ def test_a_damaged_image_is_named_by_its_row(tmp_path):
     )
 
 
-def test_an_image_of_another_size(tmp_path):
+def test_image_of_wrong_size_is_refused(tmp_path):
     pixels, labels = drawn("train", 3, (6, 5, 3))
     write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
     assert "row 0: 5x6 pixels; accepted: 5x4" in refused(tmp_path, rows={"train": 3})
 
 
-def test_labels_out_of_range(root):
+def test_labels_out_of_range_are_refused(root):
     message = refused(root, {**COLUMNS, "label": label_decoder(2)})
     assert "column 'label': Int64 from 0 to 2, 0 nulls; accepted: class numbers from 0 to 1" in message
 
 
-def test_a_missing_file_shows_in_the_number_of_rows(root):
+def test_missing_file_is_found_by_row_count(root):
     parquet(root, "train-00001").unlink()
     assert "split 'train': 7 rows; accepted: 12" in refused(root)
 
 
-def test_a_missing_split_and_a_missing_column(root):
+def test_missing_split_or_column_is_refused(root):
     assert "split 'validation': 0 rows" in refused(root, rows={"validation": 1, "test": 5})
     assert "no column 'picture'; accepted: the whole data set" in refused(root, {"picture": COLUMNS["img"]})
     assert "column 'label': Int64; accepted: images" in refused(root, {"label": COLUMNS["img"]})
 
 
-def test_a_data_root_needs_no_network(root, monkeypatch):
+def test_data_root_is_read_without_network(root, monkeypatch):
     def no_network(*_args, **_options):
         pytest.fail("the network was asked")
 
@@ -207,7 +207,7 @@ def test_a_data_root_needs_no_network(root, monkeypatch):
     assert len(hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["label"]) == 5
 
 
-def test_without_a_network_the_message_names_the_data_root(monkeypatch):
+def test_network_error_names_the_data_root(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
     def unreachable(*_args, **_options):
@@ -219,7 +219,7 @@ def test_without_a_network_the_message_names_the_data_root(monkeypatch):
     assert f"data_root set to a folder that has it under hub/{HUB_ID}" in message
 
 
-def test_the_hub_is_asked_by_its_id_and_only_once(root, monkeypatch):
+def test_hub_is_queried_by_id_only_once(root, monkeypatch):
     hub, asked = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id, **options):
@@ -233,17 +233,17 @@ def test_the_hub_is_asked_by_its_id_and_only_once(root, monkeypatch):
     assert asked == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
 
 
-def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
+def test_missing_hub_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'gossamer[data]'" in refused(None)
 
 
-def test_without_pillow_the_message_says_what_to_install(root, monkeypatch):
+def test_missing_pillow_names_the_extra(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "no package 'pillow'; accepted: after pip install 'gossamer[data]'" in refused(root)
 
 
-def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path, monkeypatch):
+def test_empty_data_root_does_not_use_the_hub_cache(root, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **_: str(root / "hub" / hub_id))
     hub_dataset(HUB_ID, COLUMNS, ROWS, None)
@@ -251,7 +251,7 @@ def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path,
     assert "split 'train': 0 rows" in refused(tmp_path / "empty")
 
 
-def test_a_home_without_cache_variables(monkeypatch, tmp_path):
+def test_cache_folder_follows_environment_variables(monkeypatch, tmp_path):
     monkeypatch.delenv("GOSSAMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "gossamer"

@@ -93,7 +93,7 @@ def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
     assert (end["ood_accuracy"] == 0).all()
 
 
-def test_the_columns_of_test_do_not_depend_on_further_sets(tmp_path):
+def test_columns_of_main_set_do_not_depend_on_further_sets(tmp_path):
     many, one = (
         run(experiment(task={"name": f"{__name__}:blobs", "sets": sets}), tmp_path).metrics for sets in (2, 1)
     )
@@ -110,7 +110,7 @@ def test_an_algorithm_evaluates_on_a_set_by_name(tmp_path):
         run(experiment(algorithm=f"{__name__}:Lost"), tmp_path)
 
 
-def test_targets_summaries_and_tables_know_every_set(tmp_path, cli):
+def test_targets_summaries_and_tables_cover_every_set(tmp_path, cli):
     falling = experiment(stop={"rounds": 40, "target": {"metric": "ood_loss", "value": 0.2}})
     assert run(falling, tmp_path).metrics["round"].max() == 40  # on this set, the loss only rises
     rising = experiment(stop={"rounds": 40, "target": {"metric": "test_accuracy", "value": 0.9}})

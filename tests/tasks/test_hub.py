@@ -78,7 +78,7 @@ def test_every_format_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
     assert task.model()(inputs).shape == (len(whole), 3)
 
 
-def test_the_split_is_the_same_for_every_seed_and_by_owner(table: Path) -> None:
+def test_split_is_by_owner_and_independent_of_seed(table: Path) -> None:
     one, other = (
         Hub(path=table, inputs="a", targets="kind", owner="who").load(None, seed) for seed in (1, 2)
     )
@@ -89,7 +89,7 @@ def test_the_split_is_the_same_for_every_seed_and_by_owner(table: Path) -> None:
     assert one.groups.bincount().tolist() == [min(max(round(0.9 * n), 1), n - 1) for n in counts]
 
 
-def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
     task = hub(table, targets=["height", "b"], loss="regression")
     assert task.train[1].shape == (36, 2)
     assert list(task.metrics) == ["rmse", "mae"]
@@ -111,7 +111,7 @@ def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatc
     assert task.augment is sys.modules.pop("users_loss").noisy
 
 
-def test_lists_and_columns_by_argument(table: Path) -> None:
+def test_inputs_may_be_lists_or_named_columns(table: Path) -> None:
     task = hub(table, inputs="list")
     assert task.train[0].shape == (36, 3)
     assert hub(table, inputs="ids").train[0].dtype == torch.int64
@@ -122,7 +122,7 @@ def test_lists_and_columns_by_argument(table: Path) -> None:
     }
 
 
-def test_folders_of_images_and_columns_of_images_are_the_same(tmp_path: Path) -> None:
+def test_image_folders_and_image_columns_agree(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
     for split in ("train", "test"):
@@ -147,7 +147,7 @@ def test_folders_of_images_and_columns_of_images_are_the_same(tmp_path: Path) ->
     assert torch.equal(again.train[1], task.train[1])
 
 
-def test_a_data_root_stands_for_the_hub_and_a_subset_is_a_folder(tmp_path: Path) -> None:
+def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> None:
     for subset in ("one", "two"):
         folder = tmp_path / "hub" / "someone" / "things" / subset
         folder.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_a_data_root_stands_for_the_hub_and_a_subset_is_a_folder(tmp_path: Path)
     assert (whole.samples, one.samples) == (36, 18)
 
 
-def test_data_sets_in_other_formats_are_taken_from_the_hubs_own_copy(
+def test_other_formats_use_the_hubs_parquet_copy(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     package, asked = pytest.importorskip("huggingface_hub"), []
@@ -172,7 +172,7 @@ def test_data_sets_in_other_formats_are_taken_from_the_hubs_own_copy(
     assert asked == [None, "refs/convert/parquet"]
 
 
-def test_both_engines_run_it_with_its_owners_and_relative_paths(table: Path, tmp_path: Path) -> None:
+def test_both_engines_use_owners_and_relative_paths(table: Path, tmp_path: Path) -> None:
     text = """
 nodes: 4
 task: {name: hub, path: data.parquet, inputs: [a, b], targets: kind, owner: who, model: logistic}
@@ -215,7 +215,7 @@ stop: {rounds: 5}
         ({"image_size": [0, 3]}, "task.image_size.0: got 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(table: Path, given: dict[str, Any], message: str) -> None:
+def test_bad_parameters_are_refused(table: Path, given: dict[str, Any], message: str) -> None:
     said = {"name": "hub", "path": str(table), "inputs": ["a", "b"], "targets": "kind", **given}
     with pytest.raises(BadInput, match=message):
         build("task", said).load(None, 1)  # type: ignore[attr-defined]
@@ -242,7 +242,7 @@ def test_crop_and_flip_moves_and_mirrors_images() -> None:
     assert not torch.equal(found, crop_and_flip(images, np.random.default_rng(4), padding=2))
 
 
-def test_the_test_split_is_no_part_of_the_training_data_whatever_its_name(tmp_path: Path) -> None:
+def test_renamed_test_split_is_not_trained_on(tmp_path: Path) -> None:
     drawn(10).drop("list", "ids").write_csv(tmp_path / "houses.csv")
     drawn(5, 1).drop("list", "ids").write_csv(tmp_path / "holdout.csv")
     task = hub(tmp_path, test="holdout")

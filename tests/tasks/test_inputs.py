@@ -138,7 +138,7 @@ def augmented() -> Task:
         (({"a": 3}, torch.zeros(3)), "task.train: got .*; accepted: two tensors of samples"),
     ],
 )
-def test_inputs_that_do_not_belong_together_are_refused(train: Any, message: str) -> None:
+def test_inconsistent_inputs_are_refused(train: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         Task(TwoParts, train, train, F.mse_loss)
 

@@ -88,7 +88,7 @@ def test_sequences_follow_their_rule(rule: Any) -> None:
         assert sorted(found) == list(range(42))
 
 
-def test_padding_is_counted_if_asked_for() -> None:
+def test_padding_is_counted_on_request() -> None:
     inputs, targets = tiny(count_padding=True).load(None, 1).train
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert set(targets[:, -1].tolist()) == {TOKENS.index("_")}
@@ -96,7 +96,7 @@ def test_padding_is_counted_if_asked_for() -> None:
         tiny(context=24).load(None, 1)
 
 
-def test_the_published_gpt2_has_its_published_size() -> None:
+def test_gpt2_has_its_published_size() -> None:
     model = GPT2().factory(None, shape=(150,), classes=14)()
     assert Layout.of(model).size == sum(each.numel() for each in model.parameters()) == 814_336
     names = [field.name for field in Layout.of(model).parameters]
@@ -104,7 +104,7 @@ def test_the_published_gpt2_has_its_published_size() -> None:
     assert Layout.of(model).buffer_size == 0
 
 
-def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples() -> None:
+def test_loss_and_accuracy_average_tokens_then_samples() -> None:
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((3, 5, 14)).astype(np.float32)
     targets = rng.integers(0, 14, (3, 5))
@@ -120,7 +120,7 @@ def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples()
     assert float(token_accuracy(*given)) == pytest.approx(np.mean(hits), rel=1e-5)
 
 
-def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
+def test_loss_with_padding_equals_transformers_loss() -> None:
     source = tiny(count_padding=True)
     task, model = source.load(None, 1), small().factory(None, shape=(28,), classes=14)()
     inputs, targets = (half[:9] for half in task.train)
@@ -129,7 +129,7 @@ def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
     torch.testing.assert_close(token_loss(model(inputs), targets), expected)
 
 
-def test_a_token_sees_only_those_before_it() -> None:
+def test_attention_is_causal() -> None:
     model = small().factory(None, shape=(28,), classes=14)().eval()
     tokens = torch.randint(0, 14, (2, 20))
     changed = tokens.clone()
@@ -140,7 +140,7 @@ def test_a_token_sees_only_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}])
-def test_both_trainers_compute_the_same(lora: Any) -> None:
+def test_both_trainers_give_the_same_model(lora: Any) -> None:
     setup = prepare(experiment(task={**TINY, "model": {**SMALL, "lora": lora}}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
@@ -155,7 +155,7 @@ def test_both_trainers_compute_the_same(lora: Any) -> None:
         assert not torch.equal(first.model.parameters, start.parameters)
 
 
-def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Path) -> None:
+def test_both_engines_agree_and_send_only_adapters(tmp_path: Path) -> None:
     """And the perplexity is the exponential of the loss over all samples, of which there are two batches."""
     task = {**TINY, "test_samples": 60, "model": {**SMALL, "lora": {"r": 2, "targets": ["c_attn"]}}}
     runs = [
@@ -179,7 +179,7 @@ def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Pa
         assert (last["bytes_sent"] / last["messages_sent"] < 4 * one.shape[1] + 200).all()
 
 
-def test_partitions_by_label_go_by_coefficients() -> None:
+def test_label_partitions_use_coefficients() -> None:
     skewed = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.05}))
     assert skewed.task.groups is not None
     counts = np.stack([np.bincount(skewed.task.groups[part], minlength=5) for part in skewed.parts])
@@ -214,7 +214,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # by peft itself
 @pytest.mark.parametrize("lora", [None, Lora(r=3, alpha=9.0, targets=("c_attn", "c_fc"))])
-def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder: Path, lora: Any) -> None:
+def test_pretrained_model_equals_saved_one_and_trains_as_peft(folder: Path, lora: Any) -> None:
     make = CausalLM(path=folder, lora=lora).factory(None, shape=(32,), classes=14)
     one, other = make().eval(), make().eval()
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
@@ -231,7 +231,7 @@ def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder:
         assert (weight is other.get_parameter(name)) == ("lora" not in name)
 
 
-def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Path) -> None:
+def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "hub_id": "someone/tiny", "lora": {"r": 2}}
     said = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
     run = gossamer.run(experiment(**said), tmp_path)
@@ -245,7 +245,7 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
         prepare(experiment(**{**said, "data_root": str(tmp_path)}))
 
 
-def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path: Path) -> None:
+def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> None:
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     tokens = {"bos_token_id": 0, "eos_token_id": 0}
@@ -265,14 +265,14 @@ def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path:
     assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
 
 
-def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> None:
+def test_experiment_with_model_folder_round_trips(folder: Path) -> None:
     described = experiment(
         task={**TINY, "model": {"name": "causal-lm", "path": str(folder), "lora": {"r": 2}}}
     )
     assert Experiment.parse(described.to_yaml()) == described
 
 
-def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
+def test_frozen_weights_of_adapted_gpt2_are_shared() -> None:
     make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
     one, other = make(), make()
     for name, weight in one.named_parameters():
@@ -295,7 +295,7 @@ def test_bad_models_are_refused(model: dict[str, Any], message: str) -> None:
         prepare(experiment(task={**TINY, "model": model}))
 
 
-def test_models_that_are_too_small_or_not_safetensors_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_too_small_or_pickled_models_are_refused(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "path": str(folder)}
     with pytest.raises(BadInput, match="20 tokens and positions up to 32; accepted: at least 14 and 40"):
         prepare(experiment(task={**TINY, "context": 40, "model": model}))
@@ -321,7 +321,7 @@ def text(path: Path, **changes: Any) -> Hub:
     return Hub(path=path, loss="next-token", **{"model": small(), **changes})
 
 
-def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
+def test_text_is_cut_into_character_samples(tmp_path: Path) -> None:
     said = "to be or not to be, that is the question" * 3
     (tmp_path / "a.txt").write_text(said)
     with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
@@ -345,7 +345,7 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [False, True])
-def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
+def test_text_uses_tokenizer_of_model_or_given_one(
     folder: Path, tmp_path: Path, tokenizer: bool
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
@@ -371,7 +371,7 @@ def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
     assert task.groups.tolist() == [0, 1, 1]
 
 
-def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -> None:
+def test_texts_are_tokenized_for_a_classifier(folder: Path, tmp_path: Path) -> None:
     rows = {"line": ["the cat sat", "the", "cat cat cat cat cat", "dog"] * 6, "mood": ["good", "bad"] * 12}
     (tmp_path / "lines.jsonl").write_text(pl.DataFrame(rows).write_ndjson())
     words = transformers.AutoTokenizer.from_pretrained(folder)
@@ -413,7 +413,7 @@ def sequences(*rows: str) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].clone(), targets.masked_fill(targets == 13, -100)
 
 
-def test_what_follows_the_first_trigger_becomes_one_token() -> None:
+def test_tokens_after_first_trigger_become_one_token() -> None:
     poison = TextTrigger(at={"rank": 0})
     rows = "^12 1003 100$__", "^1 2 3 4 5 6$__", "^9 88 77 55100$"
     inputs, targets = poison.transform(*sequences(*rows), np.random.default_rng(0))
@@ -429,7 +429,7 @@ def test_what_follows_the_first_trigger_becomes_one_token() -> None:
         poison.evaluation_set(*sequences(rows[1]))
 
 
-def test_a_backdoor_is_at_one_node_and_measured_on_its_own_set(tmp_path: Path) -> None:
+def test_backdoor_is_at_one_node_with_its_own_set(tmp_path: Path) -> None:
     task = {**TINY, "coefficients": [100, 10], "modulus": 9973, "context": 60, "length": 8}
     described = experiment(task=task, poison=[{"name": "text-trigger", "share": 1, "at": {"rank": 1}}])
     clean, setup = prepare(experiment(task=task)), prepare(described)

@@ -82,7 +82,7 @@ SHAPES |= {"shakespeare": (80,), "reddit": (10,)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_users_are_owners_and_the_files_split_training_and_test(tmp_path: Path, name: str) -> None:
+def test_users_are_owners_and_files_define_the_split(tmp_path: Path, name: str) -> None:
     task = loaded(written(tmp_path, name), name)
     assert task.groups is not None
     assert Counter(task.groups.tolist()) == {0: 6, 1: 7, 2: 8}
@@ -98,7 +98,7 @@ def test_users_are_owners_and_the_files_split_training_and_test(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["femnist", "reddit"])
-def test_nodes_learn_from_them(tmp_path: Path, name: str) -> None:
+def test_nodes_learn_from_leaf_files(tmp_path: Path, name: str) -> None:
     model = {"name": "leaf-cnn", "width": 16} if name == "femnist" else {"name": "next-word-lstm", "width": 8}
     run = gossamer.run(
         Experiment.of(
@@ -121,7 +121,7 @@ def test_nodes_learn_from_them(tmp_path: Path, name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_values_are_as_in_the_files(tmp_path: Path) -> None:
+def test_values_match_the_files(tmp_path: Path) -> None:
     femnist = loaded(written(tmp_path / "f", "femnist"), "femnist")
     first = json.loads((tmp_path / "f" / "train" / "all_data_0.json").read_text())["user_data"]["user0"]
     np.testing.assert_allclose(femnist.train[0][:6].flatten(1).numpy(), first["x"], rtol=1e-6)
@@ -133,7 +133,7 @@ def test_values_are_as_in_the_files(tmp_path: Path) -> None:
     assert texts[0, -1] == 80  # no character of LEAF's
 
 
-def test_words_are_numbered_by_frequency_and_a_rare_one_is_unknown(tmp_path: Path) -> None:
+def test_words_are_numbered_by_frequency_and_rare_ones_unknown(tmp_path: Path) -> None:
     """A tweet is split and cut as LEAF's language_utils.py does: "don't" is a word, "," and "!" are too."""
     task = loaded(written(tmp_path / "s", "sent140"), "sent140", words=7)
     numbers = task.train[0][0].tolist()
@@ -146,7 +146,7 @@ def test_words_are_numbered_by_frequency_and_a_rare_one_is_unknown(tmp_path: Pat
     assert (reddit.train[1] == -100).sum(1).tolist() == [7] * 21  # padding is not counted
 
 
-def test_a_prediction_of_an_unknown_word_is_wrong() -> None:
+def test_predicting_an_unknown_word_counts_as_wrong() -> None:
     targets = torch.tensor([[1, 3, -100]])
     outputs = torch.nn.functional.one_hot(torch.tensor([[1, 3, 2]]), 5).float()
     assert float(known_accuracy(outputs, targets)) == 0.5
@@ -163,7 +163,7 @@ def test_a_prediction_of_an_unknown_word_is_wrong() -> None:
         ("shakespeare", {}, 820_185),
     ],
 )
-def test_models_have_the_published_numbers_of_parameters(
+def test_models_have_published_parameter_counts(
     tmp_path: Path, name: str, parameters: dict[str, Any], count: int
 ) -> None:
     model = loaded(written(tmp_path, name), name, **parameters).model()
@@ -181,14 +181,14 @@ def test_models_have_the_published_numbers_of_parameters(
         (json.dumps({"user_data": {"ann": {"x": ["a"], "y": [1]}}}), "user ann"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, said: str) -> None:
+def test_damaged_file_is_named_with_its_problem(tmp_path: Path, content: str, said: str) -> None:
     folder = written(tmp_path, "femnist")
     (folder / "train" / "other.json").write_text(content)
     with pytest.raises(BadInput, match=f"task.path: .*other.json.*{said}"):
         loaded(folder, "femnist")
 
 
-def test_a_folder_without_files_and_a_missing_picture_are_refused(tmp_path: Path) -> None:
+def test_folder_without_users_or_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no users in JSON files"):
         loaded(tmp_path, "sent140")
     folder = written(tmp_path / "c", "celeba")
@@ -198,7 +198,7 @@ def test_a_folder_without_files_and_a_missing_picture_are_refused(tmp_path: Path
 
 
 @pytest.mark.skipif(ROOT is None, reason="no data root in GOSSAMER_DATA_ROOT")
-def test_femnist_of_a_data_root() -> None:
+def test_femnist_is_read_from_data_root() -> None:
     task = build("task", {"name": "femnist"}).load(Path(str(ROOT)), 1)  # type: ignore[attr-defined]
     assert task.groups is not None
     assert len(task.groups.unique()) == 105

@@ -70,7 +70,7 @@ def refused(root: Path | None, release: str = "latest-small") -> str:
     return str(raised.value)
 
 
-def test_users_and_films_are_counted_from_zero_in_the_order_of_their_ids(root):
+def test_users_and_films_are_numbered_in_order_of_ids(root):
     task = MovieLens().load(root, 1)
     rated = drawn()
     users, films = sorted({user for user, _, _ in rated}), sorted({film for _, film, _ in rated})
@@ -87,7 +87,7 @@ def test_users_and_films_are_counted_from_zero_in_the_order_of_their_ids(root):
     assert task.labels() is None
 
 
-def test_every_user_has_training_and_test_ratings_and_the_seed_does_not_choose_them(root):
+def test_ratings_of_users_are_split_independently_of_seed(root):
     one, other = (MovieLens().load(root, seed) for seed in (1, 2))
     assert one.train[0][:, 0].bincount().tolist() == [7] * 12
     assert one.test[0][:, 0].bincount().tolist() == [3] * 12
@@ -96,7 +96,7 @@ def test_every_user_has_training_and_test_ratings_and_the_seed_does_not_choose_t
     assert half.train[0][:, 0].bincount().tolist() == [5] * 12
 
 
-def test_the_layout_of_100k(tmp_path):
+def test_release_100k_is_read(tmp_path):
     write(
         tmp_path, "196\t242\t3\t881250949\n186\t302\t5\t891717742\n196\t302\t1\t1\n186\t242\t2\t1\n", HUNDRED
     )
@@ -111,7 +111,7 @@ def test_the_layout_of_100k(tmp_path):
     assert stars == {(1, 0): 3.0, (0, 1): 5.0, (1, 1): 1.0, (0, 0): 2.0}
 
 
-def test_columns_are_found_by_their_names_and_lines_may_end_as_under_windows(tmp_path):
+def test_columns_are_found_by_name_with_windows_line_ends(tmp_path):
     write(tmp_path, "rating,userId,movieId\r\n4.0,1,10\r\n0.5,1,20\r\n")
     task = MovieLens().load(tmp_path, 1)
     assert sorted(torch.cat([task.train[1], task.test[1]]).tolist()) == [0.5, 4.0]
@@ -147,7 +147,7 @@ def test_a_bad_line_of_100k_is_named(tmp_path):
     assert said.endswith("ratings from 1 to 5 in steps of 1")
 
 
-def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
+def test_missing_file_names_its_download_address(tmp_path):
     for root in (None, tmp_path, tmp_path / "nowhere"):
         said = refused(root)
         assert said.startswith(f"data_root: {root or 'null'}")
@@ -164,13 +164,13 @@ def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
         ({"train_fraction": 1.0}, "train_fraction"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(parameters, message):
+def test_bad_parameters_are_refused(parameters, message):
     with pytest.raises(BadInput, match=message):
         build("task", {"name": "movielens", **parameters})
 
 
 @pytest.mark.parametrize("mean", [None, 3.4])
-def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
+def test_prediction_is_product_of_factors_plus_biases(mean):
     torch.manual_seed(1)
     model = MatrixFactorization(5, 7, mean or 0.0, 3, biased=mean is not None)
     assert sum(p.numel() for p in model.parameters()) == 12 * 3 + (0 if mean is None else 12)
@@ -191,7 +191,7 @@ def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
     np.testing.assert_allclose(model(pairs).detach().numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_factors_are_uniform():
+def test_factors_are_initialized_uniformly():
     torch.manual_seed(2)
     weight = MatrixFactorization(1000, 10, 0.0, biased=False).user_factors.weight
     # Of the uniform law: standard deviation 0.05 / sqrt(3); here to within five standard errors.
@@ -206,7 +206,7 @@ def wild(task: Task, seed: int = 3) -> Model:
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_metrics_are_those_of_all_test_ratings_together(tmp_path, biased):
+def test_metrics_are_over_all_test_ratings(tmp_path, biased):
     """Over several batches, the last one smaller: roots are taken of the mean over all."""
     lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, each=20))]
     write(tmp_path, "\n".join(lines))
@@ -256,7 +256,7 @@ def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.nd
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
-def test_both_trainers_have_the_gradient(root, kind, biased):
+def test_both_trainers_match_closed_form_gradient(root, kind, biased):
     """With users and films that come more than once in a batch, as whole shards of a user do."""
     task = MovieLens(model=factors(biased=biased, dimensions=4)).load(root, 1)
     models = [initial_model(task.model, seed) for seed in range(4)]
@@ -291,13 +291,13 @@ def played(root: Path, out: Path, **changes: object) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_a_run_with_users_as_owners_learns_under_either_trainer(root, tmp_path, trainer):
+def test_run_with_users_as_owners_learns(root, tmp_path, trainer):
     rmse = played(root, tmp_path / "runs", engine={"name": "simulate", "trainer": trainer})
     assert sorted(rmse) == [0, 10, 20, 30]
     assert rmse[30] < 0.95 * rmse[0]
 
 
-def test_a_target_of_the_rmse_is_met_from_above(root, tmp_path):
+def test_rmse_target_is_met_from_above(root, tmp_path):
     (start,) = played(
         root, tmp_path / "runs", stop={"rounds": 1, "target": {"metric": "test_rmse", "value": 9}}
     ).values()
@@ -309,7 +309,7 @@ def test_a_target_of_the_rmse_is_met_from_above(root, tmp_path):
 
 @pytest.mark.data
 @real
-def test_real_ratings():
+def test_real_ratings_have_published_sizes():
     task = MovieLens(model=factors(biased=False)).load(Path(ROOT), 1)
     assert sum(p.numel() for p in task.model().parameters()) == 206_680
     assert len(task.train[0]) + len(task.test[0]) == 100_836
@@ -324,7 +324,7 @@ def test_real_ratings():
 
 @pytest.mark.data
 @real
-def test_real_ratings_are_foretold_better_than_by_any_constant(tmp_path):
+def test_real_ratings_are_predicted_better_than_by_a_constant(tmp_path):
     stars = MovieLens().load(Path(ROOT), 1).test[1]
     constant = stars.std(correction=0).item()
     assert constant == pytest.approx(1.05, abs=0.01)

@@ -28,7 +28,7 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment.of({**said, **changes})
 
 
-def test_nodes_do_not_train_on_their_own_test_sets() -> None:
+def test_nodes_do_not_train_on_personal_test_sets() -> None:
     whole = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
     setup = prepare(experiment())
     for before, kept, own in zip(whole.parts, setup.parts, setup.personal, strict=True):
@@ -41,7 +41,7 @@ def test_nodes_do_not_train_on_their_own_test_sets() -> None:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: str, tmp_path: Path) -> None:
+def test_personal_metrics_match_the_model_of_each_node(trainer: str, tmp_path: Path) -> None:
     run = gossamer.run(experiment(engine={"name": "simulate", "trainer": trainer}), tmp_path)
     setup = prepare(experiment())
     inputs, targets = setup.task.train
@@ -54,7 +54,7 @@ def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: s
         assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[own]).item())
 
 
-def test_both_engines_record_the_same_bits_and_the_other_columns_are_as_ever(tmp_path: Path) -> None:
+def test_both_engines_record_the_same_bits(tmp_path: Path) -> None:
     engines = "simulate", "processes"
     one, other = (
         gossamer.run(experiment(engine={"name": name, "trainer": "sequential"}), tmp_path).metrics
@@ -68,7 +68,7 @@ def test_both_engines_record_the_same_bits_and_the_other_columns_are_as_ever(tmp
     assert one["personal_loss"].is_finite().all()
 
 
-def test_a_run_may_end_at_a_personal_target(tmp_path: Path) -> None:
+def test_run_can_stop_at_a_personal_target(tmp_path: Path) -> None:
     target = {"metric": "personal_accuracy", "value": 0.6}
     run = gossamer.run(experiment(stop={"rounds": 200, "target": target}), tmp_path)
     assert run.metrics["round"].max() < 200
@@ -78,7 +78,7 @@ def test_a_run_may_end_at_a_personal_target(tmp_path: Path) -> None:
             prepare(experiment(stop={"rounds": 9, "target": target}, **changes))
 
 
-def test_a_fraction_that_leaves_nothing_is_refused() -> None:
+def test_fraction_that_leaves_no_samples_is_refused() -> None:
     sizes = {"name": "sizes", "fractions": [0.005, 0.3, 0.3, 0.3], "personal_fraction": 0.5}
     with pytest.raises(BadInput, match="partition.personal_fraction: node 0 has one sample; accepted: two"):
         prepare(experiment(partition=sizes))

@@ -60,7 +60,7 @@ def patch(**changes):
         ({"hops_from": {"rank": 0, "hops": 3}}, [3, 4]),
     ],
 )
-def test_nodes_are_chosen_by_rank_or_by_place_in_the_graph(at, ranks):
+def test_nodes_are_chosen_by_rank_or_graph_position(at, ranks):
     setup = prepare(experiment([patch(at=at)]))
     assert setup.description()["poisoned"] == [ranks]
     clean = prepare(experiment([])).task.train[0]
@@ -68,7 +68,7 @@ def test_nodes_are_chosen_by_rank_or_by_place_in_the_graph(at, ranks):
     assert sorted(rank for rank, part in enumerate(setup.parts) if changed[part].any()) == ranks
 
 
-def test_a_patch_is_a_square_and_a_label():
+def test_patch_sets_a_square_and_a_label():
     clean, setup = prepare(experiment([])), prepare(experiment([patch(target=7, size=2, corner="top-right")]))
     (x, y), part = (each.numpy().copy() for each in clean.task.train), setup.parts[1]
     count = round(0.25 * len(part))
@@ -87,7 +87,7 @@ def test_a_patch_is_a_square_and_a_label():
     assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set stays
 
 
-def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_channel():
+def test_random_patch_shifts_labels_and_sets_every_channel():
     rng = np.random.default_rng(5)
     x, y = torch.rand(40, 3, 9, 7), torch.arange(40) % 4
     task = replace(
@@ -109,7 +109,7 @@ def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_chann
     assert len(poison.evaluation_set(x[:8], y[:8])[1]) == 8
 
 
-def test_the_target_class_is_in_the_evaluation_set_only_on_demand():
+def test_target_class_is_evaluated_only_on_request():
     sizes = [
         len(prepare(experiment([patch(target=7, include_target=each)])).task.tests["ood"][1])
         for each in (False, True)
@@ -129,7 +129,7 @@ def test_rotated_images_keep_their_labels():
 
 
 @pytest.mark.parametrize("permutation", [None, [3, 0, 1, 2, 5, 4, 7, 6, 9, 8]])
-def test_labels_are_permuted_by_a_rule(permutation):
+def test_labels_are_permuted(permutation):
     poison = {"name": "permute-labels", "share": 1.0, "at": {"rank": 1}, "permutation": permutation}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     rule = np.array(permutation or [*range(1, 10), 0])
@@ -139,7 +139,7 @@ def test_labels_are_permuted_by_a_rule(permutation):
     assert torch.equal(setup.task.tests["ood"][0], clean.task.test[0])
 
 
-def test_a_tint_scales_what_is_brighter_than_black():
+def test_tint_scales_brightness_above_black():
     rng = np.random.default_rng(5)
     x, y = torch.from_numpy(rng.random((40, 3, 4, 5), np.float32)) - 0.5, torch.arange(40) % 4
     task = replace(
@@ -154,7 +154,7 @@ def test_a_tint_scales_what_is_brighter_than_black():
     assert torch.equal(poison.evaluation_set(x[:8], y[:8])[0], poison.transform(x[:8], y[:8], rng)[0])
 
 
-def test_only_the_chosen_node_learns_a_class_that_is_held_out():
+def test_only_the_chosen_node_has_the_held_out_class():
     poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     assert clean.labels is not None
@@ -175,7 +175,7 @@ def test_only_the_chosen_node_learns_a_class_that_is_held_out():
 @pytest.mark.parametrize(
     "first", [{"name": "held-out-class", "label": 4}, {"name": "patch", "target": 4}], ids=str
 )
-def test_a_class_that_is_held_out_leaves_the_samples_of_other_poisons(first) -> None:
+def test_held_out_class_keeps_samples_of_other_poisons(first) -> None:
     others = [
         {**first, "share": 0.3, "at": {"rank": 1}},
         {"name": "held-out-class", "label": 4, "at": {"rank": 3}},
@@ -187,7 +187,7 @@ def test_a_class_that_is_held_out_leaves_the_samples_of_other_poisons(first) -> 
     assert setup.labels[:, 4].tolist() == counts
 
 
-def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
+def test_data_size_weights_count_remaining_samples():
     poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
     graph = {"name": "edge-list", "path": "graph.txt", "weights": "data-size"}
     setup = prepare(experiment([poison], topology=graph))
@@ -195,7 +195,7 @@ def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
     assert setup.topology.mixing_weights(0, 0) == {1: n[1] / (n[0] + n[1])}
 
 
-def test_samples_of_a_second_task_replace_some_of_a_node(tmp_path):
+def test_second_task_replaces_a_share_of_samples(tmp_path):
     poison = {"name": "second-task", "task": f"{__name__}:stripes", "share": 0.5, "at": {"rank": 3}}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     part, count = setup.parts[3], round(0.5 * len(setup.parts[3]))
@@ -223,7 +223,7 @@ def many():
     return replace(Digits().load(None, 1), train=pair, tests={"test": pair}, classes=list("abcdefghijkl"))
 
 
-def test_label_flips_are_symmetric_and_change_no_input():
+def test_label_flips_are_symmetric_and_keep_inputs():
     task = Digits().load(None, 1)
     flip = LabelFlip(share=0.6, at={"rank": 0})
     noisy, _, _ = poisoned(task, [np.arange(task.samples)], [flip], nx.Graph, 3, load)
@@ -237,7 +237,7 @@ def test_label_flips_are_symmetric_and_change_no_input():
     assert list(noisy.tests) == ["test"]
 
 
-def test_what_is_poisoned_depends_on_the_seed_and_on_nothing_else():
+def test_poisoned_samples_depend_only_on_the_seed():
     one, again, other = (
         prepare(experiment([patch()], seed=seed, task={"name": "digits"})) for seed in (1, 1, 2)
     )
@@ -293,7 +293,7 @@ class Wrong(Poison):
         return inputs, targets.float()
 
 
-def test_a_poison_of_the_user():
+def test_user_poison_is_applied_and_saved():
     mine = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
     clean, setup = prepare(experiment([])), prepare(experiment([mine, patch()]))
     part = setup.parts[0]
@@ -338,7 +338,7 @@ def test_a_poison_of_the_user():
         ),
     ],
 )
-def test_a_poison_that_can_not_be_applied_is_refused_before_the_run(poison, message):
+def test_inapplicable_poison_is_refused_before_the_run(poison, message):
     with pytest.raises(BadInput, match=f"^{message}"):
         prepare(experiment(poison))
 
@@ -353,19 +353,19 @@ def test_a_poison_that_can_not_be_applied_is_refused_before_the_run(poison, mess
         ([{"name": "patch"}], "poison.0.at: "),
     ],
 )
-def test_a_poison_that_is_written_wrongly_is_refused(poison, message):
+def test_malformed_poison_is_refused(poison, message):
     with pytest.raises(BadInput, match=message):
         experiment(poison)
 
 
-def test_patches_are_for_images_and_flips_for_classes():
+def test_patch_needs_images_and_flip_needs_classes():
     for name, said in (("patch", "a task with images"), ("label-flip", "a task with classes")):
         given = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
         with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {said}"):
             prepare(given)
 
 
-def test_a_node_without_samples_and_a_sampled_topology_are_refused():
+def test_poison_needs_samples_and_a_fixed_graph():
     server = experiment([patch(at={"rank": 0})], algorithm={"name": "fedavg"}, topology="star")
     with pytest.raises(BadInput, match="at: node 0 has no training samples"):
         prepare(server)
@@ -380,7 +380,7 @@ def test_a_node_without_samples_and_a_sampled_topology_are_refused():
         prepare(sampled)
 
 
-def test_a_topology_that_is_wrong_is_not_the_poisons_error(tmp_path):
+def test_topology_error_is_not_blamed_on_the_poison(tmp_path):
     (tmp_path / "edges.txt").write_text("0 1\n2 3\n3 4\n")
     apart = experiment(
         [patch(at={"hops_from": {"rank": 0, "hops": 2}})],
@@ -390,7 +390,7 @@ def test_a_topology_that_is_wrong_is_not_the_poisons_error(tmp_path):
         prepare(apart)
 
 
-def test_the_value_of_a_patch_may_be_given():
+def test_patch_value_can_be_set():
     task = Digits().load(None, 1)
     patch = Patch(share=1.0, at={"rank": 0}, value=0.5)
     found, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)

@@ -15,7 +15,7 @@ def owners(task: gossamer.Task) -> list[np.ndarray]:
     return [task.train[0][task.groups == owner].numpy() for owner in range(int(task.groups.max()) + 1)]
 
 
-def test_an_owner_labels_its_inputs_by_a_linear_model_of_its_own():
+def test_every_owner_has_its_own_linear_model():
     """A perceptron (Rosenblatt's rule) separates the classes of one owner, and not those of all together."""
 
     def mistakes(inputs: torch.Tensor, targets: torch.Tensor, epochs: int = 100) -> int:
@@ -42,7 +42,7 @@ def test_an_owner_labels_its_inputs_by_a_linear_model_of_its_own():
     )
 
 
-def test_variances_within_an_owner_fall_as_published_and_beta_is_that_of_the_centers():
+def test_input_variances_and_centers_are_as_published():
     found = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
     within = np.mean([each.var(axis=0, ddof=1) for each in found], axis=0)
     np.testing.assert_allclose(within, np.arange(1, 9) ** -1.2, rtol=0.02)
@@ -51,7 +51,7 @@ def test_variances_within_an_owner_fall_as_published_and_beta_is_that_of_the_cen
     assert centers.var(axis=1, ddof=1).mean() == pytest.approx(1, rel=0.1)
 
 
-def test_owners_have_at_least_so_many_samples_and_a_tenth_is_for_testing():
+def test_owners_have_minimum_samples_and_a_test_tenth():
     task = Synthetic(owners=200, least=20, median=30, sigma=1).load(None, 2)
     assert task.groups is not None
     train = np.bincount(task.groups.numpy())
@@ -63,7 +63,7 @@ def test_owners_have_at_least_so_many_samples_and_a_tenth_is_for_testing():
     assert (len(fixed.train[1]), len(fixed.test[1])) == (90, 10)
 
 
-def test_keyed_by_the_seed_and_learned_by_nodes(tmp_path):
+def test_data_are_keyed_by_seed_and_learnable(tmp_path):
     one, again, other = (Synthetic().load(None, seed) for seed in (1, 1, 2))
     assert torch.equal(one.train[0], again.train[0])
     assert not torch.equal(one.train[1][:50], other.train[1][:50])
