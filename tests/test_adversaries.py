@@ -1,4 +1,4 @@
-"""What docs/security.md says of adversaries, as far as it is not tested elsewhere; and that its tests exist."""
+"""Claims of docs/security.md that are not tested elsewhere, and the existence of the tests that it names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_wrong_model_moves_mean_but_not_median(tmp_path: Path) -> None:
 
 
 def test_forged_row_with_checksum_is_accepted(tmp_path: Path) -> None:
-    """A checksum has no key: whoever writes a row anew writes its checksum too."""
+    """Checksums have no key, so a forger can write a matching one."""
     with Segment(tmp_path / "metrics-0.jsonl", "run") as segment:
         segment.append({"node": 0, "test_accuracy": 0.5})
     [row] = read_segment(tmp_path / "metrics-0.jsonl", "run")

@@ -1,4 +1,4 @@
-"""Files of a record that are damaged or hostile: every command ends soon, with a line that names the file."""
+"""Damaged or hostile files of a record: every command ends soon, with one line that names the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, when it has recorded a number of rows."""
+    """Stops a run, as Ctrl-C does, after a number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._left = rows
@@ -50,7 +50,7 @@ class Stopper(Observer):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped after some rounds, with two checkpoints."""
+    """A stopped run with two checkpoints."""
     run = gossamer.run(Experiment.of(SETTINGS), tmp_path_factory.mktemp("stopped"), observer=Stopper(22))
     assert len(complete_numbers(run.path / "checkpoints")) == 2
     return run.path
@@ -58,13 +58,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the stopped run."""
     return Path(shutil.copytree(stopped, tmp_path / "runs" / "small" / stopped.name))
 
 
 @pytest.fixture
 def killed(folder: Path) -> Path:
-    """What is left of the run if it was killed: rows are in segments."""
+    """The run as if it had been killed: its rows are in segments."""
     resumed = gossamer.resume(folder, observer=Stopper(6), overrides=["stop.rounds=20"])
     (resumed.path / "status.json").unlink()
     run = gossamer.results.folder.RunFolder.open(resumed.path)
@@ -78,12 +78,12 @@ def killed(folder: Path) -> Path:
 
 
 def edited(name: str, **changes: Any) -> Callable[[Path], None]:
-    """Another JSON file in the place of one, without its checksum."""
+    """Changes fields of a JSON file and removes its checksum."""
 
     def change(folder: Path) -> None:
-        said = json.loads((folder / name).read_text())
-        del said["crc32"]
-        (folder / name).write_text(json.dumps({**said, **changes}))
+        content = json.loads((folder / name).read_text())
+        del content["crc32"]
+        (folder / name).write_text(json.dumps({**content, **changes}))
 
     return change
 
@@ -113,7 +113,7 @@ def fifo(name: str) -> Callable[[Path], None]:
 
 
 def rewritten(name: str, column: str, value: Any) -> Callable[[Path], None]:
-    """A table with one value in all of a column."""
+    """Sets all values of a column."""
 
     def change(folder: Path) -> None:
         table = pl.read_parquet(folder / name)
@@ -207,9 +207,9 @@ def test_damaged_run_or_index_of_a_sweep_is_reported(
     assert (code, len(err.splitlines())) == (2, 1)
     assert str(second.relative_to(tmp_path)) in err
     code, out, _ = cli("verify", "runs", "--json")
-    said = json.loads(out)["runs"]
+    verified = json.loads(out)["runs"]
     assert code == 1
-    assert {path for path, problems in said.items() if problems} == {str(second.parent.relative_to(tmp_path))}
+    assert {path for path, problems in verified.items() if problems} == {str(second.parent.relative_to(tmp_path))}
     sweep = tmp_path / "runs" / "two" / "sweep.json"
     for text in (
         '{"runs": 1e300}',
@@ -289,8 +289,8 @@ def test_torn_last_row_of_killed_run_is_ignored(cli: Cli, killed: Path) -> None:
     path = killed / "segments" / "metrics-0.jsonl"
     os.truncate(path, path.stat().st_size - 7)
     assert load_run(killed).metrics.height == rows.height - 1
-    said = "intact: 1 run (1 unfinished: running or killed)\n"
-    assert cli("verify", str(killed)) == (0, said, "")
+    report = "intact: 1 run (1 unfinished: running or killed)\n"
+    assert cli("verify", str(killed)) == (0, report, "")
 
 
 @pytest.mark.parametrize("name", ["metrics.parquet", "events.parquet"])

@@ -52,11 +52,11 @@ def test_all_errors_derive_from_gossamer_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "suggestion"),
     [("rign", " (did you mean 'ring'?)"), ("complet", " (did you mean 'complete'?)"), ("zzz", ""), ("", "")],
 )
-def test_the_nearest_accepted_name_is_suggested(wrong: str, said: str) -> None:
-    assert suggest(wrong, ["ring", "star", "complete"]) == said
+def test_the_nearest_accepted_name_is_suggested(wrong: str, suggestion: str) -> None:
+    assert suggest(wrong, ["ring", "star", "complete"]) == suggestion
 
 
 def test_no_suggestion_without_accepted_names() -> None:

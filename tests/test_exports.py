@@ -1,4 +1,4 @@
-"""The public surface: every name that is promised is there, and nothing is promised twice."""
+"""The public names exist and are documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs from notebooks and scripts: inside a running event loop, with a live display, with classes of ``__main__``."""
+"""Runs from notebooks and scripts: in a running event loop, with a live display, with classes of ``__main__``."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_run_inside_event_loop_has_same_bits(tmp_path: Path) -> None:
         assert asyncio.current_task() is task
         return done
 
-    found, alone = asyncio.run(inside()).parameters, run(experiment, tmp_path).parameters
-    assert found is not None
-    assert found.equal(alone)  # type: ignore[arg-type]
+    nested, alone = asyncio.run(inside()).parameters, run(experiment, tmp_path).parameters
+    assert nested is not None
+    assert nested.equal(alone)  # type: ignore[arg-type]
 
 
 def test_interrupted_run_leaves_outer_loop_usable(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_notebook_shows_progress_and_results(tmp_path: Path) -> None:
         "algorithm '__main__:Mine': other processes can't import it;"
         " accepted: a class of a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
     )
-    assert {each.output_type for each in outputs[6]} == {"stream"}
+    assert {output.output_type for output in outputs[6]} == {"stream"}
 
 
 def test_bar_shows_progress_of_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The mode of the matrix kernels: set before torch can use them, in every process, and on record."""
+"""The mode of the matrix kernels is set before torch uses them, in every process, and recorded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SMALL = {
 SET = {numerics.VARIABLE, "CUBLAS_WORKSPACE_CONFIG"}
 
 
-def said(code: str, **environment: str) -> str:
-    """What code prints in a process where the mode is not set but by ``environment``."""
+def printed(code: str, **environment: str) -> str:
+    """The output of code in a process whose mode only ``environment`` sets."""
     variables = {name: value for name, value in os.environ.items() if name not in SET}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -42,32 +42,32 @@ MODE = f"import os; print(os.environ.get({numerics.VARIABLE!r}))"
 
 
 def test_import_sets_mode_without_importing_torch() -> None:
-    assert said(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
+    assert printed(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
 
 
 def test_import_sets_cublas_workspace_unless_set() -> None:
     code = "import gossamer, os; print(os.environ['CUBLAS_WORKSPACE_CONFIG'])"
-    assert said(code) == ":4096:8"
-    assert said(code, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8"
+    assert printed(code) == ":4096:8"
+    assert printed(code, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8"
 
 
 def test_mode_set_by_user_is_kept() -> None:
-    assert said(f"import gossamer; {MODE}", MKL_CBWR="COMPATIBLE") == "COMPATIBLE"
+    assert printed(f"import gossamer; {MODE}", MKL_CBWR="COMPATIBLE") == "COMPATIBLE"
 
 
 def test_child_processes_inherit_mode() -> None:
     code = f"import gossamer, subprocess, sys; subprocess.run([sys.executable, '-c', {MODE!r}], check=True)"
-    assert said(code) == "AUTO"
+    assert printed(code) == "AUTO"
 
 
 def test_torch_uses_the_mode() -> None:
-    """MKL itself says so, where this torch has MKL."""
+    """According to MKL itself, if this torch has MKL."""
     products = "torch.ones(64, 64) @ torch.ones(64, 64)"
-    lines = said(f"import gossamer, torch; {products}", MKL_VERBOSE="1")
+    lines = printed(f"import gossamer, torch; {products}", MKL_VERBOSE="1")
     if "CNR:" not in lines:
         pytest.skip("this torch has no MKL")
     assert "CNR:AUTO" in lines
-    assert "CNR:OFF" in said(f"import torch; {products}", MKL_VERBOSE="1")
+    assert "CNR:OFF" in printed(f"import torch; {products}", MKL_VERBOSE="1")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 done = run(Experiment.model_validate({SMALL!r}), {os.fspath(tmp_path)!r})
 print(json.dumps(done.environment["numerics"]))
 """
-    *lines, record = said(code, **environment).splitlines()
+    *lines, record = printed(code, **environment).splitlines()
     if json.loads(record)["mkl"] is None:
         pytest.skip("this torch has no MKL")
     assert json.loads(record)["mkl"] == mode

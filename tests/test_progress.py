@@ -22,9 +22,9 @@ def described(stop: dict[str, float]) -> Experiment:
 
 
 def tally(stop: dict[str, float]) -> Display:
-    said = Display(described(stop))
-    said.wall_s = 30.0
-    return said
+    display = Display(described(stop))
+    display.wall_s = 30.0
+    return display
 
 
 def test_progress_follows_nearest_stop_rule() -> None:
@@ -35,12 +35,12 @@ def test_progress_follows_nearest_stop_rule() -> None:
 
 
 def test_remaining_time_is_extrapolated_after_start_up() -> None:
-    said = tally({"rounds": 10})
-    assert said.left(0.25) == "90 s left"
-    assert said.left(1.0) == "0 s left"
-    # The thirty seconds until here were the start-up.
-    assert said.left(0.01) == ""
-    assert said.left(0.0) == ""
+    display = tally({"rounds": 10})
+    assert display.left(0.25) == "90 s left"
+    assert display.left(1.0) == "0 s left"
+    # The thirty seconds so far were the start-up.
+    assert display.left(0.01) == ""
+    assert display.left(0.0) == ""
 
 
 def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:

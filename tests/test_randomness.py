@@ -25,13 +25,13 @@ def test_different_arguments_have_different_keys(
         return key(seed, purpose, rank, *counters)
 
     assert of(one) == of(one)
-    # The parts are separated, so 1, 12 is not 11, 2; a purpose with the separator in it may collide.
+    # A separator keeps 1, 12 apart from 11, 2; a purpose that contains it may collide.
     if one != other and "\x1f" not in one[1] + other[1]:
         assert of(one) != of(other)
 
 
 def test_key_value_is_stable() -> None:
-    """A saved experiment gives the same result again in another process and another year."""
+    """A saved experiment gives the same result in another process and another year."""
     assert key(1, "partition", SHARED) == 0xB008B25C872EC4C7ED8176F4F42F43A2
     assert 0 <= key(1, "partition", SHARED) < 2**128
 

@@ -1,4 +1,4 @@
-"""Resuming as a user meets it: after a kill, a failure, or to get another end; and when it is refused."""
+"""Resuming after a kill, after a failure, or to a later end; and refusals to resume."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small(**changes: Any) -> Experiment:
 
 
 class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, when so many rows are recorded."""
+    """Stops a run, as Ctrl-C does, after a number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._left = rows
@@ -55,20 +55,20 @@ class Stopper(Observer):
             signal.raise_signal(signal.SIGINT)
 
 
-def assert_same(one: Run, other: Run) -> None:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    assert torch.equal(one.parameters, other.parameters)
-    left, right = (run.metrics.drop("wall_s").sort("node", "round") for run in (one, other))
+def assert_same(first: Run, second: Run) -> None:
+    assert first.parameters is not None
+    assert second.parameters is not None
+    assert torch.equal(first.parameters, second.parameters)
+    left, right = (run.metrics.drop("wall_s").sort("node", "round") for run in (first, second))
     assert left.equals(right)
 
 
 def test_run_resumed_twice_equals_uninterrupted_run(tmp_path: Path) -> None:
     whole = gossamer.run(small(), tmp_path / "whole")
     stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    again = gossamer.resume(stopped.path, observer=Stopper(6))
-    assert (stopped.status, again.status, again.path) == ("stopped", "stopped", stopped.path)
-    assert again.parameters is not None
+    resumed = gossamer.resume(stopped.path, observer=Stopper(6))
+    assert (stopped.status, resumed.status, resumed.path) == ("stopped", "stopped", stopped.path)
+    assert resumed.parameters is not None
     done = gossamer.resume(stopped.path)
     assert_same(done, whole)
     events = done.events.filter(pl.col("event") == "resumed")
@@ -113,7 +113,7 @@ def test_run_ended_by_time_resumes_to_later_time(tmp_path: Path) -> None:
         for run in (late, whole)
     )
     assert left.equals(right)
-    # Of instants at which some nodes were saved ahead of others, the network has no row.
+    # The network has no row for times at which some nodes were saved ahead of others.
     kept = late.metrics.filter(~nodes).drop("wall_s")
     assert kept.join(
         whole.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
@@ -211,7 +211,7 @@ def test_unfinished_run_of_same_experiment_is_found(tmp_path: Path) -> None:
 def test_killed_program_continues_when_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
+    """kill -9 of the launcher after a checkpoint, then the same command line again, as a batch system would run it."""
     rounds = 200
     engines = {"name": engine, "trainer": "sequential"}
     described = {
@@ -224,16 +224,16 @@ def test_killed_program_continues_when_started_again(
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
     monkeypatch.chdir(tmp_path)
     command = ("run", "small.yaml", "--resume", "--quiet", "--no-report")
-    started = FORKER.program(*command, output=tmp_path / "said")
+    started = FORKER.program(*command, output=tmp_path / "output")
     try:
         while not list(tmp_path.glob("runs/small/*/checkpoints/*/manifest.json")):
             assert started.poll() is None
-            time.sleep(0.01)  # between two looks at the disk
+            time.sleep(0.01)
     finally:
         started.end()
     [folder] = (tmp_path / "runs" / "small").iterdir()
     assert load_run(folder).status == "running or killed"
-    assert FORKER.program(*command, output=tmp_path / "said").wait(100) == 0, (tmp_path / "said").read_text()
+    assert FORKER.program(*command, output=tmp_path / "output").wait(100) == 0, (tmp_path / "output").read_text()
     [same] = (tmp_path / "runs" / "small").iterdir()
     resumed = load_run(same)
     assert resumed.status == "done"
@@ -256,15 +256,15 @@ def test_resume_command_prints_where_it_continues(tmp_path: Path, cli: Cli) -> N
     assert code == 0
     assert str(run.path) in out
     first, _, *lines = err.splitlines()
-    evaluations = [line for line in lines if "wall time" in line]  # (on a busy machine there are others)
+    evaluations = [line for line in lines if "wall time" in line]  # (a busy machine prints others too)
     begins = (
         f"continues from checkpoint {cut.number}, round 2, time {max(cut.times_s.values()):.4g} s, after "
     )
     assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
-    # The wall time is the record's: with what was spent before.
+    # The wall time includes the time before the stop.
     walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]
     assert [re.search(r"wall time (\S+ s)", line)[1] for line in evaluations] == [
-        f"{each:.1f} s" for each in walls
+        f"{wall:.1f} s" for wall in walls
     ]  # type: ignore[index]
     code, _, err = cli("resume", str(run.path))
     assert code == 2

@@ -25,7 +25,7 @@ def offered(cli: Cli, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyp
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"gossamer {line}")
         code, out, err = cli()
         assert (code, err) == (0, "")
-        return [each.split("\t")[0] for each in out.splitlines() if each]
+        return [candidate.split("\t")[0] for candidate in out.splitlines() if candidate]
 
     return ask
 

@@ -33,7 +33,7 @@ def test_list_shows_kinds_names_and_parameters(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("algorithm=d-psgd", ""),
         (
@@ -44,21 +44,21 @@ def test_list_shows_kinds_names_and_parameters(cli: Cli) -> None:
         ("topology={name: ring, weights: random}", "the weights change during the run"),
     ],
 )
-def test_topology_figures_note_changes_during_run(cli: Cli, override: str, said: str) -> None:
+def test_topology_figures_note_changes_during_run(cli: Cli, override: str, expected: str) -> None:
     code, out, _ = cli("topology", "small.yaml", "--set", override)
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note")]
     notes = [note for note in notes if "consensus" not in note]
-    assert [said in note for note in notes] == ([True] if said else [])
+    assert [expected in note for note in notes] == ([True] if expected else [])
 
 
 def test_weights_that_bias_consensus_are_noted(cli: Cli) -> None:
-    said = "the weights move the consensus away from the mean"
-    assert said not in cli("topology", "small.yaml")[1]
+    note = "the weights move the consensus away from the mean"
+    assert note not in cli("topology", "small.yaml")[1]
     # A star of four with uniform weights: the closed neighbourhoods have 4, 2, 2 and 2 nodes.
     star = ("topology", "small.yaml", "--set", "topology={name: star, centre: 2, weights: uniform}")
     text = cli(*star)[1]
-    assert said in text
+    assert note in text
     assert re.search(
         r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
     )

@@ -48,7 +48,7 @@ def test_missing_command_prints_help(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("worker", "host:9000"), "Missing option '--join'"),
         (("worker", "host", "--join", "0123456789abcdef"), "HOST:PORT: got 'host'; accepted: HOST:PORT"),
@@ -75,8 +75,8 @@ def test_missing_command_prints_help(cli: Cli) -> None:
         (("--verbose",), "No such option: --verbose (Possible options: --version)"),
     ],
 )
-def test_parser_error_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_parser_error_is_one_line(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()
-    assert line.startswith(f"error: {said}")
+    assert line.startswith(f"error: {message}")

@@ -45,8 +45,8 @@ def test_run_writes_record_and_names_report(cli: Cli, tmp_path: Path) -> None:
 
 def test_json_prints_one_object_and_quiet_prints_nothing(cli: Cli) -> None:
     code, out, err = cli("run", "small.yaml", "--json", "--no-report")
-    said = json.loads(out)
-    assert (code, said["status"], said["nodes"], said["rounds"], said["report"], err) == (
+    summary = json.loads(out)
+    assert (code, summary["status"], summary["nodes"], summary["rounds"], summary["report"], err) == (
         0,
         "done",
         4,
@@ -54,7 +54,7 @@ def test_json_prints_one_object_and_quiet_prints_nothing(cli: Cli) -> None:
         None,
         "",
     )
-    assert Path(said["run"]).is_dir()
+    assert Path(summary["run"]).is_dir()
     assert cli("run", "small.yaml", "--quiet", "--no-report") == (0, "", "")
 
 
@@ -82,7 +82,7 @@ def test_recorded_experiment_reproduces_bits(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--set", "nodse=3"], "nodse: unknown field (did you mean 'nodes'?); accepted: "),
         (
@@ -112,13 +112,13 @@ def test_recorded_experiment_reproduces_bits(cli: Cli) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    cli: Cli, tmp_path: Path, arguments: list[str], said: str
+    cli: Cli, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     code, out, err = cli("run", "small.yaml", *arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()
     assert line.startswith("error: ")
-    assert said in line
+    assert message in line
     assert not (tmp_path / "runs").exists()
 
 
@@ -198,8 +198,8 @@ def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     assert (
         "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
     )
-    said = "The record so far was kept. To view it: gossamer report "
-    done = load_run(err.splitlines()[-1].removeprefix(said))
+    hint = "The record so far was kept. To view it: gossamer report "
+    done = load_run(err.splitlines()[-1].removeprefix(hint))
     assert done.status == "failed"
     assert done.metrics.filter(pl.col("round") == 2).height > 0
 
@@ -269,8 +269,8 @@ def test_terminal_bar_labels_its_times(cli: Cli, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     code, _, err = cli("run", "small.yaml", "--no-report")
     assert code == 0
-    for said in ("round 4/4", "left", "virtual time", "test loss"):
-        assert said in err
+    for text in ("round 4/4", "left", "virtual time", "test loss"):
+        assert text in err
 
 
 def test_command_line_data_root_is_relative_to_working_directory(cli: Cli, tmp_path: Path) -> None:

@@ -115,17 +115,17 @@ def test_failed_import_names_module_and_line(
     (tmp_path / "unknown_module.py").write_text("import math\n\nx = math.pie\n")
     (tmp_path / "torn_module.py").write_text("x = (\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for module, said in {
+    for module, message in {
         "untyped_module": r"in 'untyped_module': A non-annotated attribute was detected: `rate = 0.1`; accepted: a type",
         "unknown_module": r"importing 'unknown_module' raised AttributeError: .* \(unknown_module.py, line 3\)$",
         "torn_module": r"importing 'torn_module' raised SyntaxError: '\(' was never closed \(torn_module.py, line 1\)$",
     }.items():
-        with pytest.raises(BadInput, match=f"^algorithm '{module}:Mine': {said}") as caught:
+        with pytest.raises(BadInput, match=f"^algorithm '{module}:Mine': {message}") as caught:
             build("algorithm", f"{module}:Mine")
         assert "\n" not in str(caught.value)
 
 
 def test_non_algorithm_is_refused_with_its_field() -> None:
-    said = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
-    with pytest.raises(BadInput, match=f"^{said}$"):
+    message = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
+    with pytest.raises(BadInput, match=f"^{message}$"):
         build("algorithm", "json:loads")

@@ -21,8 +21,8 @@ def test_every_example_has_name_and_summary() -> None:
 
 
 def test_a_summary_is_a_whole_sentence() -> None:
-    said = examples.summary("topology-aware/beyond")
-    assert said.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
+    summary = examples.summary("topology-aware/beyond")
+    assert summary.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
 
 
 def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ Settings = st.fixed_dictionaries(
 def test_resolved_experiment_round_trips_with_all_fields(changes: dict[str, Any]) -> None:
     experiment = Experiment.parse(text(**changes))
     resolved = experiment.to_yaml()
-    again = Experiment.parse(resolved)
-    assert again == experiment
-    assert again.to_yaml() == resolved
+    parsed = Experiment.parse(resolved)
+    assert parsed == experiment
+    assert parsed.to_yaml() == resolved
     assert set(yaml.safe_load(resolved)) == set(Experiment.model_fields)
 
 
@@ -171,7 +171,7 @@ def test_the_same_engine_keeps_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "overrides", "engine", "found"),
+    ("text", "overrides", "engine", "expected"),
     [
         ("", (), None, "simulate"),
         ("engine: processes", (), None, "processes"),
@@ -183,8 +183,8 @@ def test_the_same_engine_keeps_its_options() -> None:
     ],
 )
 def test_engine_name_is_read_without_validating_the_rest(
-    tmp_path: Path, said: str, overrides: tuple[str, ...], engine: str | None, found: str
+    tmp_path: Path, text: str, overrides: tuple[str, ...], engine: str | None, expected: str
 ) -> None:
     file = tmp_path / "experiment.yaml"
-    file.write_text(said or "{}")
-    assert engine_name(Experiment.read(file, overrides, engine).get("engine", {})) == found
+    file.write_text(text or "{}")
+    assert engine_name(Experiment.read(file, overrides, engine).get("engine", {})) == expected

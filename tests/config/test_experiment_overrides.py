@@ -156,5 +156,5 @@ def test_unnamed_engine_options_give_way_to_another_engine() -> None:
 
 
 def test_field_of_initial_model_can_be_set() -> None:
-    found = Experiment.parse(text(), ["initial.from=none"]).model_dump(mode="json")["initial"]
-    assert found["from"].endswith("none")
+    initial = Experiment.parse(text(), ["initial.from=none"]).model_dump(mode="json")["initial"]
+    assert initial["from"].endswith("none")

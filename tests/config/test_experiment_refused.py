@@ -161,11 +161,11 @@ JARGON = (
 )
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
-def test_bad_input_is_one_clear_line(changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
+def test_bad_input_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
     problems = refused(text(**changes))
     assert len(problems) == 1
-    assert problems[0].startswith(said)
+    assert problems[0].startswith(message)
     assert "\n" not in problems[0]
     assert [word for word in JARGON if word in problems[0]] == []
     assert "accepted:  or" not in problems[0]

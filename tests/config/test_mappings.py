@@ -25,7 +25,7 @@ def test_merged_keys_may_be_overridden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "a: [",
@@ -54,11 +54,11 @@ def test_merged_keys_may_be_overridden() -> None:
         ("# nothing\n", "there: got null (empty); accepted: a mapping with 'a'"),
     ],
 )
-def test_invalid_mapping_is_one_line(text: str, said: str) -> None:
+def test_invalid_mapping_is_one_line(text: str, message: str) -> None:
     with pytest.raises(BadInput) as refused:
         parse_mapping(text, "there", "a mapping with 'a'")
     [problem] = refused.value.problems
-    assert problem.startswith(said)
+    assert problem.startswith(message)
     assert "\n" not in problem
     assert "unicode string" not in problem
     assert "^" not in problem

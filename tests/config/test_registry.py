@@ -94,15 +94,15 @@ def test_the_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("no_such_module:X", r"no module named 'no_such_module' \(the working directory is searched too\)"),
         (f"{__name__}:Mien", r"has no 'Mien' \(did you mean 'Mine'\?\)"),
         (f"{__name__}:NUMBER", "is int; accepted: a Component class or a function"),
     ],
 )
-def test_unresolvable_path_is_refused(path: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said) as failure:
+def test_unresolvable_path_is_refused(path: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as failure:
         find("task", path)
     assert "\n" not in str(failure.value)
 
@@ -117,11 +117,11 @@ def test_failed_module_import_states_cause(tmp_path: Path, monkeypatch: pytest.M
 class Point:
     """An entry point."""
 
-    def __init__(self, name: str, value: str, found: Any) -> None:
-        self.name, self.value, self._found = name, value, found
+    def __init__(self, name: str, value: str, target: Any) -> None:
+        self.name, self.value, self._target = name, value, target
 
     def load(self) -> Any:
-        return self._found
+        return self._target
 
 
 def test_built_in_names_precede_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("home", ["experiments", "elsewhere"])
 def test_relative_path_is_resolved_against_its_folder(tmp_path: Path, elsewhere: Path, home: str) -> None:
-    said = placed("data.txt", Path() if home == elsewhere.name else None)
-    built = build("task", {"name": MINE, "path": said}, {"folder": tmp_path / "experiments"})
+    path = placed("data.txt", Path() if home == elsewhere.name else None)
+    built = build("task", {"name": MINE, "path": path}, {"folder": tmp_path / "experiments"})
     assert isinstance(built, Mine)
     assert built.path == tmp_path / home / "data.txt"
     assert build("task", built.spec(), {"folder": Path("/other")}) == built

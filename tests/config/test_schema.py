@@ -33,9 +33,9 @@ def experiments() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every experiment file, and the base of every sweep that has its own."""
     for file in sorted(EXPERIMENTS.rglob("*.yaml")):
         raw = yaml.safe_load(file.read_text())
-        found = raw.get("base", raw)
-        if isinstance(found, dict):
-            yield str(file.relative_to(EXPERIMENTS)), found
+        experiment = raw.get("base", raw)
+        if isinstance(experiment, dict):
+            yield str(file.relative_to(EXPERIMENTS)), experiment
 
 
 @pytest.mark.parametrize(("name", "raw"), [*experiments()])
@@ -103,12 +103,12 @@ def test_schema_refuses_what_experiment_refuses(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schema_lists_every_component_with_parameters(schema: dict[str, Any], kind: str) -> None:
-    found = components(schema, kind)
-    assert set(found) == set(names(kind))
+    listed = components(schema, kind)
+    assert set(listed) == set(names(kind))
     for name, cls in names(kind).items():
         fields = {field.alias or key for key, field in cls.model_fields.items()}
-        assert set(found[name]["properties"]) == {"name", *fields}
-        assert found[name]["description"]
+        assert set(listed[name]["properties"]) == {"name", *fields}
+        assert listed[name]["description"]
 
 
 def test_abstract_bases_are_not_in_schema(schema: dict[str, Any]) -> None:
@@ -116,10 +116,10 @@ def test_abstract_bases_are_not_in_schema(schema: dict[str, Any]) -> None:
     bases = {
         cls.__name__
         for kind in KINDS
-        for each in names(kind).values()
-        for cls in each.__mro__
+        for component in names(kind).values()
+        for cls in component.__mro__
         if inspect.isabstract(cls)
     }
-    inner = {name for each in schema["$defs"].values() for name in each.get("$defs", {})}
+    inner = {name for definition in schema["$defs"].values() for name in definition.get("$defs", {})}
     assert bases
     assert not bases & inner

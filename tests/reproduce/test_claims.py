@@ -21,14 +21,14 @@ SEEDS = 3
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
     """Two cells of three seeds, one of which learns faster."""
-    found = []
+    groups = []
     for cell, rate in RATES.items():
         folder = tmp_path_factory.mktemp(cell)
         runs = [synthetic(folder, name=cell, seed=seed, rate=rate) for seed in range(1, SEEDS + 1)]
-        found.append(
+        groups.append(
             Group(cell, tuple(Run(run.path, cell, {"cell": cell}) for run in runs), {"cell": cell}, SEEDS)
         )
-    return found
+    return groups
 
 
 def accuracies(group: Group) -> np.ndarray:
@@ -47,16 +47,16 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 def verdict(groups: list[Group], **check: object) -> tuple[str, float | None, float | None]:
     """The verdict on one condition, with its number and interval."""
     claim = Claim.model_validate({"text": "a claim", "checks": [check]})
-    together_, [found] = find(claim, groups)
-    assert together_ == found.verdict
-    return found.verdict, found.value, found.half
+    combined, [finding] = find(claim, groups)
+    assert combined == finding.verdict
+    return finding.verdict, finding.value, finding.half
 
 
 def test_difference_is_paired_by_seed_and_judged_by_interval(groups: list[Group]) -> None:
     slow, fast = map(accuracies, groups)
     mean, half = interval(fast - slow)
     assert half > 0
-    of = {"cell": "fast", "baseline": "slow", "measure": "test_accuracy", "number": "difference"}
+    condition = {"cell": "fast", "baseline": "slow", "measure": "test_accuracy", "number": "difference"}
     for bounds, expected in [
         ({"at_least": mean - 1.01 * half}, "holds"),
         ({"at_least": mean}, "not decidable here"),
@@ -66,8 +66,8 @@ def test_difference_is_paired_by_seed_and_judged_by_interval(groups: list[Group]
         ({"at_least": mean - 2 * half, "at_most": mean + 2 * half}, "holds"),
         ({"at_least": mean - 2 * half, "at_most": mean}, "not decidable here"),
     ]:
-        found, value, width = verdict(groups, **of, **bounds)
-        assert (found, value, width) == (expected, pytest.approx(mean), pytest.approx(half)), bounds
+        judged, value, half_width = verdict(groups, **condition, **bounds)
+        assert (judged, value, half_width) == (expected, pytest.approx(mean), pytest.approx(half)), bounds
 
 
 def test_verdicts_on_means_ratios_times_and_budgets(groups: list[Group]) -> None:
@@ -78,28 +78,28 @@ def test_verdicts_on_means_ratios_times_and_budgets(groups: list[Group]) -> None
         pytest.approx(mean),
         pytest.approx(half),
     )
-    found, value, _ = verdict(
+    judged, value, _ = verdict(
         groups, cell="fast", baseline="slow", measure="test_accuracy", number="ratio", at_least=1
     )
-    assert (found, value) == ("holds", pytest.approx(fast.mean() / slow.mean()))
+    assert (judged, value) == ("holds", pytest.approx(fast.mean() / slow.mean()))
     # All runs send the same, so that the interval is a point.
     assert verdict(
         groups, cell="fast", baseline="slow", measure="bytes", number="ratio", at_least=1, at_most=1
     )[:2] == ("holds", 1)
-    found, value, _ = verdict(groups, cell="fast", measure="bytes to test_accuracy=0.3", at_most=1e12)
-    assert (found, value is not None) == ("holds", True)
-    found, value, _ = verdict(groups, cell="fast", measure="test_accuracy at bytes=1e6", at_least=0)
-    assert (found, value is not None) == ("holds", True)
+    judged, value, _ = verdict(groups, cell="fast", measure="bytes to test_accuracy=0.3", at_most=1e12)
+    assert (judged, value is not None) == ("holds", True)
+    judged, value, _ = verdict(groups, cell="fast", measure="test_accuracy at bytes=1e6", at_least=0)
+    assert (judged, value is not None) == ("holds", True)
 
 
 def test_missing_number_or_interval_is_not_decidable(groups: list[Group]) -> None:
     never = {"cell": "slow", "measure": "time_s to test_accuracy=0.999", "at_least": 0}
     assert verdict(groups, **never) == ("not decidable here", None, None)
-    [found] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
-    assert str(found).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
+    [finding] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
+    assert str(finding).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
     one = [Group(group.label, group.runs[:1], group.labels, 1) for group in groups]
-    found, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
-    assert (found, half) == ("not decidable here", None)
+    judged, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
+    assert (judged, half) == ("not decidable here", None)
     assert value is not None
 
 

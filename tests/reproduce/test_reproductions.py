@@ -61,9 +61,9 @@ def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     code, out, _ = cli("reproduce", str(file), "--json")
     assert code == 0
-    [said] = json.loads(out)["verdicts"]
-    assert (said["claim"], said["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
-    page = (tmp_path / said["page"]).read_text()
+    [verdict] = json.loads(out)["verdicts"]
+    assert (verdict["claim"], verdict["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
+    page = (tmp_path / verdict["page"]).read_text()
     for text in (
         "# More steps take longer",
         "Nobody et al.",
@@ -75,7 +75,7 @@ def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     assert "bytes of four steps, ratio to one step: 1 ± 0; claimed: ≥ 2: does not hold" in page
     assert "| four steps | 3/3 |" in page
     assert "**Cost:** 6 of 6 runs" in page
-    figures = sorted(each.name for each in (tmp_path / "runs" / "steps" / "figures").glob("test-loss*"))
+    figures = sorted(path.name for path in (tmp_path / "runs" / "steps" / "figures").glob("test-loss*"))
     assert [Path(name).suffix for name in figures] == [".pdf", ".png"]
     assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
 
@@ -142,7 +142,7 @@ def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
 def test_shipped_reproductions_are_valid(name: str, size: Any, tmp_path: Path) -> None:
     """All experiments are valid, the cells that claims name exist, and a small one needs no data."""
     described, sweep = load(name, size, out=tmp_path)
-    cells = {each.short for each in sweep.planned}
+    cells = {planned.short for planned in sweep.planned}
     named = {check.cell for claim in described.claims for check in claim.checks}
     named |= {
         check.baseline for claim in described.claims for check in claim.checks if check.baseline is not None
@@ -150,4 +150,4 @@ def test_shipped_reproductions_are_valid(name: str, size: Any, tmp_path: Path) -
     assert named <= cells
     assert len(sweep.seeds) >= 3
     if size == "small":
-        assert {each.experiment.task.name_of() for each in sweep.planned} == {"digits"}
+        assert {planned.experiment.task.name_of() for planned in sweep.planned} == {"digits"}

@@ -19,16 +19,16 @@ RING = np.array([0xE1, 0x44, 0x1B])  # of the palette
 def frames(path: Path) -> list[np.ndarray]:
     """The pixels of all frames, each [height, width, 3]."""
     with image.open(path) as opened:
-        found = []
+        pixels = []
         for number in range(opened.n_frames):
             opened.seek(number)
-            found.append(np.asarray(opened.convert("RGB")).astype(int))
-        return found
+            pixels.append(np.asarray(opened.convert("RGB")).astype(int))
+        return pixels
 
 
-def differ(one: np.ndarray, other: np.ndarray) -> float:
+def differ(first: np.ndarray, second: np.ndarray) -> float:
     """The share of pixels of another colour; a GIF renders colours by dithering, a little differently in each frame."""
-    return float((np.abs(one - other).sum(axis=2) > 40).mean())
+    return float((np.abs(first - second).sum(axis=2) > 40).mean())
 
 
 def ringed(pixels: np.ndarray) -> int:

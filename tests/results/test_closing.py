@@ -73,5 +73,5 @@ def test_original_error_is_recorded_over_closing_error(
     with caplog.at_level(logging.WARNING):
         close_after(error, folder)
     assert caplog.messages == [NO_SPACE]
-    said = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
-    assert recorded(folder, "failed", said)  # (its tables are not there)
+    cause = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
+    assert recorded(folder, "failed", cause)  # (its tables are not there)

@@ -26,15 +26,15 @@ def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **
     return timed(out, points, seed=seed, **settings)
 
 
-def group(out: Path, label: str, **there_at: int) -> Group:
+def group(out: Path, label: str, **seconds: int) -> Group:
     """Runs by seed, which reach a half at some second."""
-    runs = {int(seed[1:]): [0.1] * at + [0.6] for seed, at in there_at.items()}
+    runs = {int(seed[1:]): [0.1] * at + [0.6] for seed, at in seconds.items()}
     return Group(label, tuple(rising(out, *curve, seed=seed) for seed, curve in runs.items()))
 
 
-def only(of: Group | Run, measure: Measure) -> dict[str, Any]:
-    one = of if isinstance(of, Group) else Group("a", (of,))
-    return compare([one], [measure]).rows.row(0, named=True)
+def only(subject: Group | Run, measure: Measure) -> dict[str, Any]:
+    group = subject if isinstance(subject, Group) else Group("a", (subject,))
+    return compare([group], [measure]).rows.row(0, named=True)
 
 
 def test_first_point_at_level_counts_and_equality_suffices(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_level_needs_all_surviving_nodes(tmp_path: Path) -> None:
 def test_budget_uses_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
     budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
-    found = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
+    values = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
     # A run that has not used up its budget might have come further.
-    assert found == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
+    assert values == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 
 
 def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
-    def cell(name: str, count: int, *there_at: int) -> Group:
-        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": at for k, at in enumerate(there_at)})
+    def cell(name: str, count: int, *seconds: int) -> Group:
+        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": at for k, at in enumerate(seconds)})
         return Group(made.label, made.runs, {"cell": name, "count": count})
 
     every = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]
@@ -198,7 +198,7 @@ def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"metrics": ["tset_loss"]}, "--metrics tset_loss: no run has recorded it .did you mean 'test_loss'"),
         ({"levels": ["tset_loss=1"]}, "--time-to tset_loss: no run has recorded it"),
@@ -210,8 +210,8 @@ def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
         ({"budgets": ["bytes="]}, "--budget bytes=: accepted: bytes=N"),
     ],
 )
-def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, message: str) -> None:
+def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], options: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        measures(runs, **asked)
+        measures(runs, **options)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):
         compare(groups(runs), measures(runs), None, ["grpah"])

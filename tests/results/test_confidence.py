@@ -42,11 +42,11 @@ def test_many_degrees_approach_normal_distribution() -> None:
 
 
 def test_interval_matches_hand_calculation() -> None:
-    found = confidence([1.0, 2.0, 3.0])
-    assert found is not None
-    assert (found.mean, found.count) == (2.0, 3)
-    assert found.half_width == pytest.approx(4.303 * 1.0 / math.sqrt(3), rel=1e-3)
-    assert interval_text(found.mean, found.half_width) == "2.0 ± 2.5"
+    interval = confidence([1.0, 2.0, 3.0])
+    assert interval is not None
+    assert (interval.mean, interval.count) == (2.0, 3)
+    assert interval.half_width == pytest.approx(4.303 * 1.0 / math.sqrt(3), rel=1e-3)
+    assert interval_text(interval.mean, interval.half_width) == "2.0 ± 2.5"
 
 
 def test_one_value_has_a_mean_and_no_interval() -> None:
@@ -62,16 +62,16 @@ def test_equal_values_have_zero_width_interval() -> None:
 
 @pytest.mark.parametrize("values", [[1.0, math.nan], [1.0, math.inf], [math.inf, -math.inf]])
 def test_non_finite_values_have_no_interval(values: list[float]) -> None:
-    found = confidence(values)
-    assert found is not None
-    assert not math.isfinite(found.mean)
-    assert found.half_width is None
+    interval = confidence(values)
+    assert interval is not None
+    assert not math.isfinite(interval.mean)
+    assert interval.half_width is None
 
 
 def test_largest_floats_do_not_overflow() -> None:
-    found = confidence([1.7e308, 1.7e308])
-    assert found is not None
-    assert found.mean == pytest.approx(1.7e308)
+    interval = confidence([1.7e308, 1.7e308])
+    assert interval is not None
+    assert interval.mean == pytest.approx(1.7e308)
 
 
 def test_interval_has_nominal_coverage() -> None:
@@ -79,20 +79,20 @@ def test_interval_has_nominal_coverage() -> None:
     draws = rng.normal(3.0, 2.0, size=(2000, 4))
     held = 0
     for draw in draws:
-        found = confidence(draw.tolist())
-        assert found is not None
-        assert found.half_width is not None
-        held += abs(found.mean - 3.0) <= found.half_width
+        interval = confidence(draw.tolist())
+        assert interval is not None
+        assert interval.half_width is not None
+        held += abs(interval.mean - 3.0) <= interval.half_width
     assert held / len(draws) == pytest.approx(0.95, abs=0.015)  # three standard deviations of the share
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-1e3, 1e3))
 def test_interval_shifts_and_scales_with_the_values(
-    values: list[float], by: float, shift: float
+    values: list[float], factor: float, shift: float
 ) -> None:
-    plain, moved = confidence(values), confidence([by * value + shift for value in values])
+    plain, moved = confidence(values), confidence([factor * value + shift for value in values])
     assert plain is not None
     assert moved is not None
     assert plain.half_width is not None
-    assert moved.mean == pytest.approx(by * plain.mean + shift, rel=1e-9, abs=1e-6)
-    assert moved.half_width == pytest.approx(by * plain.half_width, rel=1e-9, abs=1e-6)
+    assert moved.mean == pytest.approx(factor * plain.mean + shift, rel=1e-9, abs=1e-6)
+    assert moved.half_width == pytest.approx(factor * plain.half_width, rel=1e-9, abs=1e-6)

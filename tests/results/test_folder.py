@@ -35,10 +35,10 @@ def test_invalid_folder_name_is_bad_input(tmp_path: Path, name: str) -> None:
 
 
 def test_out_path_that_is_a_file_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.write_text("")
+    out = tmp_path / "file"
+    out.write_text("")
     with pytest.raises(BadInput, match=r"--out .*file: not a directory"):
-        create(place)
+        create(out)
 
 
 def test_read_only_out_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +95,16 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
         "failed", error="node 1: loss is nan", wall_s=2.5, profile={"train": 1.5}, peak_vectors=12
     )
     assert json.loads((folder.path / "setup.json").read_text())["graphs"] == {"0": [[0, 1]], "10": []}
-    said = json.loads((folder.path / "status.json").read_text())
-    assert {*said.pop("files")} == {
+    status = json.loads((folder.path / "status.json").read_text())
+    assert {*status.pop("files")} == {
         "environment.json",
         "events.parquet",
         "experiment.yaml",
         "metrics.parquet",
         "setup.json",
     }
-    assert len(said.pop("crc32")) == 8
-    assert said == {
+    assert len(status.pop("crc32")) == 8
+    assert status == {
         "run": folder.path.name,
         "status": "failed",
         "error": "node 1: loss is nan",
@@ -115,10 +115,10 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
 
 
 def test_environment_records_versions_machine_and_command() -> None:
-    found = environment(["gossamer", "run", "x.yaml"])
-    assert found["command"] == ["gossamer", "run", "x.yaml"]
-    assert found["python"] == "{}.{}.{}".format(*sys.version_info[:3])
-    assert found["packages"]["polars"] == metadata.version("polars")
-    assert "gossamer" in found["packages"]
-    assert found["machine"]["cpus"] >= 1
-    assert json.loads(json.dumps(found)) == found
+    recorded = environment(["gossamer", "run", "x.yaml"])
+    assert recorded["command"] == ["gossamer", "run", "x.yaml"]
+    assert recorded["python"] == "{}.{}.{}".format(*sys.version_info[:3])
+    assert recorded["packages"]["polars"] == metadata.version("polars")
+    assert "gossamer" in recorded["packages"]
+    assert recorded["machine"]["cpus"] >= 1
+    assert json.loads(json.dumps(recorded)) == recorded

@@ -34,7 +34,7 @@ def test_runs_differing_only_in_seed_or_execution_are_grouped(tmp_path: Path) ->
         run(tmp_path, 1, engine={"name": "processes"}),
     ]
     first, second = groups(runs)
-    assert [each.experiment["seed"] for each in first.runs] == [1, 2, 3, 4]
+    assert [run.experiment["seed"] for run in first.runs] == [1, 2, 3, 4]
     assert second.runs == (runs[-1],)
     assert (first.label, second.label) == ("simulate", "processes")
     assert shows_groups([first, second])
@@ -51,7 +51,7 @@ def test_labels_are_minimal_differences(tmp_path: Path) -> None:
         divshare(fragments=1),
         divshare(fragments=1, queue="keep"),
     ]
-    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=each) for each in algorithms])]
+    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=algorithm) for algorithm in algorithms])]
     assert labels == [
         "d-psgd",
         "divshare, fragments 10, queue flush",
@@ -159,8 +159,8 @@ def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
     folder = RunFolder.create(out, "t", experiment=yaml.safe_dump(config), environment={})
     with folder.segment("metrics") as metrics:
         for node, until in enumerate((last, last // 2)):
-            at = [(k, float(k), "round") for k in range(0, until + 1, every)] + [(until, end_s, "end")]
-            for k, time_s, moment in at:
+            points = [(k, float(k), "round") for k in range(0, until + 1, every)] + [(until, end_s, "end")]
+            for k, time_s, moment in points:
                 row = {"node": node, "round": k, "step": k, "time_s": time_s, "moment": moment}
                 metrics.append({**row, "test_accuracy": time_s / 100})
     return Run(folder.path)

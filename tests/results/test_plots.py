@@ -22,9 +22,9 @@ from synthetic_run import summary, synthetic
 
 
 def test_ring_is_drawn_as_a_circle() -> None:
-    places = positions(range(12), [[i, (i + 1) % 12] for i in range(12)])
-    centre = [sum(axis) / 12 for axis in zip(*places, strict=True)]
-    radii = [math.dist(place, centre) for place in places]
+    points = positions(range(12), [[i, (i + 1) % 12] for i in range(12)])
+    centre = [sum(axis) / 12 for axis in zip(*points, strict=True)]
+    radii = [math.dist(point, centre) for point in points]
     assert max(radii) == pytest.approx(min(radii), rel=0.02)
 
 
@@ -32,7 +32,7 @@ def test_ring_is_drawn_as_a_circle() -> None:
 def test_positions_fit_the_square_and_are_keyed(changing: bool) -> None:
     edges = [list(edge) for edge in nx.random_regular_graph(4, 150, seed=1).edges]
     first = positions(range(150), edges, seed=1, changing=changing)
-    assert max(abs(value) for place in first for value in place) == pytest.approx(1.0)
+    assert max(abs(value) for point in first for value in point) == pytest.approx(1.0)
     assert first == positions(range(150), edges, seed=1, changing=changing)
     assert (first == positions(range(150), edges, seed=2, changing=changing)) == changing
 
@@ -41,9 +41,9 @@ def test_positions_fit_the_square_and_are_keyed(changing: bool) -> None:
     ("nodes", "edges"), [(1, []), (2, []), (2, [[0, 1]]), (5, [[0, 1], [2, 3]]), (3, [[0, 0]])]
 )
 def test_small_and_disconnected_graphs_can_be_drawn(nodes: int, edges: list[list[int]]) -> None:
-    places = positions(range(nodes), edges)
-    assert len(set(places)) == nodes
-    assert all(math.isfinite(value) for place in places for value in place)
+    points = positions(range(nodes), edges)
+    assert len(set(points)) == nodes
+    assert all(math.isfinite(value) for point in points for value in point)
 
 
 def test_large_graph_is_drawn_around_node_0() -> None:
@@ -64,9 +64,9 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
         for size in (8, 16)
         for seed in (1, 2)
     ]
-    folder, asked = tmp_path / "figures", {"metrics": ["test_accuracy"], "axes": ["bytes", "round"]}
+    folder, options = tmp_path / "figures", {"metrics": ["test_accuracy"], "axes": ["bytes", "round"]}
     for kind in ("pdf", "svg", "png"):
-        paths = write_figures(runs, groups(runs), folder, format=kind, **asked)
+        paths = write_figures(runs, groups(runs), folder, format=kind, **options)
         assert [path.name for path in paths] == [f"test-accuracy-vs-{x}.{kind}" for x in ("bytes", "round")]
     pdf = (folder / "test-accuracy-vs-bytes.pdf").read_bytes()
     assert b"/FontFile2" in pdf  # TrueType
@@ -80,17 +80,17 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
         " runs, each the mean over its nodes (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval"
         " over the runs (Student's t)."
     )
-    alone = write_figures(runs[:1], groups(runs[:1]), folder, **asked)
+    alone = write_figures(runs[:1], groups(runs[:1]), folder, **options)
     assert len(alone) == 2
     caption = (folder / "captions.md").read_text()
     assert "Bands: ± one standard deviation over the nodes" in caption
-    for change, said in (
+    for change, message in (
         ({"metrics": ["tset"]}, "--metrics tset: no run has recorded it"),
         ({"axes": ["epoch"]}, "--axis epoch: accepted: round, time_s"),
         ({"format": "gif"}, "--format gif: accepted: pdf, svg, png"),
     ):
-        with pytest.raises(BadInput, match=said):
-            write_figures(runs, groups(runs), folder, **{**asked, **change})
+        with pytest.raises(BadInput, match=message):
+            write_figures(runs, groups(runs), folder, **{**options, **change})
 
 
 def test_width_needs_a_unit() -> None:

@@ -25,9 +25,9 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed
 
 
 def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    result: dict[str, Any] = json.loads(found.group(1))
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    result: dict[str, Any] = json.loads(match.group(1))
     return result
 
 
@@ -230,8 +230,8 @@ def test_spread_of_many_nodes_is_shown_by_quantiles(tmp_path: Path) -> None:
     [data] = page_data([run])["runs"]
     assert data["quantiles"]
     values = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 10)["test_loss"]
-    found = [series[1] for series in data["metrics"]["test_loss"]["quantiles"]]
-    assert found == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
+    quantiles = [series[1] for series in data["metrics"]["test_loss"]["quantiles"]]
+    assert quantiles == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
     assert "the middle 50 % and 90 % of the nodes" in render([run])
     assert "± one standard deviation" in render([synthetic(tmp_path, nodes=20, rounds=(0, 10))])
 

@@ -36,18 +36,18 @@ def played(out: Path, seed: int = 1, **fields: Any) -> Run:
 def test_area_and_arrival_round_match_hand_calculation(tmp_path: Path) -> None:
     run = played(tmp_path)
     assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
-    found = by_hops(run, "ood_accuracy")
+    rows = by_hops(run, "ood_accuracy")
     rounds = [0, 2, 4, 5]
     curve = {
         rank: np.array([run.metrics.filter(node=rank, round=r)["ood_accuracy"][0] for r in rounds])
         for rank in range(5)
     }
     members = {0: [1], 1: [0, 2], 2: [3], 3: [4]}
-    assert found["hops"].to_list() == sorted(members)
+    assert rows["hops"].to_list() == sorted(members)
     for distance, ranks in members.items():
         mean = np.mean([curve[rank] for rank in ranks], axis=0)
         area = (2 * (mean[0] + mean[1]) / 2 + 2 * (mean[1] + mean[2]) / 2 + (mean[2] + mean[3]) / 2) / 5
-        reach = found.row(by_predicate=pl.col("hops") == distance, named=True)
+        reach = rows.row(by_predicate=pl.col("hops") == distance, named=True)
         assert (reach["nodes"], reach["area"], reach["final"]) == (
             len(ranks),
             pytest.approx(area),
@@ -103,13 +103,13 @@ def test_evaluations_by_time_are_compared_at_equal_times(tmp_path: Path) -> None
         evaluation={"every_rounds": None, "every_s": 0.5, "samples": None},
         stop={"time_s": 2},
     )
-    found = by_hops(run, "ood_accuracy")
+    rows = by_hops(run, "ood_accuracy")
     last = run.metrics.filter(pl.col("time_s") == 2, pl.col("node") == 1)["ood_accuracy"].last()
-    assert found.filter(hops=0)["final"].item() == pytest.approx(last)
+    assert rows.filter(hops=0)["final"].item() == pytest.approx(last)
 
 
 def test_unevaluated_sources_have_no_halfway_round(tmp_path: Path) -> None:
     run = played(tmp_path, evaluation={"every_rounds": 1, "samples": None, "nodes": [0, 2, 3, 4]})
-    found = by_hops(run, "ood_accuracy")
-    assert found["hops"].to_list() == [1, 2, 3]
-    assert found["half_round"].null_count() == 3
+    rows = by_hops(run, "ood_accuracy")
+    assert rows["hops"].to_list() == [1, 2, 3]
+    assert rows["half_round"].null_count() == 3

@@ -56,9 +56,9 @@ def test_curve_has_coordinates_on_every_axis(tmp_path: Path) -> None:
     )
     # Where the nodes with the metric were.
     expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
-    for x, places in expected.items():
+    for axis, coordinates in expected.items():
         table = summary(run, "test_loss")
-        assert table[x].to_list() == places
+        assert table[axis].to_list() == coordinates
         assert table["mean"].to_list() == [2.0, 1.0]
         assert table["count"].to_list() == [2, 1]
 
@@ -75,7 +75,7 @@ def test_bytes_of_lost_node_still_count(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
-    at = [
+    instants = [
         (0, 0, 0.0),
         (1, 0, 0.0),
         (0, 3, 5.01),
@@ -87,7 +87,7 @@ def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
         tmp_path,
         *(
             {"node": n, "round": r, "time_s": t, "moment": f"tick {t // 5:.0f}", "test_loss": float(r)}
-            for n, r, t in at
+            for n, r, t in instants
         ),
         experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}",
     )
@@ -186,10 +186,10 @@ def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
     assert killed["test_accuracy"].mean == pytest.approx(0.3)
     # A node without a loss at a point is recorded there all the same.
     assert killed["train_loss"].round == 3
-    for what in ("lost", "left"):
+    for event in ("lost", "left"):
         away = recorded(tmp_path, *rows(6, 6, 3))
         with RunFolder.open(away.path).segment("events") as events:
-            events.append({"time_s": 1.0, "node": 2, "event": what, "detail": "node 2 is away"})
+            events.append({"time_s": 1.0, "node": 2, "event": event, "detail": "node 2 is away"})
         metrics = final_summary(Run(away.path)).metrics
         assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
         assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
@@ -197,12 +197,12 @@ def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
 
 def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None:
     """Node 1 misses round 10 and records round 20; node 2 comes back after round 20, too late to record anything."""
-    at = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
+    recorded_rounds = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
     run = recorded(
         tmp_path,
         *(
             {"node": node, "round": r, "time_s": float(r), "test_accuracy": r / 100}
-            for node, rounds in at.items()
+            for node, rounds in recorded_rounds.items()
             for r in rounds
         ),
         experiment="{name: t, nodes: 3}",
@@ -277,7 +277,7 @@ def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     assert points(run)["bytes"][-1] == 130
 
 
-def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
+def test_round_rows_are_not_evaluationsof_a_time_grid(tmp_path: Path) -> None:
     rows = [
         {"node": node, "round": k, "time_s": pace * k, "moment": "round", "test_loss": 9.0}
         for node, pace in ((0, 0.75), (1, 3.5))
@@ -312,11 +312,11 @@ def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
 def test_end_at_an_evaluation_adds_no_point(
     tmp_path: Path, moment: str, every_s: float | None
 ) -> None:
-    at = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
+    evaluations = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
     rows = [
         {"node": node, "round": k, "time_s": time_s, "moment": text, "test_loss": 1.0}
         for node in (-1, 0, 1)
-        for k, (text, time_s) in enumerate(at)
+        for k, (text, time_s) in enumerate(evaluations)
     ]
     setting = "" if every_s is None else f", evaluation: {{every_s: {every_s}}}"
     run = recorded(tmp_path / "all", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
@@ -353,11 +353,11 @@ def test_asynchrony_metrics_cover_the_whole_run(tmp_path: Path) -> None:
         for k, row in enumerate(rows)
     ]
     run = recorded(tmp_path, *written, experiment="{name: t, nodes: 2, evaluation: {every_s: 2.0}}")
-    found = final_summary(run).metrics
+    metrics = final_summary(run).metrics
     idle = [(4 * 0.5 + 2 * 0.8 + 4 * 0.1) / 10, 0.2]
     stale = [(1 * 2.0 + 3 * 6.0) / 4, 1.0]
     for name, values in {"idle_share": idle, "staleness_s": stale, "staleness_max_s": [9.0, 1.0]}.items():
-        final = found[name]
+        final = metrics[name]
         assert (final.mean, final.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
         assert (final.count, final.best) == (2, None)
 
@@ -396,6 +396,6 @@ def test_final_values_are_deterministic(tmp_path: Path) -> None:
 
 
 def final_of(run: Run, name: str) -> float:
-    found = final(run, name)
-    assert found is not None
-    return found.mean
+    value = final(run, name)
+    assert value is not None
+    return value.mean

@@ -24,8 +24,8 @@ INTERVALS = [
 
 
 def with_timeline(out: Path, nodes: Any = 3, to_s: float = 4.0, compacted: bool = True) -> Run:
-    asked = {"from_s": 0.5, "to_s": to_s, "nodes": nodes}
-    run = timed(out, [(0.0, [0.1] * 3), (5.0, [0.2] * 3)], evaluation={"every_s": 5.0, "timeline": asked})
+    window = {"from_s": 0.5, "to_s": to_s, "nodes": nodes}
+    run = timed(out, [(0.0, [0.1] * 3), (5.0, [0.2] * 3)], evaluation={"every_s": 5.0, "timeline": window})
     folder = RunFolder.open(run.path)
     with folder.segment("timeline") as first, folder.segment("timeline", 1) as second:
         for index, (node, kind, start_s, end_s, to, nbytes) in enumerate(reversed(INTERVALS)):

@@ -54,17 +54,17 @@ def test_a_stream_is_aes_in_counter_mode() -> None:
 
 
 def test_keys_differ_by_secret_purpose_and_numbers() -> None:
-    keys = [masking.derive(*given) for given in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
+    keys = [masking.derive(*arguments) for arguments in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
     keys += [masking.derive(b"a", "x", *numbers) for numbers in ((1, 2), (2, 1), (0, 0))]
     assert len({*keys}) == len(keys)
 
 
 def test_key_agreement_is_symmetric_and_exclusive() -> None:
-    one, two, three = (KeyPair(bytes([each] * 16)) for each in (1, 2, 3))
-    assert one.agree(two.public) == two.agree(one.public) != one.agree(three.public)
-    assert KeyPair(bytes([1] * 16)).public == one.public
+    first, second, third = (KeyPair(bytes([byte] * 16)) for byte in (1, 2, 3))
+    assert first.agree(second.public) == second.agree(first.public) != first.agree(third.public)
+    assert KeyPair(bytes([1] * 16)).public == first.public
     with pytest.raises(ValueError, match="shared key"):
-        one.agree(bytes(32))
+        first.agree(bytes(32))
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(2, 2), (2, 3), (3, 5), (4, 6)])
@@ -74,10 +74,10 @@ def test_threshold_shares_determine_secret_and_fewer_do_not(
     secret = bytes(range(256 - 16, 256))
     shares = dict(enumerate(masking.split(secret, threshold, count)))
     for chosen in itertools.combinations(shares, threshold):
-        assert masking.join({each: shares[each] for each in chosen}) == secret
+        assert masking.join({rank: shares[rank] for rank in chosen}) == secret
     for chosen in itertools.combinations(shares, threshold - 1):
         with suppress(ValueError):  # of elements of the field, three in four are no secret
-            assert masking.join({each: shares[each] for each in chosen}) != secret
+            assert masking.join({rank: shares[rank] for rank in chosen}) != secret
 
 
 @given(

@@ -267,8 +267,8 @@ def words_of(number: int) -> dict[tuple[int, int, int], np.ndarray]:
 
 def looks_random(words: np.ndarray) -> bool:
     """Whether neither the highest nor the lowest bits of words show a pattern, by a chi-square test."""
-    bytes_of = (words >> shift & 0xFF for shift in (24, 0))
-    return all(chisquare(np.bincount(each, minlength=256)).pvalue > 1e-6 for each in bytes_of)
+    byte_columns = (words >> shift & 0xFF for shift in (24, 0))
+    return all(chisquare(np.bincount(values, minlength=256)).pvalue > 1e-6 for values in byte_columns)
 
 
 def views(
@@ -293,14 +293,14 @@ def views(
 def leaks(words: dict[tuple[int, int, int], np.ndarray], *, together: bool = True) -> list[Any]:
     """What shows a pattern, of which masks that are all there, each used once, leave none: single words, and sums and
     differences of two of them, which show masks used twice. (Words that a receiver can add up to its whole sum do so.)"""
-    found: list[Any] = [key for key, each in words.items() if not looks_random(each)]
+    patterns: list[Any] = [key for key, sequence in words.items() if not looks_random(sequence)]
     for one, other in combinations(words, 2):
         if one[1:] == other[1:] and not together:
             continue
         for sign in (1, -1):
             if not looks_random(words[one] + np.uint32(sign % 2**32) * words[other]):
-                found.append((one, other, sign))
-    return found
+                patterns.append((one, other, sign))
+    return patterns
 
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
@@ -317,7 +317,7 @@ def test_masked_words_look_random_to_receivers(tmp_path: Path, nodes: int, topol
 def test_receiver_learns_the_sum_of_all_senders(tmp_path: Path) -> None:
     words = views(tmp_path, 4, 1, drop_outs="skip")
     for to in range(4):
-        assert not sum(each for (_, receiver, _), each in words.items() if receiver == to).any()
+        assert not sum(sequence for (_, receiver, _), sequence in words.items() if receiver == to).any()
 
 
 def test_unmasked_integers_reveal_the_models(tmp_path: Path) -> None:
@@ -347,8 +347,8 @@ def test_chi_square_test_finds_one_missing_pairwise_mask(tmp_path: Path, monkeyp
         add(self, words, sender, {rank: key for rank, key in keys.items() if {sender, rank} != {0, 1}})
 
     monkeypatch.setattr(MaskingProtocol, "_add_masks", without)
-    found = leaks(views(tmp_path, drop_outs="skip"), together=False)
-    assert {(0, 2, 0), (1, 2, 0)} <= {*found}
+    patterns = leaks(views(tmp_path, drop_outs="skip"), together=False)
+    assert {(0, 2, 0), (1, 2, 0)} <= {*patterns}
 
 
 # --- lost senders
@@ -534,8 +534,8 @@ def test_sender_answers_unmask_request_once(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
     )
-    answers = [each for to, each in SEEN[number] if to == TO and each.tag == (TAG, "unmask", 0)]
-    assert sorted(each.source for each in answers) == [1, 2, 3, 4, 5]
+    answers = [message for to, message in SEEN[number] if to == TO and message.tag == (TAG, "unmask", 0)]
+    assert sorted(message.source for message in answers) == [1, 2, 3, 4, 5]
 
 
 KEPT: dict[tuple[int, int], Payload] = {}
@@ -653,7 +653,7 @@ def test_resumed_run_has_same_bits_and_saves_no_secrets(
     }
     whole = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
     folder = whole.path / "checkpoints"
-    cuts = sorted(int(each.name) for each in folder.iterdir())
+    cuts = sorted(int(path.name) for path in folder.iterdir())
     first = newest(folder)
     assert first is not None
     for number in cuts[1:]:
@@ -665,12 +665,12 @@ def test_resumed_run_has_same_bits_and_saves_no_secrets(
         saved = checkpoint.read(rank)
         messages = [*saved.unread, *saved.arriving]
         assert not [message for message in messages if message.tag[0] == TAG]
-    again = tmp_path / "again"
-    shutil.copytree(whole.path, again)
-    status = json.loads((again / "status.json").read_text())
+    copy = tmp_path / "again"
+    shutil.copytree(whole.path, copy)
+    status = json.loads((copy / "status.json").read_text())
     del status["crc32"]
-    (again / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
-    resumed = gossamer.resume(again)
+    (copy / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
+    resumed = gossamer.resume(copy)
     assert resumed.metrics["round"].max() == 6
     assert torch.equal(resumed.parameters, whole.parameters)
 
@@ -678,7 +678,7 @@ def test_resumed_run_has_same_bits_and_saves_no_secrets(
 def test_resume_needs_a_checkpoint_of_equal_rounds(tmp_path: Path) -> None:
     run = gossamer.run(described(4, checkpoint={"every_rounds": 2, "keep": 10}), tmp_path)
     folder = run.path / "checkpoints"
-    last = max(folder.iterdir(), key=lambda each: int(each.name)) / "manifest.json"
+    last = max(folder.iterdir(), key=lambda path: int(path.name)) / "manifest.json"
     manifest = json.loads(last.read_text())
     del manifest["crc32"]
     last.write_text(json.dumps({**manifest, "rounds": {**manifest["rounds"], "0": 3}}))
@@ -708,8 +708,8 @@ def test_overhead_is_below_one_percent_of_bytes(tmp_path: Path) -> None:
         "nodes": 8,
     }
     sent = [
-        gossamer.run(described(1, secure_aggregation=each, **fields), tmp_path).metrics["bytes_sent"].max()
-        for each in (None, {}, {"drop_outs": "recover"})
+        gossamer.run(described(1, secure_aggregation=settings, **fields), tmp_path).metrics["bytes_sent"].max()
+        for settings in (None, {}, {"drop_outs": "recover"})
     ]
     assert sent[0] < sent[1] < sent[2] < 1.01 * sent[0]
 
@@ -746,8 +746,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_unsupported_settings_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("given.txt").write_text("0.5 0.5 0\n0.2 0.6 0.2\n0.2 0.2 0.6\n")
-    fields, said = REFUSED[name]
-    with pytest.raises(BadInput, match=said):
+    fields, message = REFUSED[name]
+    with pytest.raises(BadInput, match=message):
         prepare(described(**fields))
 
 

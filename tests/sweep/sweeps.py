@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 }
 
 
-def sweep(out: Path, **fields: Any) -> Sweep:
+def make_sweep(out: Path, **fields: Any) -> Sweep:
     """A sweep over :data:`TINY`; ``base`` changes some of its fields."""
     base = {**TINY, **fields.pop("base", {})}
     return Sweep.of({"name": "small", "base": base, **fields}, out=out)
@@ -40,10 +40,10 @@ def one_thread() -> Executor:
     return ThreadPoolExecutor(1)
 
 
-def done(of: Sweep, **options: Any) -> SweepOutcome:
+def run_here(sweep: Sweep, **options: Any) -> SweepOutcome:
     """Run a sweep in a thread of this process."""
     with one_thread() as thread:
-        return run_sweep(of, thread, **options)
+        return run_sweep(sweep, thread, **options)
 
 
 class Fails(DPSGD):
@@ -80,17 +80,17 @@ class AsksForTheEnd(DPSGD):
     """
 
     asked: str
-    of: int
-    least: int = 1
+    pid: int
+    runs: int = 1
 
     async def run(self, node: Node) -> None:
         asked = Path(self.asked)
         if node.rank == 0 and not asked.exists():
             Path(f"{asked}-by-{os.getpid()}").touch()
-            if len(workers(asked)) == self.least:
+            if len(workers(asked)) == self.runs:
                 with suppress(FileExistsError):  # one signal: a second one would interrupt at once
                     asked.touch(exist_ok=False)
-                    os.kill(self.of, signal.SIGTERM)
+                    os.kill(self.pid, signal.SIGTERM)
             while True:
                 await node.sleep(1.0)
         await super().run(node)
@@ -108,6 +108,6 @@ class WaitsToBeSeen(DPSGD):
         await super().run(node)
 
 
-def workers(asked: Path) -> list[int]:
+def workers(flag: Path) -> list[int]:
     """The processes in which an :class:`AsksForTheEnd` was under way."""
-    return [int(path.name.rpartition("-")[2]) for path in asked.parent.glob(f"{asked.name}-by-*")]
+    return [int(path.name.rpartition("-")[2]) for path in flag.parent.glob(f"{flag.name}-by-*")]

@@ -62,16 +62,16 @@ def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path
     assert out.splitlines()[1] == head
     code, out, err = cli("sweep", "sweep.yaml", "--quiet")
     assert (code, out, err) == (0, "", "")
-    said = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
-    assert (said["total"], said["done"]) == (2, 2)
+    summary = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
+    assert (summary["total"], summary["done"]) == (2, 2)
     assert len(list(tmp_path.glob("runs/tiny/*/*/status.json"))) == 6
 
 
 def test_report_compares_cells_at_their_own_grid_point(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "grid": {"batch_size": [2, 4]}}))
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
-    asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
-    code, out, err = cli(*asked, "slow", "--json")
+    command = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
+    code, out, err = cli(*command, "slow", "--json")
     assert (code, err) == (0, "")
     rows = [row for row in json.loads(out)["table"] if row["measure"] == "test_loss"]
     assert [(row["group"], row["baseline"], row["pairs"]) for row in rows] == [
@@ -80,8 +80,8 @@ def test_report_compares_cells_at_their_own_grid_point(cli: Cli, tmp_path: Path)
         ("fast, batch_size=2", "slow at the same batch_size", 1),
         ("fast, batch_size=4", "slow at the same batch_size", 1),
     ]
-    assert ", against slow at the same batch_size" in cli(*asked, "slow")[1]
-    code, _, err = cli(*asked, "slo")
+    assert ", against slow at the same batch_size" in cli(*command, "slow")[1]
+    code, _, err = cli(*command, "slo")
     assert code == 2
     assert err.startswith(
         "error: --baseline slo: no group is called that (did you mean 'slow'?); accepted: slow"
@@ -114,15 +114,15 @@ def test_piped_report_is_not_wrapped(cli: Cli, tmp_path: Path) -> None:
 def test_json_is_one_object(cli: Cli) -> None:
     code, out, err = cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--json")
     assert (code, err) == (0, "")
-    said = json.loads(out)
-    assert (said["total"], said["done"], said["failed"], said["failures"]) == (2, 2, 0, [])
-    assert [(row["cell"], row["status"]) for row in said["results"]] == [
+    summary = json.loads(out)
+    assert (summary["total"], summary["done"], summary["failed"], summary["failures"]) == (2, 2, 0, [])
+    assert [(row["cell"], row["status"]) for row in summary["results"]] == [
         ("slow", "pending"),
         ("slow", "pending"),
         ("fast", "done"),
         ("fast", "done"),
     ]
-    assert [row["runs"] for row in said["summary"]["test_loss"]] == [0, 2]
+    assert [row["runs"] for row in summary["summary"]["test_loss"]] == [0, 2]
 
 
 def test_dry_run_prints_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -138,24 +138,24 @@ def test_dry_run_prints_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> Non
     ]
     assert all(row.endswith("a whole run") for row in rows)  # they take no two seconds
     assert left.startswith("left: 4 of 4 runs, ")
-    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
-    assert [(row["cell"], row["seed"]) for row in said] == [("slow", 5), ("fast", 5)]
-    assert said[0]["overrides"] == {"optimizer.lr": 0.01}
-    assert all(row["wall_s"] > 0 and row["memory_bytes"] > 0 for row in said)
+    plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
+    assert [(row["cell"], row["seed"]) for row in plan] == [("slow", 5), ("fast", 5)]
+    assert plan[0]["overrides"] == {"optimizer.lr": 0.01}
+    assert all(row["wall_s"] > 0 and row["memory_bytes"] > 0 for row in plan)
     assert not (tmp_path / "runs").exists()
 
 
 def test_dry_run_estimates_remaining_time(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
-    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
+    plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
-    assert [row["by"] for row in said] == ["a whole run", "a whole run", "2 done", "2 done"]
-    assert said[2]["wall_s"] == pytest.approx(sum(walls) / 2)
+    assert [row["by"] for row in plan] == ["a whole run", "a whole run", "2 done", "2 done"]
+    assert plan[2]["wall_s"] == pytest.approx(sum(walls) / 2)
     assert cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[-1].startswith("left: 2 of 4 runs, ")
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "message"),
     [
         ({"cells": {"x": {"optimizer.lr": -1}}}, [], "error: cell x: optimizer.lr: got -1; accepted: "),
         ({}, ["--only", "fsat"], "error: --only fsat: no such cell (did you mean 'fast'?); accepted: "),
@@ -164,22 +164,22 @@ def test_dry_run_estimates_remaining_time(cli: Cli, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    cli: Cli, tmp_path: Path, change: dict[str, object], arguments: list[str], said: str
+    cli: Cli, tmp_path: Path, change: dict[str, object], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | change))
     code, out, err = cli("sweep", "sweep.yaml", *arguments)
     assert (code, out) == (2, "")
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert not (tmp_path / "runs").exists()
 
 
 def test_sweep_and_experiment_files_are_told_apart(cli: Cli) -> None:
-    said = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
-    assert cli("run", "sweep.yaml") == (2, "", said)
-    said = (
+    message = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
+    assert cli("run", "sweep.yaml") == (2, "", message)
+    message = (
         "error: base.yaml: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)\n"
     )
-    assert cli("sweep", "base.yaml") == (2, "", said)
+    assert cli("sweep", "base.yaml") == (2, "", message)
 
 
 def test_failures_are_listed_and_exit_with_code_1(cli: Cli, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_set_changes_the_base_and_hence_the_runs(cli: Cli, tmp_path: Path) -> No
 
 def test_stopped_sweep_exits_with_code_130(cli: Cli, tmp_path: Path) -> None:
     asks = {
-        "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
+        "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "pid": os.getpid()}
     }
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": asks}}))
     code, out, _ = cli("sweep", "sweep.yaml", "--jobs", "1")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sweeps import sweep
+from sweeps import make_sweep
 
 from gossamer import run_sweep
 from gossamer.progress import on_live_terminal
@@ -27,17 +27,17 @@ from gossamer.sweep.table import State
 def test_piped_lines_have_first_metric_and_survive_closed_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of = sweep(tmp_path)
+    sweep = make_sweep(tmp_path)
     lines = SweepLines()
-    lines.ended(of.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
-    assert capsys.readouterr().err == f"1/1  {of.planned[0].title}: done  test loss 0.5000\n"
+    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
+    assert capsys.readouterr().err == f"1/1  {sweep.planned[0].title}: done  test loss 0.5000\n"
 
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    lines.ended(of.planned[0], State("done"), Counts(1, done=1), "")
+    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "")
 
 
 @contextmanager
@@ -55,17 +55,17 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 def test_live_table_shows_newest_evaluation_of_running_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = sweep(tmp_path, seeds=2)
-    first, second = of.planned
+    sweep = make_sweep(tmp_path, seeds=2)
+    first, second = sweep.planned
 
     def begun(planned: Planned) -> Segment:
         yaml = planned.experiment.to_yaml()
-        folder = RunFolder.create(of.folder, planned.run, experiment=yaml, environment={})
+        folder = RunFolder.create(sweep.folder, planned.run, experiment=yaml, environment={})
         return folder.segment("metrics")
 
     with begun(second):  # by an earlier call, which was killed
         pass
-    with terminal(monkeypatch) as shown, watching_sweep(of) as table, begun(first) as metrics:
+    with terminal(monkeypatch) as shown, watching_sweep(sweep) as table, begun(first) as metrics:
         assert isinstance(table, _LiveTable)
 
         def rows() -> list[str]:
@@ -100,24 +100,24 @@ def test_a_running_sweep_shows_its_runs(
 ) -> None:
     seen = tmp_path / "seen"
     algorithm = {"name": "sweeps:WaitsToBeSeen", "seen": str(seen)}
-    of = sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1}})
-    with terminal(monkeypatch) as shown, watching_sweep(of) as table, ThreadPoolExecutor(1) as thread:
+    sweep = make_sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1}})
+    with terminal(monkeypatch) as shown, watching_sweep(sweep) as table, ThreadPoolExecutor(1) as thread:
         assert isinstance(table, _LiveTable)
         look = _Row.look
 
         def looks(row: _Row) -> None:
             look(row)
             if len(
-                [each for each in table._progress.tasks if "round 0/2  test loss" in each.fields["text"]]
+                [task for task in table._progress.tasks if "round 0/2  test loss" in task.fields["text"]]
             ) == (jobs or 1):
                 seen.touch()
 
         monkeypatch.setattr(_Row, "look", looks)
-        run_sweep(of, None if jobs else thread, jobs=jobs, observer=table)
+        run_sweep(sweep, None if jobs else thread, jobs=jobs, observer=table)
         assert len(table._progress.tasks) == 1
     assert seen.exists()
-    for each in of.planned:
-        assert f"{each.title}: done  test loss" in shown.getvalue()
+    for planned in sweep.planned:
+        assert f"{planned.title}: done  test loss" in shown.getvalue()
 
 
 def prints(text: str) -> None:

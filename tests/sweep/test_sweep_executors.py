@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
-from sweeps import HERE, done, sweep, workers
+from sweeps import HERE, make_sweep, run_here, workers
 
 from command_line import Cli
 from gossamer import BadInput, Sweep, run_sweep
@@ -39,7 +39,7 @@ def test_worker_runs_calls_one_after_another(pool: LocalPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "argument", "said"),
+    ("function", "argument", "message"),
     [
         (signal.raise_signal, 9, "killed by SIGKILL, as the system does when memory runs out"),
         (signal.raise_signal, 6, "killed by SIGABRT"),
@@ -47,10 +47,10 @@ def test_worker_runs_calls_one_after_another(pool: LocalPool) -> None:
     ],
 )
 def test_dead_worker_is_explained_and_replaced(
-    pool: LocalPool, function: Callable[..., Any], argument: int, said: str
+    pool: LocalPool, function: Callable[..., Any], argument: int, message: str
 ) -> None:
     first = pool.submit(os.getpid).result(60)
-    with pytest.raises(WorkerDied, match=said):
+    with pytest.raises(WorkerDied, match=message):
         pool.submit(function, argument).result(60)
     second = pool.submit(os.getpid).result(60)
     assert second != first
@@ -119,9 +119,9 @@ def processes() -> Executor:
     return ParslPoolExecutor(Config([local], initialize_logging=False))
 
 
-def shown(of: Sweep) -> pl.DataFrame:
+def shown(sweep: Sweep) -> pl.DataFrame:
     """The results, without what each attempt has for itself."""
-    return of.results().drop("wall_s", "run")
+    return sweep.results().drop("wall_s", "run")
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_remote_results_equal_local_results(
 ) -> None:
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    here, there = (sweep(tmp_path / each, seeds=2, cells=CELLS) for each in ("here", "there"))
-    assert done(here).counts == Counts(4, done=4)
-    assert run_sweep(there, name).counts == Counts(4, done=4)
-    assert shown(there).equals(shown(here))
-    assert run_sweep(there, name).counts == Counts(4, skipped=4)
+    local, remote = (make_sweep(tmp_path / folder, seeds=2, cells=CELLS) for folder in ("here", "there"))
+    assert run_here(local).counts == Counts(4, done=4)
+    assert run_sweep(remote, name).counts == Counts(4, done=4)
+    assert shown(remote).equals(shown(local))
+    assert run_sweep(remote, name).counts == Counts(4, skipped=4)
 
 
 @pytest.mark.slow
@@ -158,13 +158,13 @@ def test_killed_worker_fails_only_its_run(
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     dies = {"algorithm": {"name": "sweeps:Dies", "once": str(tmp_path / "died")}}
-    found = sweep(tmp_path, cells={"dies": dies, **CELLS})
-    outcome = run_sweep(found, name)
+    sweep = make_sweep(tmp_path, cells={"dies": dies, **CELLS})
+    outcome = run_sweep(sweep, name)
     assert outcome.counts == Counts(3, done=2, failed=1)
     [(planned, state)] = outcome.failed
     assert planned.cell.name == "dies"
     assert "\n" not in str(state.cause)
-    assert run_sweep(found, name, retry_failed=True).counts == Counts(3, skipped=2, done=1)
+    assert run_sweep(sweep, name, retry_failed=True).counts == Counts(3, skipped=2, done=1)
 
 
 @pytest.mark.slow
@@ -174,13 +174,13 @@ def test_killed_worker_fails_only_its_run(
 def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
-    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
-    found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
-    outcome = run_sweep(found, "ray")
+    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "pid": os.getpid()}
+    sweep = make_sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
+    outcome = run_sweep(sweep, "ray")
     assert outcome.stopped
-    assert sorted(state.status for state in states(found).values())[-1] == "stopped"
+    assert sorted(state.status for state in states(sweep).values())[-1] == "stopped"
     assert not any(psutil.pid_exists(pid) for pid in workers(tmp_path / "asked"))
-    assert done(found).counts.done == 3
+    assert run_here(sweep).counts.done == 3
 
 
 class Broken(Executor):
@@ -198,7 +198,7 @@ class Broken(Executor):
 
 
 def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path, seeds=3).to_yaml())
+    (tmp_path / "sweep.yaml").write_text(make_sweep(tmp_path, seeds=3).to_yaml())
     code, out, err = cli("sweep", "sweep.yaml", "--workers", "test_sweep_executors:Broken")
     assert code == 1
     refused, lost = err.splitlines()
@@ -213,17 +213,17 @@ def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--workers", "math:pi"], "error: --workers math:pi: TypeError: 'float' object is not callable"),
         (["--workers", "ray", "--jobs", "2"], "error: --jobs: accepted without --workers"),
     ],
 )
-def test_bad_executor_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
-    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path).to_yaml())
+def test_bad_executor_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(make_sweep(tmp_path).to_yaml())
     code, _, err = cli("sweep", "sweep.yaml", *arguments)
     assert code == 2
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert err.count("\n") == 1
     with pytest.raises(BadInput, match="--workers"):
-        run_sweep(sweep(tmp_path), "nothing:there")
+        run_sweep(make_sweep(tmp_path), "nothing:there")

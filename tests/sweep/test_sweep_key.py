@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import done, sweep
+from sweeps import make_sweep, run_here
 
 from gossamer.sweep.execute import Counts
 
@@ -22,14 +22,14 @@ def test_edited_graph_file_repeats_its_runs(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     cells = {"file": edge_list(graph), "none": {"topology": "ring"}}
     graph.write_text(RING)
-    assert done(sweep(tmp_path, cells=cells)).counts == Counts(2, done=2)
+    assert run_here(make_sweep(tmp_path, cells=cells)).counts == Counts(2, done=2)
     graph.write_text(RING + "0 2\n")
-    edited = sweep(tmp_path, cells=cells)
-    assert done(edited).counts == Counts(2, skipped=1, done=1)
+    edited = make_sweep(tmp_path, cells=cells)
+    assert run_here(edited).counts == Counts(2, skipped=1, done=1)
     messages = edited.results().filter(cell="file")["bytes_sent"].to_list()
     graph.write_text(RING)
-    restored = sweep(tmp_path, cells=cells)
-    assert done(restored).counts == Counts(2, skipped=2)
+    restored = make_sweep(tmp_path, cells=cells)
+    assert run_here(restored).counts == Counts(2, skipped=2)
     assert restored.results().filter(cell="file")["bytes_sent"].to_list() < messages
 
 
@@ -61,7 +61,7 @@ def test_every_named_file_is_part_of_the_key(
     Path("churn.csv").write_text("time_s,node,event\n0.5,1,leave\n")
 
     def runs() -> list[str]:
-        return [each.run for each in sweep(tmp_path, base=base, seeds=2).planned]
+        return [planned.run for planned in make_sweep(tmp_path, base=base, seeds=2).planned]
 
     first = runs()
     assert runs() == first
@@ -77,9 +77,9 @@ def test_every_named_file_is_part_of_the_key(
 def test_data_root_contents_are_not_part_of_the_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("one")
-    before = sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
+    before = make_sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
     data.write_text("another")
-    assert sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
+    assert make_sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
 
 
 def test_files_in_a_named_folder_are_part_of_the_key(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_files_in_a_named_folder_are_part_of_the_key(tmp_path: Path) -> None:
     task = {"name": "hub", "path": str(data), "inputs": "a", "targets": "b"}
 
     def key() -> str:
-        [planned] = sweep(tmp_path, base={"task": task}).planned
+        [planned] = make_sweep(tmp_path, base={"task": task}).planned
         return planned.run
 
     before = key()

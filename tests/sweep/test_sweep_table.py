@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import sweeps
-from sweeps import sweep
+from sweeps import make_sweep
 
 from gossamer import BadInput, Sweep, load_run
 from gossamer.results.folder import RunFolder
@@ -17,14 +17,14 @@ from gossamer.sweep.table import metric_columns, states, summary
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    found = sweep(
+    sweep = make_sweep(
         tmp_path_factory.mktemp("runs"),
         seeds=3,
         cells={"a": {}, "same": None},
         grid={"optimizer.lr": [0.05, 0.1]},
     )
-    sweeps.done(found)
-    return found
+    sweeps.run_here(sweep)
+    return sweep
 
 
 def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
@@ -34,12 +34,12 @@ def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
     assert table.schema["optimizer.lr"] == pl.Float64
     assert metric_columns(table)[:3] == ["test_loss", "train_loss", "consensus_distance"]
     assert set(metric_columns(table)[3:]) <= set(ASYNCHRONY)
-    for row, each in zip(table.iter_rows(named=True), done.planned, strict=True):
+    for row, planned in zip(table.iter_rows(named=True), done.planned, strict=True):
         final = final_summary(load_run(done.folder / row["run"]))
         best = final.metrics["test_loss"].best
         assert best is not None
-        assert (row["cell"], row["optimizer.lr"]) == (each.cell.labels["cell"], each.experiment.optimizer.lr)
-        assert (row["seed"], row["status"], row["cause"]) == (each.experiment.seed, "done", None)
+        assert (row["cell"], row["optimizer.lr"]) == (planned.cell.labels["cell"], planned.experiment.optimizer.lr)
+        assert (row["seed"], row["status"], row["cause"]) == (planned.experiment.seed, "done", None)
         assert (row["test_loss"], row["best_test_loss"]) == (final.metrics["test_loss"].mean, best.mean)
         assert (row["rounds"], row["time_s"], row["bytes_sent"]) == (2, final.time_s, final.bytes_sent)
         assert row["wall_s"] == final.wall_s
@@ -76,16 +76,16 @@ def test_summary_counts_finished_runs_with_the_metric() -> None:
 
 
 def test_summary_has_mean_and_interval_of_every_cell(done: Sweep) -> None:
-    found = done.summary("test_loss")
-    assert found.columns == ["cell", "optimizer.lr", "runs", "mean", "low", "high"]
-    assert found.select("cell", "optimizer.lr", "runs").rows() == [
+    table = done.summary("test_loss")
+    assert table.columns == ["cell", "optimizer.lr", "runs", "mean", "low", "high"]
+    assert table.select("cell", "optimizer.lr", "runs").rows() == [
         ("a", 0.05, 3),
         ("a", 0.1, 3),
         ("same", 0.05, 3),
         ("same", 0.1, 3),
     ]
     values = done.results().filter(cell="a").filter(pl.col("optimizer.lr") == 0.1)["test_loss"]
-    mean, low, high = found.row(1)[3:]
+    mean, low, high = table.row(1)[3:]
     assert mean == pytest.approx(values.mean())
     # Student's t with two degrees of freedom, by the printed table.
     assert high - mean == pytest.approx(mean - low)
@@ -102,22 +102,22 @@ def test_summary_of_unknown_metric_is_refused(done: Sweep) -> None:
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
-    found = sweep(tmp_path)
-    sweeps.done(found)
-    [row] = found.summary("test_loss").rows(named=True)
+    sweep = make_sweep(tmp_path)
+    sweeps.run_here(sweep)
+    [row] = sweep.summary("test_loss").rows(named=True)
     assert (row["runs"], row["low"], row["high"]) == (1, None, None)
     assert row["mean"] > 0
 
 
 def test_unfinished_runs_have_rows_but_do_not_affect_the_mean(tmp_path: Path) -> None:
-    found = sweep(tmp_path, seeds=3)
-    sweeps.done(found)
-    first, second, _ = (states(found)[each.run].folder for each in found.planned)
+    sweep = make_sweep(tmp_path, seeds=3)
+    sweeps.run_here(sweep)
+    first, second, _ = (states(sweep)[planned.run].folder for planned in sweep.planned)
     assert first is not None
     assert second is not None
     RunFolder.open(first).write_status("failed", error="it broke\nbadly")
     (second / "status.json").unlink()
-    table = found.results()
+    table = sweep.results()
     assert table["status"].to_list() == ["failed", "interrupted", "done"]
     assert table["cause"].to_list() == ["it broke badly", None, None]
     assert table["test_loss"].null_count() == 0
@@ -126,7 +126,7 @@ def test_unfinished_runs_have_rows_but_do_not_affect_the_mean(tmp_path: Path) ->
 
 
 def test_sweep_never_run_has_only_pending_rows(tmp_path: Path) -> None:
-    table = sweep(tmp_path, seeds=2, grid={"topology": ["ring", "complete"]}).results()
+    table = make_sweep(tmp_path, seeds=2, grid={"topology": ["ring", "complete"]}).results()
     assert table.select("topology", "seed", "status").rows() == [
         ("ring", 1, "pending"),
         ("ring", 2, "pending"),
@@ -137,21 +137,21 @@ def test_sweep_never_run_has_only_pending_rows(tmp_path: Path) -> None:
 
 
 def test_damaged_run_has_null_values_and_hides_no_other(tmp_path: Path) -> None:
-    found = sweep(tmp_path, seeds=2)
-    sweeps.done(found)
-    folder = states(found)[found.planned[0].run].folder
+    sweep = make_sweep(tmp_path, seeds=2)
+    sweeps.run_here(sweep)
+    folder = states(sweep)[sweep.planned[0].run].folder
     assert folder is not None
     (folder / "metrics.parquet").write_bytes(b"no table")
-    assert found.results()["test_loss"].is_null().to_list() == [True, False]
+    assert sweep.results()["test_loss"].is_null().to_list() == [True, False]
 
 
 def test_labels_of_mixed_kinds_are_text(tmp_path: Path) -> None:
-    table = sweep(tmp_path, grid={"batch_size": [4, "full"], "optimizer.lr": [1, 0.5]}).results()
+    table = make_sweep(tmp_path, grid={"batch_size": [4, "full"], "optimizer.lr": [1, 0.5]}).results()
     assert table["batch_size"].unique(maintain_order=True).to_list() == ["4", "full"]
     assert table["optimizer.lr"].unique(maintain_order=True).to_list() == [1.0, 0.5]
 
 
 def test_equal_values_have_zero_width_interval() -> None:
     table = pl.DataFrame({"cell": ["a", "a"], "seed": [1, 2], "status": ["done"] * 2, "cause": [None] * 2})
-    found = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
-    assert found.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)
+    intervals = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
+    assert intervals.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)

@@ -75,20 +75,20 @@ def refused(root, columns=COLUMNS, rows=ROWS) -> str:
 
 
 def test_arrays_equal_stored_pixels_and_labels(root):
-    found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     for split, rows in ROWS.items():
         pixels, labels = drawn(split, rows)
-        assert np.array_equal(found[split]["img"], pixels)
-        assert np.array_equal(found[split]["label"], labels)
-        assert found[split]["img"].dtype == np.uint8
-        assert found[split]["label"].dtype == np.int64
+        assert np.array_equal(splits[split]["img"], pixels)
+        assert np.array_equal(splits[split]["label"], labels)
+        assert splits[split]["img"].dtype == np.uint8
+        assert splits[split]["label"].dtype == np.int64
 
 
 def test_grey_images_have_one_channel(tmp_path):
     pixels, labels = drawn("grey", 3, (4, 5))
     write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
-    found = hub_dataset(HUB_ID, {"img": image_decoder(4, 5, 1)}, {"train": 3}, tmp_path)
-    assert np.array_equal(found["train"]["img"][..., 0], pixels)
+    splits = hub_dataset(HUB_ID, {"img": image_decoder(4, 5, 1)}, {"train": 3}, tmp_path)
+    assert np.array_equal(splits["train"]["img"][..., 0], pixels)
 
 
 def test_second_load_decodes_nothing(root, monkeypatch):
@@ -116,9 +116,9 @@ def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
         {"truncated": whole[:-1], "empty": b"", "pickle": pickle.dumps({"train/img": 1})}[damage]
     )
     with caplog.at_level(logging.WARNING, logger="gossamer"):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     assert "decoded again" in caplog.text
-    assert np.array_equal(found["train"]["img"], drawn("train", 12)[0])
+    assert np.array_equal(splits["train"]["img"], drawn("train", 12)[0])
     assert path.read_bytes() == whole
 
 
@@ -126,8 +126,8 @@ def test_unwritable_cache_is_only_logged(root, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "file" / "cache"))
     with caplog.at_level(logging.WARNING, logger="gossamer"):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
-    assert len(found["train"]["label"]) == 12
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert len(splits["train"]["label"]) == 12
     assert "set GOSSAMER_CACHE to a writable folder" in caplog.text
 
 
@@ -220,17 +220,17 @@ def test_network_error_names_the_data_root(monkeypatch):
 
 
 def test_hub_is_queried_by_id_only_once(root, monkeypatch):
-    hub, asked = pytest.importorskip("huggingface_hub"), []
+    hub, queries = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id, **options):
-        asked.append((hub_id, options))
+        queries.append((hub_id, options))
         return str(root / "hub" / hub_id)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     for _ in range(2):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
-        assert np.array_equal(found["test"]["img"], drawn("test", 5)[0])
-    assert asked == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
+        assert np.array_equal(splits["test"]["img"], drawn("test", 5)[0])
+    assert queries == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
 
 
 def test_missing_hub_package_names_the_extra(monkeypatch):

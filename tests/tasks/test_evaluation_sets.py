@@ -45,8 +45,8 @@ class Judge(Algorithm):
     async def run(self, node):
         async for _ in node.rounds():
             await node.train(2)
-            found = await node.evaluate(on="ood")
-            node.record(own_ood=found["accuracy"])
+            metrics = await node.evaluate(on="ood")
+            node.record(own_ood=metrics["accuracy"])
 
 
 class Lost(Algorithm):
@@ -58,7 +58,7 @@ class Lost(Algorithm):
 
 
 def experiment(**changes) -> Experiment:
-    said = {
+    defaults = {
         "nodes": NODES,
         "task": f"{__name__}:blobs",
         "algorithm": "d-psgd",
@@ -68,7 +68,7 @@ def experiment(**changes) -> Experiment:
         "stop": {"rounds": 4},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 COLUMNS = ["test_loss", "test_accuracy", "ood_loss", "ood_accuracy"]
@@ -76,7 +76,7 @@ COLUMNS = ["test_loss", "test_accuracy", "ood_loss", "ood_accuracy"]
 
 @pytest.mark.parametrize("nodes", ["all", "average"])
 def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
-    found = []
+    tables = []
     for engine in (
         {"name": "simulate", "trainer": "sequential"},
         {"name": "processes", "trainer": "sequential"},
@@ -84,9 +84,9 @@ def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
         done = run(
             experiment(engine=engine, evaluation={"every_rounds": 2, "nodes": nodes, "samples": 30}), tmp_path
         )
-        found.append(done.metrics.select("node", "round", *COLUMNS).sort("round", "node"))
-    assert found[0].equals(found[1])
-    recorded = found[0].drop_nulls()
+        tables.append(done.metrics.select("node", "round", *COLUMNS).sort("round", "node"))
+    assert tables[0].equals(tables[1])
+    recorded = tables[0].drop_nulls()
     assert set(recorded["node"]) == ({-1} if nodes == "average" else set(range(NODES)))
     end = recorded.filter(pl.col("round") == 4)
     assert (end["test_accuracy"] == 1).all()

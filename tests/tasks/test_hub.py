@@ -37,8 +37,8 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "data.parquet"
 
 
-def hub(path: Path, **given: Any) -> Task:
-    return Hub(path=path, **{"inputs": ["a", "b"], "targets": "kind", **given}).load(None, 1)
+def hub(path: Path, **settings: Any) -> Task:
+    return Hub(path=path, **{"inputs": ["a", "b"], "targets": "kind", **settings}).load(None, 1)
 
 
 def everything(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,11 +59,11 @@ def test_every_format_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
         frame.write_parquet(path)
     else:
         datasets = pytest.importorskip("datasets")
-        found = datasets.Dataset.from_dict(frame.to_dict(as_series=False))
+        dataset = datasets.Dataset.from_dict(frame.to_dict(as_series=False))
         if kind == "splits":
             other = datasets.Dataset.from_dict(test.to_dict(as_series=False))
-            found = datasets.DatasetDict({"train": found, "test": other})
-        found.save_to_disk(path, **({"num_shards": 3} if kind == "datasets" else {}))
+            dataset = datasets.DatasetDict({"train": dataset, "test": other})
+        dataset.save_to_disk(path, **({"num_shards": 3} if kind == "datasets" else {}))
     task = hub(path)
     whole = pl.concat([frame, test]) if kind == "splits" else frame
     if kind == "splits":
@@ -74,7 +74,7 @@ def test_every_format_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
     inputs, targets = everything(task)
     ordered = whole.sort("a")
     np.testing.assert_allclose(inputs.numpy(), ordered.select("a", "b").to_numpy(), rtol=1e-6)
-    assert [task.classes[each] for each in targets] == ordered["kind"].to_list()
+    assert [task.classes[target] for target in targets] == ordered["kind"].to_list()
     assert task.model()(inputs).shape == (len(whole), 3)
 
 
@@ -116,7 +116,7 @@ def test_inputs_may_be_lists_or_named_columns(table: Path) -> None:
     assert task.train[0].shape == (36, 3)
     assert hub(table, inputs="ids").train[0].dtype == torch.int64
     named = hub(table, inputs={"x": "list", "where": "who"}).train[0]
-    assert {name: (each.dtype, tuple(each.shape)) for name, each in named.items()} == {
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in named.items()} == {
         "x": (torch.float32, (36, 3)),
         "where": (torch.int64, (36,)),
     }
@@ -126,10 +126,10 @@ def test_image_folders_and_image_columns_agree(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
     for split in ("train", "test"):
-        for number, each in enumerate(pixels):
+        for number, pixel_array in enumerate(pixels):
             path = tmp_path / "folder" / split / ("cat", "dog")[number % 2] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            image.fromarray(each).save(path)
+            image.fromarray(pixel_array).save(path)
     task = hub(tmp_path / "folder", inputs="image", targets="label")
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     torch.testing.assert_close(task.test[0], expected[[0, 2, 4, 1, 3, 5]])
@@ -138,13 +138,13 @@ def test_image_folders_and_image_columns_agree(tmp_path: Path) -> None:
         *(6, 3, 8, 6),
     )
     datasets = pytest.importorskip("datasets")
-    found = datasets.load_dataset(
+    dataset = datasets.load_dataset(
         "imagefolder", data_dir=str(tmp_path / "folder"), cache_dir=str(tmp_path / "cache")
     )
-    found.save_to_disk(tmp_path / "saved")
-    again = hub(tmp_path / "saved", inputs="image", targets="label")
-    assert torch.equal(again.train[0], task.train[0])
-    assert torch.equal(again.train[1], task.train[1])
+    dataset.save_to_disk(tmp_path / "saved")
+    saved = hub(tmp_path / "saved", inputs="image", targets="label")
+    assert torch.equal(saved.train[0], task.train[0])
+    assert torch.equal(saved.train[1], task.train[1])
 
 
 def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> None:
@@ -152,24 +152,24 @@ def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> No
         folder = tmp_path / "hub" / "someone" / "things" / subset
         folder.mkdir(parents=True)
         drawn(20, seed=len(subset) + (subset == "two")).write_parquet(folder / "train-00000-of-00001.parquet")
-    given = {"name": "hub", "hub_id": "someone/things", "inputs": "a", "targets": "kind"}
-    whole = build("task", given).load(tmp_path, 1)  # type: ignore[attr-defined]
-    one = build("task", {**given, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
+    settings = {"name": "hub", "hub_id": "someone/things", "inputs": "a", "targets": "kind"}
+    whole = build("task", settings).load(tmp_path, 1)  # type: ignore[attr-defined]
+    one = build("task", {**settings, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
     assert (whole.samples, one.samples) == (36, 18)
 
 
 def test_other_formats_use_the_hubs_parquet_copy(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    package, asked = pytest.importorskip("huggingface_hub"), []
+    package, revisions = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id: str, **options: Any) -> str:
-        asked.append(options.get("revision"))
+        revisions.append(options.get("revision"))
         return str(tmp_path)
 
     monkeypatch.setattr(package, "snapshot_download", download)
     assert hub_folder("a/b", None) == tmp_path
-    assert asked == [None, "refs/convert/parquet"]
+    assert revisions == [None, "refs/convert/parquet"]
 
 
 def test_both_engines_use_owners_and_relative_paths(table: Path, tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ stop: {rounds: 5}
     ],
 )
 def test_bad_parameters_are_refused(table: Path, given: dict[str, Any], message: str) -> None:
-    said = {"name": "hub", "path": str(table), "inputs": ["a", "b"], "targets": "kind", **given}
+    settings = {"name": "hub", "path": str(table), "inputs": ["a", "b"], "targets": "kind", **given}
     with pytest.raises(BadInput, match=message):
-        build("task", said).load(None, 1)  # type: ignore[attr-defined]
+        build("task", settings).load(None, 1)  # type: ignore[attr-defined]
 
 
 def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
@@ -232,14 +232,14 @@ def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
 
 def test_crop_and_flip_moves_and_mirrors_images() -> None:
     images = torch.arange(2 * 3 * 6 * 5, dtype=torch.float32).view(2, 3, 6, 5) + 1
-    found = crop_and_flip(images, np.random.default_rng(3), padding=2)
-    assert found.shape == images.shape
-    for image, low, each in zip(images, images.amin((1, 2, 3)), found, strict=True):
+    augmented = crop_and_flip(images, np.random.default_rng(3), padding=2)
+    assert augmented.shape == images.shape
+    for image, low, changed in zip(images, images.amin((1, 2, 3)), augmented, strict=True):
         padded = F.pad(image - low, (2, 2, 2, 2)) + low
-        places = [padded[:, y : y + 6, x : x + 5] for y in range(5) for x in range(5)]
-        assert any(torch.equal(each, p) or torch.equal(each, p.flip(2)) for p in places)
-    assert torch.equal(found, crop_and_flip(images, np.random.default_rng(3), padding=2))
-    assert not torch.equal(found, crop_and_flip(images, np.random.default_rng(4), padding=2))
+        crops = [padded[:, y : y + 6, x : x + 5] for y in range(5) for x in range(5)]
+        assert any(torch.equal(changed, crop) or torch.equal(changed, crop.flip(2)) for crop in crops)
+    assert torch.equal(augmented, crop_and_flip(images, np.random.default_rng(3), padding=2))
+    assert not torch.equal(augmented, crop_and_flip(images, np.random.default_rng(4), padding=2))
 
 
 def test_renamed_test_split_is_not_trained_on(tmp_path: Path) -> None:

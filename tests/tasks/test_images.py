@@ -93,9 +93,9 @@ def test_cifar100_uses_fine_labels(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for split in ("train", "test"):
         rows = []
-        for each in pixels:
+        for image_pixels in pixels:
             file = io.BytesIO()
-            image.fromarray(each).save(file, format="PNG")
+            image.fromarray(image_pixels).save(file, format="PNG")
             rows.append({"bytes": file.getvalue(), "path": None})
         labels = {"fine_label": [99, 0, 3, 50, 7, 11], "coarse_label": [0] * 6}
         pl.DataFrame({"img": rows, **labels}).write_parquet(folder / f"{split}-00000-of-00001.parquet")

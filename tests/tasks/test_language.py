@@ -36,13 +36,13 @@ def small(**changes: Any) -> GPT2:
 
 
 def tiny(**changes: Any) -> TinyMem:
-    given = {**TINY, **changes}
-    del given["name"]
-    return TinyMem(**given)
+    settings = {**TINY, **changes}
+    del settings["name"]
+    return TinyMem(**settings)
 
 
 def experiment(**changes: Any) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 3,
         "task": TINY,
         "topology": "complete",
@@ -53,7 +53,7 @@ def experiment(**changes: Any) -> Experiment:
         "stop": {"rounds": 4},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 def read(row: torch.Tensor) -> str:
@@ -84,8 +84,8 @@ def test_sequences_follow_their_rule(rule: Any) -> None:
             starts[coefficient] += first
             for one, other in zip([*first, *terms], terms, strict=False):
                 assert other == (one * coefficient if rule == "multiply" else one + coefficient) % 97
-    for found in starts.values():
-        assert sorted(found) == list(range(42))
+    for terms in starts.values():
+        assert sorted(terms) == list(range(42))
 
 
 def test_padding_is_counted_on_request() -> None:
@@ -98,7 +98,7 @@ def test_padding_is_counted_on_request() -> None:
 
 def test_gpt2_has_its_published_size() -> None:
     model = GPT2().factory(None, shape=(150,), classes=14)()
-    assert Layout.of(model).size == sum(each.numel() for each in model.parameters()) == 814_336
+    assert Layout.of(model).size == sum(parameter.numel() for parameter in model.parameters()) == 814_336
     names = [field.name for field in Layout.of(model).parameters]
     assert "model.lm_head.weight" not in names  # tied to the embedding
     assert Layout.of(model).buffer_size == 0
@@ -115,9 +115,9 @@ def test_loss_and_accuracy_average_tokens_then_samples() -> None:
         shares = np.exp(scores[sample]) / np.exp(scores[sample]).sum(1, keepdims=True)
         losses.append(np.mean([-np.log(shares[t, targets[sample, t]]) for t in counted]))
         hits.append(np.mean([scores[sample, t].argmax() == targets[sample, t] for t in counted]))
-    given = torch.from_numpy(scores), torch.from_numpy(targets.astype(np.int16))
-    assert float(token_loss(*given)) == pytest.approx(np.mean(losses), rel=1e-5)
-    assert float(token_accuracy(*given)) == pytest.approx(np.mean(hits), rel=1e-5)
+    pair = torch.from_numpy(scores), torch.from_numpy(targets.astype(np.int16))
+    assert float(token_loss(*pair)) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(token_accuracy(*pair)) == pytest.approx(np.mean(hits), rel=1e-5)
 
 
 def test_loss_with_padding_equals_transformers_loss() -> None:
@@ -221,7 +221,7 @@ def test_pretrained_model_equals_saved_one_and_trains_as_peft(folder: Path, lora
     tokens = torch.randint(0, 14, (3, 10))
     torch.testing.assert_close(one(tokens), saved(input_ids=tokens).logits)
     if lora is None:
-        assert Layout.of(one).size == sum(each.numel() for each in saved.parameters())
+        assert Layout.of(one).size == sum(parameter.numel() for parameter in saved.parameters())
         assert all(a is not b for a, b in zip(one.parameters(), other.parameters(), strict=True))
         return
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
@@ -233,8 +233,8 @@ def test_pretrained_model_equals_saved_one_and_trains_as_peft(folder: Path, lora
 
 def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "hub_id": "someone/tiny", "lora": {"r": 2}}
-    said = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
-    run = gossamer.run(experiment(**said), tmp_path)
+    settings = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
+    run = gossamer.run(experiment(**settings), tmp_path)
     assert run.status == "done"
     loaded = run.module(1)
     setup = prepare(Experiment.load(run.path / "experiment.yaml"))
@@ -242,7 +242,7 @@ def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None
     inputs, targets = setup.task.test
     assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is not a folder"):
-        prepare(experiment(**{**said, "data_root": str(tmp_path)}))
+        prepare(experiment(**{**settings, "data_root": str(tmp_path)}))
 
 
 def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> 
     assert run.buffers is None
     inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
     recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
-    found = token_loss(run.module(2)(inputs), targets)
-    assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
+    loss = token_loss(run.module(2)(inputs), targets)
+    assert float(loss.detach()) == pytest.approx(recorded, rel=1e-5)
 
 
 def test_experiment_with_model_folder_round_trips(folder: Path) -> None:
@@ -322,11 +322,11 @@ def text(path: Path, **changes: Any) -> Hub:
 
 
 def test_text_is_cut_into_character_samples(tmp_path: Path) -> None:
-    said = "to be or not to be, that is the question" * 3
-    (tmp_path / "a.txt").write_text(said)
+    content = "to be or not to be, that is the question" * 3
+    (tmp_path / "a.txt").write_text(content)
     with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(said)
-    known = sorted(set(said))
+        file.write(content)
+    known = sorted(set(content))
     for name in ("a.txt", "b.txt.gz"):
         task = text(tmp_path / name, context=10).load(None, 1)
         assert (len(task.train[0]), len(task.test[0])) == (10, 1)
@@ -334,8 +334,8 @@ def test_text_is_cut_into_character_samples(tmp_path: Path) -> None:
             "".join(known[token] for token in row)
             for row in torch.cat([task.train[0], task.test[0]]).tolist()
         ]
-        assert "".join(written) == said[:110]
-        assert "".join(known[token] for token in task.test[1][0].tolist()) == said[101:111]
+        assert "".join(written) == content[:110]
+        assert "".join(known[token] for token in task.test[1][0].tolist()) == content[101:111]
         assert task.model()(task.test[0]).shape == (1, 10, len(known))
     with pytest.raises(BadInput, match="task.context: 64, for 1 samples; accepted: a smaller one"):
         text(tmp_path / "a.txt").load(None, 1)
@@ -349,8 +349,8 @@ def test_text_uses_tokenizer_of_model_or_given_one(
     folder: Path, tmp_path: Path, tokenizer: bool
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    given: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
-    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **given).load(None, 1)
+    source: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **source).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
     assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
     assert task.test[0].tolist() == [[0, 3, 1, 2]]
@@ -360,8 +360,8 @@ def test_text_uses_tokenizer_of_model_or_given_one(
 def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
     rows = {"role": ["b", "a", "b", "c"], "line": ["01234", "abcdefghi", "5678", "x"]}
     pl.DataFrame(rows).write_csv(tmp_path / "lines.csv")
-    said = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
-    task = text(tmp_path / "lines.csv", **said).load(None, 1)
+    settings = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
+    task = text(tmp_path / "lines.csv", **settings).load(None, 1)
     known = sorted({"\n", *"".join(rows["line"])})
     read = [
         "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
@@ -408,7 +408,7 @@ def test_texts_are_tokenized_for_a_classifier(folder: Path, tmp_path: Path) -> N
 
 
 def sequences(*rows: str) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.tensor([[TOKENS.index(each) for each in row] for row in rows], dtype=torch.uint8)
+    tokens = torch.tensor([[TOKENS.index(character) for character in row] for row in rows], dtype=torch.uint8)
     targets = tokens[:, 1:].to(torch.int16)
     return tokens[:, :-1].clone(), targets.masked_fill(targets == 13, -100)
 

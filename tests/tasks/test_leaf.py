@@ -57,9 +57,9 @@ def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
         for part, members in enumerate(parts):
             data = {}
             for user in members:
-                found = [sample(name, rng, number) for number in range(samples + user)]
-                data[f"user{user}"] = {"x": [x for x, _ in found], "y": [y for _, y in found]}
-            counts = [len(each["y"]) for each in data.values()]
+                drawn = [sample(name, rng, number) for number in range(samples + user)]
+                data[f"user{user}"] = {"x": [x for x, _ in drawn], "y": [y for _, y in drawn]}
+            counts = [len(user_data["y"]) for user_data in data.values()]
             content = {"users": list(data), "num_samples": counts, "user_data": data}
             (folder / split / f"all_data_{part}.json").write_text(json.dumps(content))
     (folder / "raw" / "img_align_celeba").mkdir(parents=True)
@@ -167,11 +167,11 @@ def test_models_have_published_parameter_counts(
     tmp_path: Path, name: str, parameters: dict[str, Any], count: int
 ) -> None:
     model = loaded(written(tmp_path, name), name, **parameters).model()
-    assert sum(each.numel() for each in model.parameters()) == count
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "can't be read"),
         ('{"users": []}', "can't be read"),
@@ -181,10 +181,10 @@ def test_models_have_published_parameter_counts(
         (json.dumps({"user_data": {"ann": {"x": ["a"], "y": [1]}}}), "user ann"),
     ],
 )
-def test_damaged_file_is_named_with_its_problem(tmp_path: Path, content: str, said: str) -> None:
+def test_damaged_file_is_named_with_its_problem(tmp_path: Path, content: str, message: str) -> None:
     folder = written(tmp_path, "femnist")
     (folder / "train" / "other.json").write_text(content)
-    with pytest.raises(BadInput, match=f"task.path: .*other.json.*{said}"):
+    with pytest.raises(BadInput, match=f"task.path: .*other.json.*{message}"):
         loaded(folder, "femnist")
 
 

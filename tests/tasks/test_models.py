@@ -112,8 +112,8 @@ def test_transformer_block_equals_torch_encoder_layer():
         theirs += [module.weight, module.bias]
     ours = [block.inputs, block.outputs, block.perceptron[0], block.perceptron[2], block.norm1, block.norm2]
     with torch.no_grad():
-        for mine, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
-            mine.copy_(value)
+        for parameter, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
+            parameter.copy_(value)
     tokens = torch.randn(2, 5, 12)
     torch.testing.assert_close(block(tokens), layer(tokens))
 
@@ -141,9 +141,9 @@ def test_gn_lenet_matches_published_layer_order_bit_for_bit():
     theirs = published(images)
     assert torch.equal(ours, theirs)
     labels = torch.tensor([0, 3, 9, 9])
-    mine = torch.autograd.grad(F.cross_entropy(ours, labels), list(model.parameters()))
-    reference = torch.autograd.grad(F.cross_entropy(theirs, labels), list(model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
+    gradients = torch.autograd.grad(F.cross_entropy(ours, labels), list(model.parameters()))
+    expected = torch.autograd.grad(F.cross_entropy(theirs, labels), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "vit"])
@@ -211,9 +211,9 @@ def plain(classes: int = 3, **options):
 
 
 def described(model: object, **changes: object) -> Experiment:
-    said = {"nodes": 2, "task": {"name": "digits", "samples": 60, "model": model}, "topology": "complete"}
+    settings = {"nodes": 2, "task": {"name": "digits", "samples": 60, "model": model}, "topology": "complete"}
     ends = {"algorithm": "d-psgd", "stop": {"rounds": 2}, "evaluation": {"every_rounds": 2}}
-    return Experiment.of({**said, **ends, **changes})
+    return Experiment.of({**settings, **ends, **changes})
 
 
 @pytest.mark.parametrize(

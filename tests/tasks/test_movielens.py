@@ -43,17 +43,17 @@ def write(root: Path, text: str | bytes, file: str = SMALL) -> Path:
     return path
 
 
-def drawn(users: int = 12, films: int = 30, each: int = 10) -> list[tuple[int, int, float]]:
+def drawn(users: int = 12, films: int = 30, per_user: int = 10) -> list[tuple[int, int, float]]:
     """Ratings by some users' mildness and some films' quality; ids with gaps, in no order."""
     rng = np.random.default_rng(1)
     mildness, quality = rng.normal(size=users), rng.normal(size=films)
-    found = []
+    ratings = []
     for user in range(users):
-        for film in rng.choice(films, each, replace=False):
+        for film in rng.choice(films, per_user, replace=False):
             stars = np.clip(np.round(2 * (3 + mildness[user] + quality[film])) / 2, 0.5, 5)
-            found.append((3 * user + 2, 7 * int(film) + 1, float(stars)))
-    rng.shuffle(found)
-    return [(int(user), int(film), float(stars)) for user, film, stars in found]
+            ratings.append((3 * user + 2, 7 * int(film) + 1, float(stars)))
+    rng.shuffle(ratings)
+    return [(int(user), int(film), float(stars)) for user, film, stars in ratings]
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def test_users_and_films_are_numbered_in_order_of_ids(root):
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.dtype == torch.int64
     assert y.dtype == torch.float32
-    found = [
+    numbered = [
         (users[user], films[film], stars)
         for pairs, targets in ((x, y), (x_test, y_test))
         for (user, film), stars in zip(pairs.tolist(), targets.tolist(), strict=True)
     ]
-    assert sorted(found) == sorted(rated)
+    assert sorted(numbered) == sorted(rated)
     assert [users[user] for user in x[:, 0].tolist()] == task.groups.tolist()
     assert task.labels() is None
 
@@ -101,8 +101,8 @@ def test_release_100k_is_read(tmp_path):
         tmp_path, "196\t242\t3\t881250949\n186\t302\t5\t891717742\n196\t302\t1\t1\n186\t242\t2\t1\n", HUNDRED
     )
     task = MovieLens(release="100k").load(tmp_path, 1)
-    found = torch.cat([task.train[0], task.test[0]]).tolist()
-    assert sorted(found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    pairs = torch.cat([task.train[0], task.test[0]]).tolist()
+    assert sorted(pairs) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     stars = {
         tuple(pair): float(star)
         for x, y in (task.train, task.test)
@@ -135,24 +135,24 @@ def test_columns_are_found_by_name_with_windows_line_ends(tmp_path):
 )
 def test_a_bad_file_is_named(tmp_path, text, message):
     path = write(tmp_path, text)
-    said = refused(tmp_path)
-    assert said.startswith(f"data_root: {path}")
-    assert re.search(message, said)
+    error = refused(tmp_path)
+    assert error.startswith(f"data_root: {path}")
+    assert re.search(message, error)
 
 
 def test_a_bad_line_of_100k_is_named(tmp_path):
     path = write(tmp_path, "1\t1\t4\t5\n1\t2\t3.5\t5\n", HUNDRED)
-    said = refused(tmp_path, "100k")
-    assert said.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
-    assert said.endswith("ratings from 1 to 5 in steps of 1")
+    error = refused(tmp_path, "100k")
+    assert error.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
+    assert error.endswith("ratings from 1 to 5 in steps of 1")
 
 
 def test_missing_file_names_its_download_address(tmp_path):
     for root in (None, tmp_path, tmp_path / "nowhere"):
-        said = refused(root)
-        assert said.startswith(f"data_root: {root or 'null'}")
-        assert SMALL in said
-        assert "https://files.grouplens.org/datasets/movielens/ml-latest-small.zip" in said
+        error = refused(root)
+        assert error.startswith(f"data_root: {root or 'null'}")
+        assert SMALL in error
+        assert "https://files.grouplens.org/datasets/movielens/ml-latest-small.zip" in error
     assert "movielens/ml-100k.zip" in refused(tmp_path, "100k")
 
 
@@ -208,7 +208,7 @@ def wild(task: Task, seed: int = 3) -> Model:
 @pytest.mark.parametrize("biased", [True, False])
 def test_metrics_are_over_all_test_ratings(tmp_path, biased):
     """Over several batches, the last one smaller: roots are taken of the mean over all."""
-    lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, each=20))]
+    lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, per_user=20))]
     write(tmp_path, "\n".join(lines))
     task = MovieLens(model=factors(biased=biased)).load(tmp_path, 1)
     pairs, stars = task.test
@@ -220,8 +220,8 @@ def test_metrics_are_over_all_test_ratings(tmp_path, biased):
     raw = module(pairs).detach().double().numpy()
     clipped, targets = np.clip(raw, 0.5, 5), stars.double().numpy()
     assert np.abs(raw - clipped).max() > 1
-    found = Evaluator(task, 1).test(model)
-    assert found == pytest.approx(
+    metrics = Evaluator(task, 1).test(model)
+    assert metrics == pytest.approx(
         {
             "loss": np.mean((raw - targets) ** 2),
             "rmse": np.sqrt(np.mean((clipped - targets) ** 2)),
@@ -231,7 +231,7 @@ def test_metrics_are_over_all_test_ratings(tmp_path, biased):
         },
         rel=1e-5,
     )
-    assert 0 < found["accuracy"] < 1
+    assert 0 < metrics["accuracy"] < 1
 
 
 def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.ndarray:
@@ -239,19 +239,19 @@ def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.nd
     module = task.model()
     fields = Layout.of(module).parameters
     value = {field.name: field.of(parameters).double().numpy() for field in fields}
-    found = {name: np.zeros_like(array) for name, array in value.items()}
+    total = {name: np.zeros_like(array) for name, array in value.items()}
     for (user, film), star in zip(task.train[0][batch].tolist(), task.train[1][batch].tolist(), strict=True):
         p, q = value["user_factors.weight"][user], value["item_factors.weight"][film]
         error = p @ q - star
         if module.biased:
             error += module.mean + value["user_bias.weight"][user, 0] + value["item_bias.weight"][film, 0]
         error *= 2 / len(batch)
-        found["user_factors.weight"][user] += error * q
-        found["item_factors.weight"][film] += error * p
+        total["user_factors.weight"][user] += error * q
+        total["item_factors.weight"][film] += error * p
         if module.biased:
-            found["user_bias.weight"][user, 0] += error
-            found["item_bias.weight"][film, 0] += error
-    return np.concatenate([found[field.name].ravel() for field in fields])
+            total["user_bias.weight"][user, 0] += error
+            total["item_bias.weight"][film, 0] += error
+    return np.concatenate([total[field.name].ravel() for field in fields])
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -265,9 +265,9 @@ def test_both_trainers_match_closed_form_gradient(root, kind, biased):
     for _ in range(3):
         batches = [torch.from_numpy(rng.choice(84, 20, replace=False)) for _ in models]
         jobs = [GradientJob(model, batch, 0) for model, batch in zip(models, batches, strict=True)]
-        for found, model, batch in zip(trainer.gradient(jobs), models, batches, strict=True):
+        for computed, model, batch in zip(trainer.gradient(jobs), models, batches, strict=True):
             expected = gradient(task, model.parameters, batch)
-            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(computed.numpy(), expected, rtol=1e-4, atol=1e-6)
             assert np.count_nonzero(expected) < len(expected)
 
 

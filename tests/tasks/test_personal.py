@@ -17,7 +17,7 @@ from gossamer.tasks import accuracy
 
 
 def experiment(**changes: Any) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 4,
         "task": {"name": "digits", "model": "logistic", "samples": 200},
         "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 5, "personal_fraction": 0.25},
@@ -25,7 +25,7 @@ def experiment(**changes: Any) -> Experiment:
         "evaluation": {"every_rounds": 2, "samples": 50},
         "stop": {"rounds": 4},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 def test_nodes_do_not_train_on_personal_test_sets() -> None:
@@ -56,16 +56,16 @@ def test_personal_metrics_match_the_model_of_each_node(trainer: str, tmp_path: P
 
 def test_both_engines_record_the_same_bits(tmp_path: Path) -> None:
     engines = "simulate", "processes"
-    one, other = (
+    first, second = (
         gossamer.run(experiment(engine={"name": name, "trainer": "sequential"}), tmp_path).metrics
         for name in engines
     )
     columns = ["node", "round", "test_loss", "personal_loss", "personal_accuracy"]
-    one, other = (
-        each.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for each in (one, other)
+    first, second = (
+        metrics.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for metrics in (first, second)
     )
-    assert one.equals(other)
-    assert one["personal_loss"].is_finite().all()
+    assert first.equals(second)
+    assert first["personal_loss"].is_finite().all()
 
 
 def test_run_can_stop_at_a_personal_target(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def load(component):
 
 
 def experiment(poison, **changes) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 5,
         "task": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}, "samples": 200},
         "topology": {"name": "edge-list", "path": "graph.txt"},
@@ -33,7 +33,7 @@ def experiment(poison, **changes) -> Experiment:
         "stop": {"rounds": 2},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_nodes_are_chosen_by_rank_or_graph_position(at, ranks):
 
 def test_patch_sets_a_square_and_a_label():
     clean, setup = prepare(experiment([])), prepare(experiment([patch(target=7, size=2, corner="top-right")]))
-    (x, y), part = (each.numpy().copy() for each in clean.task.train), setup.parts[1]
+    (x, y), part = (array.numpy().copy() for array in clean.task.train), setup.parts[1]
     count = round(0.25 * len(part))
     chosen = np.sort(generator(1, "poison", 1, 0).choice(part, count, replace=False))
     top = x.max()
@@ -79,7 +79,7 @@ def test_patch_sets_a_square_and_a_label():
     assert np.array_equal(setup.task.train[1].numpy(), y)
     assert setup.labels is not None
     assert setup.labels[1].tolist() == np.bincount(y[part], minlength=10).tolist()
-    x_test, y_test = (each.numpy() for each in clean.task.test)
+    x_test, y_test = (array.numpy() for array in clean.task.test)
     shown = x_test[y_test != 7].copy()
     shown[:, :, :2, -2:] = top
     assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
@@ -95,11 +95,11 @@ def test_random_patch_shifts_labels_and_sets_every_channel():
     )
     poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2)
     poison = poison.settled(task, load)
-    found, labels = poison.transform(x.clone(), y, rng)
+    patched, labels = poison.transform(x.clone(), y, rng)
     assert torch.equal(labels, (y + 1) % 4)
-    changed = (found != x).numpy()
+    changed = (patched != x).numpy()
     places = set()
-    for image, mask in zip(found.numpy(), changed.any(1), strict=True):
+    for image, mask in zip(patched.numpy(), changed.any(1), strict=True):
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         assert (np.ptp(rows), np.ptp(columns), mask.sum()) == (1, 1, 4)
         square = image[:, rows[0] : rows[0] + 2, columns[0] : columns[0] + 2]
@@ -111,8 +111,8 @@ def test_random_patch_shifts_labels_and_sets_every_channel():
 
 def test_target_class_is_evaluated_only_on_request():
     sizes = [
-        len(prepare(experiment([patch(target=7, include_target=each)])).task.tests["ood"][1])
-        for each in (False, True)
+        len(prepare(experiment([patch(target=7, include_target=included)])).task.tests["ood"][1])
+        for included in (False, True)
     ]
     y = prepare(experiment([])).task.test[1]
     assert sizes == [int((y != 7).sum()), len(y)]
@@ -164,10 +164,10 @@ def test_only_the_chosen_node_has_the_held_out_class():
     assert setup.labels[:, 4].tolist() == [0, count, 0, 0, 0]
     others = [0, 2, 3, 4]
     assert np.array_equal(np.delete(setup.labels[others], 4, 1), np.delete(clean.labels[others], 4, 1))
-    x, y = (each.numpy() for each in clean.task.train)
+    x, y = (array.numpy() for array in clean.task.train)
     of_class = {image.tobytes() for image in x[y == 4]}
-    given = setup.task.train[0][setup.parts[1]][setup.task.train[1][setup.parts[1]] == 4].numpy()
-    assert {image.tobytes() for image in given} <= of_class
+    held_out = setup.task.train[0][setup.parts[1]][setup.task.train[1][setup.parts[1]] == 4].numpy()
+    assert {image.tobytes() for image in held_out} <= of_class
     assert set(setup.task.tests["ood"][1].tolist()) == {4}
     assert len(setup.task.tests["ood"][1]) == int((clean.task.test[1] == 4).sum())
 
@@ -243,34 +243,34 @@ def test_poisoned_samples_depend_only_on_the_seed():
     )
     assert torch.equal(one.task.train[0], again.task.train[0])
     assert not torch.equal(one.task.train[0], other.task.train[0])
-    beside = prepare(
+    combined = prepare(
         experiment([patch(), {"name": "label-flip", "at": {"rank": 2}}], task={"name": "digits"})
     )
-    assert torch.equal(one.task.train[0], beside.task.train[0])
+    assert torch.equal(one.task.train[0], combined.task.train[0])
 
 
 def test_both_engines_see_the_same_poisoned_data(tmp_path):
-    said = [
+    poisons = [
         patch(share=1.0, target=3),
         {"name": "label-flip", "share": 0.5, "at": {"hops_from": {"rank": 2, "hops": 1}}},
     ]
-    found = []
+    tables = []
     for engine in (
         {"name": "simulate", "trainer": "sequential"},
         {"name": "processes", "trainer": "sequential"},
     ):
-        done = run(experiment(said, engine=engine), tmp_path)
-        found.append(
+        done = run(experiment(poisons, engine=engine), tmp_path)
+        tables.append(
             done.metrics.select("node", "round", "train_loss", "ood_loss", "ood_accuracy").sort(
                 "round", "node"
             )
         )
         assert done.setup["poisoned"] == [[1], [1, 3, 4]]
-        assert done.setup["labels"][1] == prepare(experiment(said)).labels[1].tolist()
-    assert found[0].equals(found[1])
+        assert done.setup["labels"][1] == prepare(experiment(poisons)).labels[1].tolist()
+    assert tables[0].equals(tables[1])
     clean = run(experiment([]), tmp_path).metrics.filter(pl.col("round") == 2)
     assert "ood_loss" not in clean.columns
-    after = found[0].filter(pl.col("round") == 2)
+    after = tables[0].filter(pl.col("round") == 2)
     assert after["train_loss"].to_list() != clean["train_loss"].to_list()
 
 
@@ -359,10 +359,10 @@ def test_malformed_poison_is_refused(poison, message):
 
 
 def test_patch_needs_images_and_flip_needs_classes():
-    for name, said in (("patch", "a task with images"), ("label-flip", "a task with classes")):
-        given = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
-        with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {said}"):
-            prepare(given)
+    for name, accepted in (("patch", "a task with images"), ("label-flip", "a task with classes")):
+        described = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
+        with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {accepted}"):
+            prepare(described)
 
 
 def test_poison_needs_samples_and_a_fixed_graph():
@@ -393,6 +393,6 @@ def test_topology_error_is_not_blamed_on_the_poison(tmp_path):
 def test_patch_value_can_be_set():
     task = Digits().load(None, 1)
     patch = Patch(share=1.0, at={"rank": 0}, value=0.5)
-    found, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
-    assert (found.train[0][:10, :, -3:, -3:] == 0.5).all()
-    assert torch.equal(found.train[0][10:], task.train[0][10:])
+    changed, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
+    assert (changed.train[0][:10, :, -3:, -3:] == 0.5).all()
+    assert torch.equal(changed.train[0][10:], task.train[0][10:])

@@ -115,9 +115,9 @@ def test_unknown_characters_share_one_number_after_leafs(tmp_path, cache):
 )
 def test_a_bad_row_is_named(tmp_path, cache, row, message):
     write(tmp_path, [*spoken(0, 1), row])
-    said = refused(tmp_path)
-    assert str(tmp_path) in said
-    assert message in said
+    error = refused(tmp_path)
+    assert str(tmp_path) in error
+    assert message in error
 
 
 def test_missing_or_non_text_column_is_refused(tmp_path, cache):
@@ -181,11 +181,11 @@ def test_sequential_trainer_matches_autograd(root):
                 parameter.data.copy_(field.of(model.parameters))
             loss = F.cross_entropy(module(task.train[0][batch]), task.train[1][batch])
             expected = torch.autograd.grad(loss, list(module.parameters()))
-            [found] = trainer.gradient([GradientJob(model, batch, 0)])
+            [gradient] = trainer.gradient([GradientJob(model, batch, 0)])
             torch.testing.assert_close(
-                found, torch.cat([g.flatten() for g in expected]), atol=1e-7, rtol=1e-5
+                gradient, torch.cat([g.flatten() for g in expected]), atol=1e-7, rtol=1e-5
             )
-            assert found.count_nonzero() > len(found) / 2
+            assert gradient.count_nonzero() > len(gradient) / 2
 
 
 def test_evaluator_matches_the_module(root):
@@ -197,9 +197,9 @@ def test_evaluator_matches_the_module(root):
         scores = module(task.test[0])
     evaluator = Evaluator(task, 1)
     for _ in range(3):
-        found = evaluator.test(model)
-        assert found["loss"] == pytest.approx(F.cross_entropy(scores, task.test[1]).item(), rel=1e-5)
-        assert found["accuracy"] == pytest.approx((scores.argmax(1) == task.test[1]).double().mean().item())
+        metrics = evaluator.test(model)
+        assert metrics["loss"] == pytest.approx(F.cross_entropy(scores, task.test[1]).item(), rel=1e-5)
+        assert metrics["accuracy"] == pytest.approx((scores.argmax(1) == task.test[1]).double().mean().item())
 
 
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])

@@ -63,8 +63,8 @@ def test_user_function_receives_seed_and_data_root(users_module, tmp_path):
 
 def test_user_task_paths_are_relative_to_experiment_file(users_module, tmp_path, monkeypatch):
     folder, here = tmp_path / "there", tmp_path / "here"
-    for each in (folder, here):
-        each.mkdir()
+    for path in (folder, here):
+        path.mkdir()
     monkeypatch.chdir(here)
     base = "nodes: 2\nalgorithm: d-psgd\nstop: {rounds: 1}\n"
     (folder / "a.yaml").write_text(f"{base}task: {{name: {users_module}:given, other: ../x.txt}}\n")
@@ -73,8 +73,8 @@ def test_user_task_paths_are_relative_to_experiment_file(users_module, tmp_path,
     assert load_task(experiment.task, None, 1).seen[2:] == expected
     experiment.save(tmp_path / "saved.yaml")
     assert load_task(Experiment.load(tmp_path / "saved.yaml").task, None, 1).seen[2:] == expected
-    said = Experiment.load(folder / "a.yaml", ["task.file=b.txt"])
-    assert load_task(said.task, None, 1).seen[2] == here / "b.txt"
+    overridden = Experiment.load(folder / "a.yaml", ["task.file=b.txt"])
+    assert load_task(overridden.task, None, 1).seen[2] == here / "b.txt"
     (folder / "b.yaml").write_text(f"{base}task: {{name: {users_module}:Reads, file: y.txt}}\n")
     assert load_task(Experiment.load(folder / "b.yaml").task, None, 1).seen[2] == folder / "y.txt"
 

@@ -23,10 +23,10 @@ def test_every_owner_has_its_own_linear_model():
         weights = torch.zeros(int(targets.max()) + 1, x.shape[1], dtype=torch.float64)
         for _ in range(epochs):
             for sample, target in zip(x, targets, strict=True):
-                said = int((weights @ sample).argmax())
-                if said != target:
+                predicted = int((weights @ sample).argmax())
+                if predicted != target:
                     weights[target] += sample
-                    weights[said] -= sample
+                    weights[predicted] -= sample
         return int(((x @ weights.T).argmax(dim=1) != targets).sum())
 
     task = Synthetic(owners=3, features=6, classes=3, least=40, median=0).load(None, 5)
@@ -43,10 +43,10 @@ def test_every_owner_has_its_own_linear_model():
 
 
 def test_input_variances_and_centers_are_as_published():
-    found = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
-    within = np.mean([each.var(axis=0, ddof=1) for each in found], axis=0)
+    inputs = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
+    within = np.mean([samples.var(axis=0, ddof=1) for samples in inputs], axis=0)
     np.testing.assert_allclose(within, np.arange(1, 9) ** -1.2, rtol=0.02)
-    centers = np.stack([each.mean(axis=0) for each in found])  # v = B + N(0, 1), the same B for all entries
+    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), the same B for all entries
     assert np.mean(centers.mean(axis=1) ** 2) == pytest.approx(4 + 1 / 8, rel=0.2)  # 3 standard errors
     assert centers.var(axis=1, ddof=1).mean() == pytest.approx(1, rel=0.1)
 

@@ -12,13 +12,13 @@ from gossamer.tasks import RootMean, Task, accuracy
 
 
 def task(**changes):
-    given = {
+    defaults = {
         "model": lambda: nn.Linear(2, 3),
         "train": (torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])),
         "test": (torch.zeros(2, 2), torch.tensor([0, 1])),
         "loss": nn.functional.cross_entropy,
     }
-    return Task(**{**given, **changes})
+    return Task(**{**defaults, **changes})
 
 
 def test_only_class_numbers_are_labels():
