@@ -1,4 +1,4 @@
-"""What the shell offers, asked as the scripts of zsh and bash ask."""
+"""Shell completion, queried as the script of fish does."""
 
 from __future__ import annotations
 

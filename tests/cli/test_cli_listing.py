@@ -25,9 +25,9 @@ def test_list_shows_kinds_names_and_parameters(cli: Cli) -> None:
     described = " ".join(cli("list", "algorithm", "d-psgd")[1].split())
     assert "local_steps integer ≥ 1, ≤ 1000000; default 1: mini-batch steps a round." in described
     for wide in (text, of_kind, one, cli("list", "experiment")[1]):
-        assert "…" not in wide  # nothing is cut in a pipe, which a test's output is
+        assert "…" not in wide  # output to a pipe, as here, is never truncated
     listed = [line.split()[0] for line in cli("list", "experiment")[1].splitlines()]
-    assert {"divshare/cifar10", "cifar10/processes-1024"} <= set(listed)  # a name is never cut
+    assert {"divshare/cifar10", "cifar10/processes-1024"} <= set(listed)  # a name is never truncated
     code, _, err = cli("list", "topology", "rign")
     assert (code, err[:55]) == (2, "error: topology: unknown name 'rign' (did you mean 'rin")
 

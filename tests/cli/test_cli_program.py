@@ -1,4 +1,4 @@
-"""The program itself: its version, its help, and what the parser of options refuses."""
+"""The version, the help, the imports, and errors of the option parser."""
 
 from __future__ import annotations
 

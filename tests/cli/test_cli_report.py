@@ -72,10 +72,10 @@ def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) ->
 
 
 def test_report_of_diverged_run_is_valid_json(cli: Cli, tmp_path: Path) -> None:
-    """JSON knows no infinity, and no NaN."""
+    """JSON has neither infinity nor NaN."""
     assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
     [table] = tmp_path.glob("runs/small/*/metrics.parquet")
-    (table.parent / "status.json").unlink()  # which has the checksum of the table
+    (table.parent / "status.json").unlink()  # it has the checksum of the table
     recorded = pl.read_parquet(table)
     last = pl.col("round") == recorded["round"].max()
     for value in (math.inf, math.nan):
@@ -145,7 +145,7 @@ def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> No
     code, out, _ = cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--out", "all.html")
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["0 hops", "1 hop", "2 hops"] in lines  # of a leaf, the hub, and the other leaves
+    assert ["0 hops", "1 hop", "2 hops"] in lines  # a leaf, the hub, and the other leaves
     table = {line[0]: line[1:] for line in lines if line[0] in ("uniform", "degree")}
     assert table.keys() == {"uniform", "degree"}
     assert all(re.match(r"[\d.]+ ± [\d.]+ %", cell) for row in table.values() for cell in row)

@@ -1,4 +1,4 @@
-"""gossamer run, as a user meets it: what is printed where, and the exit codes."""
+"""gossamer run: output and exit codes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize(
     "wrong",
-    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # found here, and by the fork server
+    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # detected by this process and by the fork server
 )
 def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)
@@ -144,7 +144,7 @@ def test_run_of_real_processes_is_resumed(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_experiment_is_read_from_a_pipe(cli: Cli, tmp_path: Path) -> None:
-    """Such a file can be read once."""
+    """A pipe can be read only once."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=(SMALL,))
@@ -247,7 +247,7 @@ def test_keyboard_interrupt_exits_with_code_130(cli: Cli, monkeypatch: pytest.Mo
     monkeypatch.setattr("gossamer.api.run", run)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a background process of a shell ignores it
+    )  # a background process of a shell ignores the signal
     try:
         code, out, err = cli("run", "small.yaml")
     finally:

@@ -1,4 +1,4 @@
-"""gossamer demo and gossamer new; and all of it from a wheel, in an empty folder."""
+"""gossamer demo and gossamer new, also from a wheel in an empty folder."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_wheel_works_in_empty_folder(tmp_path: Path) -> None:
     files = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout
-    for name in filter(None, files.split("\0")):  # without what earlier builds have left
+    for name in filter(None, files.split("\0")):  # without leftovers of earlier builds
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             subprocess.run(["cp", "-P", ROOT / name, source / name], check=True)
@@ -108,7 +108,7 @@ def test_wheel_works_in_empty_folder(tmp_path: Path) -> None:
     ]
     subprocess.run(build, check=True)
     [wheel] = tmp_path.glob("*.whl")
-    site = tmp_path / "site"  # a wheel of pure Python is installed by unpacking it
+    site = tmp_path / "site"  # unpacking installs a pure-Python wheel
     zipfile.ZipFile(wheel).extractall(site)
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""Classes of components as users write them, with the usual mistakes."""
+"""User-defined components, with the usual mistakes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_error_in_init_names_its_line() -> None:
 
 
 class Runs(Algorithm):
-    """Its method has another name."""
+    """Lacks run()."""
 
     async def runs(self, node: Node) -> None:
         """Should be called run."""
@@ -98,7 +98,7 @@ def test_missing_method_is_named() -> None:
 
 
 def several(*sizes: int) -> None:
-    """Of parameters without names."""
+    """Has a variadic parameter."""
 
 
 def test_variadic_function_parameter_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Experiments that come with gossamer have names."""
+"""Experiments that ship with gossamer load by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 
 
 def test_every_example_has_name_and_summary() -> None:
-    every = {*examples.names(), *examples.names(sweeps=True)}
-    assert {FOLDER / f"{name}.yaml" for name in every} == set(FOLDER.rglob("*.yaml"))
-    assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in every)
-    assert all(examples.summary(name) for name in every)
+    all_names = {*examples.names(), *examples.names(sweeps=True)}
+    assert {FOLDER / f"{name}.yaml" for name in all_names} == set(FOLDER.rglob("*.yaml"))
+    assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in all_names)
+    assert all(examples.summary(name) for name in all_names)
 
 
 def test_a_summary_is_a_whole_sentence() -> None:
@@ -31,7 +31,7 @@ def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tm
         FOLDER / "quickstart.yaml", ["nodes=8"]
     )
     assert Sweep.load("sweeps/quickstart").name == "quickstart-sweep"
-    # What an example names is beside it.
+    # Its network file lies in the folder of the example.
     assert Experiment.load("divshare/kollaps").network.path.name == "star-60.xml"
 
 

@@ -1,4 +1,4 @@
-"""Accepted experiments: from text and from files, for every engine."""
+"""Valid experiments, from text and files, for every engine."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_paths_are_relative_to_file_or_working_directory(
     overridden = Experiment.load(file, ["data_root=mine", "topology.path=my-edges.txt"])
     assert overridden.data_root == tmp_path / "here" / "mine"
     assert overridden.topology.spec()["path"] == str(tmp_path / "here" / "my-edges.txt")
-    # Resolved paths are absolute: the saved experiment means the same anywhere.
+    # Resolved paths are absolute, so the saved experiment is the same in any folder.
     monkeypatch.chdir(tmp_path)
     assert Experiment.parse(experiment.to_yaml()) == experiment
 

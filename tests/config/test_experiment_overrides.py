@@ -1,4 +1,4 @@
-"""Assignments of the command line."""
+"""Overrides from the command line."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_engine_overrides_apply_to_engine_option() -> None:
 
 
 def test_unnamed_engine_options_give_way_to_another_engine() -> None:
-    """Its options are those of simulate, the default."""
+    """Unnamed options belong to simulate, the default engine."""
     text = "task: least-squares\nalgorithm: d-psgd\nnodes: 2\nstop: {rounds: 1}\nengine: {workers: 2}"
     assert Experiment.parse(text, ["engine.name=processes"]).engine == Processes()
     assert Experiment.parse(text, ["engine.threads=2"]).engine == Simulate(workers=2, threads=2)

@@ -1,4 +1,4 @@
-"""Refused experiments: one clear line for each problem, in words that need no knowledge of pydantic."""
+"""Invalid experiments: one clear line per problem, without pydantic jargon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mappings in YAML files: the accepted ones, and one line for each refused one."""
+"""Mappings in YAML files: accepted ones, and one line for each refused one."""
 
 from __future__ import annotations
 

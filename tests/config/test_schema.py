@@ -1,4 +1,4 @@
-"""The JSON Schema accepts every experiment file of the project, and refuses what the experiment does."""
+"""The JSON Schema accepts every experiment file of the project, and refuses what Experiment refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def validator(schema: dict[str, Any]) -> Draft202012Validator:
 
 
 def experiments() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every experiment file, and the base of every sweep that has its own."""
+    """Every experiment file, and the inline base of every sweep."""
     for file in sorted(EXPERIMENTS.rglob("*.yaml")):
         raw = yaml.safe_load(file.read_text())
         experiment = raw.get("base", raw)
@@ -83,7 +83,7 @@ def test_user_class_accepts_any_parameters(validator: Draft202012Validator) -> N
         {"nodes": 0},
         {"node": 16},
         {"topology": "rign"},
-        {"topology": "random-regular"},  # which needs a degree
+        {"topology": "random-regular"},  # without its degree
         {"topology": {"name": "random-regular", "degree": "four"}},
         {"topology": {"name": "random-regular", "degree": 4, "weights": "metropolis"}},
         {"topology": {"name": "layers", "layers": {"near": "rign"}}},
@@ -112,7 +112,7 @@ def test_schema_lists_every_component_with_parameters(schema: dict[str, Any], ki
 
 
 def test_abstract_bases_are_not_in_schema(schema: dict[str, Any]) -> None:
-    """A field that is typed as a base class, without a ComponentField, would accept nothing but the base's fields."""
+    """A field typed as a base class, without a ComponentField, would accept only the fields of the base."""
     bases = {
         cls.__name__
         for kind in KINDS

@@ -1,4 +1,4 @@
-"""Verdicts on claims, from runs whose numbers and intervals are computed here in another way."""
+"""Verdicts on claims, against numbers and intervals computed independently here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = 3
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
-    """Two cells of three seeds, one of which learns faster."""
+    """Two cells of three seeds each; one cell learns faster."""
     groups = []
     for cell, rate in RATES.items():
         folder = tmp_path_factory.mktemp(cell)
@@ -32,14 +32,14 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
 
 
 def accuracies(group: Group) -> np.ndarray:
-    """The mean accuracy at the end, by seed."""
+    """The final mean accuracy, by seed."""
     last = (pl.col("round") == 100) & (pl.col("node") >= 0)  # the average model is node -1
     ends = [run.metrics.filter(last)["test_accuracy"].mean() for run in group.runs]
     return np.array(ends)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean, and half of the 95 % interval by Student's t."""
+    """The mean, and half of the 95 % interval of Student's t."""
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(half)
 
@@ -82,7 +82,7 @@ def test_verdicts_on_means_ratios_times_and_budgets(groups: list[Group]) -> None
         groups, cell="fast", baseline="slow", measure="test_accuracy", number="ratio", at_least=1
     )
     assert (judged, value) == ("holds", pytest.approx(fast.mean() / slow.mean()))
-    # All runs send the same, so that the interval is a point.
+    # All runs send the same number of bytes, so the interval is a point.
     assert verdict(
         groups, cell="fast", baseline="slow", measure="bytes", number="ratio", at_least=1, at_most=1
     )[:2] == ("holds", 1)

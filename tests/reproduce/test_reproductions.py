@@ -1,4 +1,4 @@
-"""Reproductions as a user runs them: what is missing is run, a page says what came of it."""
+"""gossamer reproduce: missing runs are executed, and a page states the verdicts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FILE: dict[str, Any] = {
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """A file with some fields of its section changed."""
+    """The file with changed fields of its section ``reproduction``."""
     section = {**FILE["reproduction"], **changes}
     (folder / "steps.yaml").write_text(yaml.safe_dump({**FILE, "reproduction": section}, sort_keys=False))
     return folder / "steps.yaml"
@@ -140,7 +140,7 @@ def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("name", names())
 def test_shipped_reproductions_are_valid(name: str, size: Any, tmp_path: Path) -> None:
-    """All experiments are valid, the cells that claims name exist, and a small one needs no data."""
+    """All experiments are valid, claims name existing cells, and the small size needs no data."""
     described, sweep = load(name, size, out=tmp_path)
     cells = {planned.short for planned in sweep.planned}
     named = {check.cell for claim in described.claims for check in claim.checks}

@@ -27,7 +27,7 @@ def frames(path: Path) -> list[np.ndarray]:
 
 
 def differ(first: np.ndarray, second: np.ndarray) -> float:
-    """The share of pixels of another colour; a GIF renders colours by dithering, a little differently in each frame."""
+    """The share of pixels that differ by more than dithering, which varies between the frames of a GIF."""
     return float((np.abs(first - second).sum(axis=2) > 40).mean())
 
 
@@ -54,7 +54,7 @@ def test_runs_are_animated_side_by_side(tmp_path: Path) -> None:
     write_animation([short, long, changing], "test_loss", tmp_path / "graphs.gif")
     shown = frames(tmp_path / "graphs.gif")
     assert len(shown) == 4
-    width = shown[0].shape[1] // 4  # the first run has ended, the second goes on
+    width = shown[0].shape[1] // 4  # the first run has ended, the second continues
     assert differ(shown[1][60:, :width], shown[3][60:, :width]) < 0.001
     assert differ(shown[1], shown[3]) > 0.002
     assert not ringed(shown[0])
@@ -65,6 +65,6 @@ def test_invalid_animation_request_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="have not recorded test_acuracy .*did you mean 'test_accuracy'"):
         write_animation([run], "test_acuracy", path)
     with pytest.raises(BadInput, match="the nodes of .* have not recorded"):
-        write_animation([run], "consensus_distance", path)  # it is the network's
+        write_animation([run], "consensus_distance", path)  # a metric of the network
     with pytest.raises(BadInput, match=f"got 5 runs; accepted: 1 to {MAX_RUNS}"):
         write_animation([run] * 5, "test_accuracy", path)

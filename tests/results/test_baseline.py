@@ -9,7 +9,7 @@ from gossamer.results.groups import Group, find_baseline
 
 
 def cell(**labels: Any) -> Group:
-    """A group of no runs, called as a sweep calls it."""
+    """A group without runs, labelled as by a sweep."""
     parts = [str(value) if key == "cell" else f"{key}={value}" for key, value in labels.items()]
     return Group(", ".join(parts), (), labels)
 
@@ -31,8 +31,8 @@ def test_entry_is_the_baseline_at_each_grid_point() -> None:
     groups = [cell(cell=name, steps=128, count=count) for name in ("a", "ab") for count in (0, 7)]
     baseline = find_baseline("a", groups)
     assert [baseline.groups[group.label] for group in groups] == [groups[0], groups[1]] * 2
-    assert baseline.title == "a at the same count"  # all have as many steps
-    # Where it has been run at one point alone, it's no baseline of the others.
+    assert baseline.title == "a at the same count"  # all have the same number of steps
+    # An entry run at one point only is no baseline at other points.
     baseline = find_baseline("a", groups[1:])
     assert baseline.groups == {groups[1].label: groups[1], groups[3].label: groups[1]}
     assert baseline.title == "a at the same count"
@@ -58,7 +58,7 @@ def test_ambiguous_entry_name_is_refused() -> None:
         BadInput, match=r"^--baseline a: 2 groups are called that; accepted: first; second; a; count=0"
     ):
         find_baseline("a", groups)
-    # That they differ in another label does not make them fit.
+    # A difference in another label does not resolve the ambiguity.
     groups.append(Group("third", (), {"cell": "a", "count": 7}))
     with pytest.raises(BadInput, match=r"^--baseline a: 3 groups are called that"):
         find_baseline("a", groups)

@@ -1,4 +1,4 @@
-"""A run's checkpoints on disk: a kill at any instant leaves the newest complete one; what is damaged is refused."""
+"""Checkpoints on disk: a kill at any time leaves a complete one, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(path: Path, number: int, described: Experiment | None = None) -> None:
 
 @contextmanager
 def killed_at(step: int) -> Iterator[list[str]]:
-    """The process is killed at one of the steps by which something gets onto the disk."""
+    """Kill the process at a given step of those that change the disk."""
     steps: list[str] = []
 
     def count(name: str, call: Any) -> Any:
@@ -79,8 +79,8 @@ def killed_at(step: int) -> Iterator[list[str]]:
 
 
 def test_kill_at_any_step_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
-    step, whole = 0, False
-    while not whole:
+    step, finished = 0, False
+    while not finished:
         step += 1
         path = tmp_path / str(step)
         with mock.patch("gossamer.results.folder.sync"):
@@ -89,7 +89,7 @@ def test_kill_at_any_step_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
         with killed_at(step) as steps:
             try:
                 make(path, 3)
-                whole = True
+                finished = True
             except Killed:
                 pass
         checkpoint = newest(path)
@@ -98,10 +98,10 @@ def test_kill_at_any_step_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
         if checkpoint.number == 2:
             checkpoint.verify()
             assert checkpoint.read(1).round == 20
-            assert "drop" not in steps  # the old ones go last
+            assert "drop" not in steps  # old checkpoints are dropped last
     assert checkpoint.number == 3
     assert step > 15
-    # Before the old ones go it's on disk that there is a new one.
+    # The new checkpoint is flushed before old ones are dropped.
     assert steps.index("flush the folders") < steps.index("drop")
 
 
@@ -134,7 +134,7 @@ def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert highest(tmp_path) == 0
     for number in (1, 2, 4):
         make(tmp_path, number)
-    CheckpointFolder(tmp_path, experiment()).write(5, node(0, 5))  # not complete
+    CheckpointFolder(tmp_path, experiment()).write(5, node(0, 5))  # incomplete
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4", "5"]
     checkpoint = newest(tmp_path)
     assert checkpoint is not None

@@ -1,4 +1,4 @@
-"""How records are closed: whatever can't be written, there is a status that says so, and rows stay."""
+"""Closing of records: a status records any write failure, and rows stay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_SPACE = "the record can't be written: [Errno 28] No space left on device"
 
 
 def recorded(folder: RunFolder, status: str, error: str | None) -> bool:
-    """Whether that is on record; its rows are, in any case."""
+    """Whether the record has this status and error; asserts that it has its row."""
     run = load_run(folder.path)
     assert run.metrics.height == 1
     return (run.status, run.error) == (status, error)
@@ -74,4 +74,4 @@ def test_original_error_is_recorded_over_closing_error(
         close_after(error, folder)
     assert caplog.messages == [NO_SPACE]
     cause = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
-    assert recorded(folder, "failed", cause)  # (its tables are not there)
+    assert recorded(folder, "failed", cause)  # (its tables are missing)

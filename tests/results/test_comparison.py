@@ -1,4 +1,4 @@
-"""Measures of groups, and differences of pairs, worked by hand and against the rows that were recorded."""
+"""Measures of groups and differences of pairs, against hand calculations and recorded rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TIME, BYTES = (measure(f"{axis} to test_accuracy=0.5") for axis in ("time_s", "b
 
 
 def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **settings: Any) -> Run:
-    """A run of two nodes around these means, so many seconds apart; each sends 100 bytes a second."""
+    """A run of two nodes around these means, ``step_s`` apart; each sends 100 bytes per second."""
     points = [(step_s * k, (value - 0.1, value + 0.1)) for k, value in enumerate(accuracies)]
     return timed(out, points, seed=seed, **settings)
 
 
 def group(out: Path, label: str, **seconds: int) -> Group:
-    """Runs by seed, which reach a half at some second."""
+    """Runs that reach 0.5 at the given second of each seed."""
     runs = {int(seed[1:]): [0.1] * at + [0.6] for seed, at in seconds.items()}
     return Group(label, tuple(rising(out, *curve, seed=seed) for seed, curve in runs.items()))
 
@@ -91,7 +91,7 @@ def test_budget_uses_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
     budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
     values = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
-    # A run that has not used up its budget might have come further.
+    # A run that has not spent its budget might have reached more.
     assert values == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
 
@@ -106,7 +106,7 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert (faster["pairs"], faster["difference"]) == (3, pytest.approx(differences.mean()))
     half = t.ppf(0.975, 2) * differences.std(ddof=1) / math.sqrt(3)
     assert faster["difference_half"] == pytest.approx(half)
-    # Of the unpaired times the interval is wide; that of the differences leaves out what the seed does.
+    # The interval of the unpaired times is wide; that of the differences excludes the effect of the seed.
     assert faster["mean_half"] > half
     assert faster["ratio"] == pytest.approx(10 / 18)
     residuals = np.array([2, 3, 5]) - 10 / 18 * np.array([4, 6, 8])
@@ -134,10 +134,10 @@ def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
     assert baseline.title == "old at the same count"
     rows = compare(every, [TIME], baseline).rows
     assert rows["difference"].to_list() == [-1.5, -12.0, None, None]
-    # What the count costs each: by a value of the grid.
+    # A value of the grid as baseline.
     by_count = compare(every, [TIME], find_baseline("count=0", every)).rows
     assert by_count["difference"].to_list() == [None, 3.0, None, 13.5]
-    # A line for each cell, over the grid; the pairs stay those of one point.
+    # One row per cell, over the grid; pairs are still of one grid point.
     merged = compare(every, [TIME], baseline, ["cell"]).rows.rows(named=True)
     assert [(row["group"], row["runs"], row["pairs"]) for row in merged] == [("new", 4, 4), ("old", 4, 0)]
     assert merged[0]["difference"] == -6.75
@@ -186,7 +186,7 @@ def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
     own = [by["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
     assert slow["mean"] == pytest.approx(np.mean(own))
     assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(own, ddof=1) / 2)
-    # It counts once, with the mean of its partners.
+    # The shared run counts once, paired with the mean of its partners.
     means = [
         np.mean([by["alone", graph, seed] - by["slow", graph, seed] for graph in ("few", "all")])
         for seed in (1, 2)

@@ -12,7 +12,7 @@ from gossamer.results.formatting import interval_text
 from gossamer.results.tidy import Interval, confidence, student_t
 
 TABLE = {
-    # degrees of freedom: the quantiles at 0.95, 0.975 and 0.995 as printed tables have them
+    # degrees of freedom: the quantiles at 0.95, 0.975 and 0.995 of printed tables
     1: (6.314, 12.706, 63.657),
     2: (2.920, 4.303, 9.925),
     3: (2.353, 3.182, 5.841),

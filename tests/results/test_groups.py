@@ -65,7 +65,7 @@ def test_labels_are_minimal_differences(tmp_path: Path) -> None:
         f"bandwidth_mbps {rate}, latency_s {rate / 10}" for rate in (1, 2)
     ]
     assert [group.label for group in groups(both[::2])] == ["timed"]
-    older = run(tmp_path, 1)  # of a time when there was no such field
+    older = run(tmp_path, 1)  # from a version without this field
     assert [group.label for group in groups([older, run(tmp_path, 1, batch_size=8)])] == [
         "batch_size –",
         "batch_size 8",
@@ -122,7 +122,7 @@ def test_group_curve_is_mean_over_runs_with_interval(tmp_path: Path) -> None:
         for seed, curve in enumerate(curves)
     )
     table = group_curve(Group("a", runs), "test_accuracy")
-    assert table["point"].to_list() == [0, 1]  # the third is of one run alone
+    assert table["point"].to_list() == [0, 1]  # only one run has the third
     assert table["mean"].to_list() == pytest.approx([0.1, 0.6])
     assert table["time_s"].to_list() == pytest.approx([0.01, 1.01])
     assert table["bytes"].to_list() == pytest.approx([2, 202])
@@ -145,7 +145,7 @@ def test_newest_finished_run_of_a_seed_is_the_sample(tmp_path: Path) -> None:
     other = recorded(2, 0.5)
     failed, again = recorded(3, 0.6, status="failed"), recorded(3, 0.7, status="failed")
     [group] = groups([broken, second, first, other, failed, again])
-    assert len(group.runs) == 6  # all can still be looked at
+    assert len(group.runs) == 6  # all stay accessible
     assert group.samples == (second, other, again)
     table = group_curve(group, "test_accuracy")
     assert table.select("mean", "count").rows() == [(pytest.approx(0.5), 3)]
@@ -153,8 +153,8 @@ def test_newest_finished_run_of_a_seed_is_the_sample(tmp_path: Path) -> None:
 
 
 def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
-    """Two nodes, recorded every so many rounds of 1 s, the second up to half of the first's last; the accuracy is the
-    time in 1/100 s. Then their end."""
+    """Two nodes with rows every ``every`` rounds of 1 s and at their end. The second gets half as far; accuracy is time
+    / 100 s."""
     config = {"name": "t", "seed": seed, "nodes": 2, "evaluation": {"every_rounds": every}}
     folder = RunFolder.create(out, "t", experiment=yaml.safe_dump(config), environment={})
     with folder.segment("metrics") as metrics:
@@ -169,7 +169,7 @@ def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
 def test_runs_join_at_common_complete_rounds_and_end(tmp_path: Path) -> None:
     runs = (rounds(tmp_path, 1, 2, last=12, end_s=20.0), rounds(tmp_path, 2, 3, last=24, end_s=30.0))
     table = group_curve(Group("a", runs), "test_accuracy")
-    # The second node got to rounds 6 and 12: rounds 0 and 6 are both runs' whole.
+    # The second nodes reached rounds 6 and 12, so rounds 0 and 6 are complete in both runs.
     assert table["point"].to_list() == [0, 1, 2]
     assert table["round"].to_list() == [0, 6, (9 + 18) / 2]
     assert table["time_s"].to_list() == [0, 6, 25]
@@ -184,6 +184,6 @@ def test_runs_on_time_grids_join_at_equal_times(tmp_path: Path) -> None:
     by_tenths, by_fifths = on_grid(0.1, 8), on_grid(0.2, 9)
     table = group_curve(Group("a", (by_tenths, by_fifths)), "test_accuracy")
     assert table["mean"].to_list() == pytest.approx([0, 0.2, 0.4, 0.6])
-    # Round 1 and the instant of 1 s are not the same, though both are called 1.
+    # Round 1 and the time 1 s differ, although both are labelled 1.
     by_round = timed(tmp_path, [(k / 2, (0.5, 0.5)) for k in range(4)], evaluation={"every_rounds": 1})
     assert group_curve(Group("a", (by_fifths, by_round)), "test_accuracy").is_empty()

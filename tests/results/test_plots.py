@@ -73,7 +73,7 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
     assert b"/Type3" not in pdf
     assert re.findall(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf) == [b"237.6"]  # 3.3 inches of 72 points
     assert matplotlib.imread(folder / "test-accuracy-vs-round.png").shape[1] == 990
-    assert "<text" not in (folder / "test-accuracy-vs-round.svg").read_text()  # but outlines
+    assert "<text" not in (folder / "test-accuracy-vs-round.svg").read_text()  # text is drawn as outlines
     first, _ = (folder / "captions.md").read_text().split("\n\n")
     assert first == (
         "**test-accuracy-vs-bytes.png**: Test accuracy in % against bytes that all nodes have sent, 4 nodes. Lines: mean over"

@@ -49,7 +49,7 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
     ]
     assert table.select("node", "round").rows() == [(0, 0), (1, 0), (0, 1)]
     assert table["node"].dtype == pl.Int32
-    assert table["test_accuracy"].dtype == pl.Float64  # also where only whole numbers came
+    assert table["test_accuracy"].dtype == pl.Float64  # also with whole numbers only
     assert table["messages_lost"].dtype == pl.Int64
     assert math.isnan(table["test_loss"][1])
     assert table["test_loss"][0] is None
@@ -122,7 +122,7 @@ def test_merged_row_lists_all_moments_after_a_crash(
         {**at, "moment": "end", "train_loss": None},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "round"},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "end"},
-        {"node": 1, "round": 3},  # of a time when there was no such column
+        {"node": 1, "round": 3},  # from a version without this column
         {"node": 1, "round": 3},
     )
     with monkeypatch.context() as patched:

@@ -32,7 +32,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def opened(page: Path, folder: Path, fragment: str = "") -> str:
-    """The page's DOM once its script has run."""
+    """The DOM of the page after its script has run."""
     assert CHROMIUM is not None
     flags = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -60,7 +60,7 @@ def body(dom: str) -> dict[str, str]:
 
 
 def curve_path(dom: str) -> str:
-    """The mean's path in the first chart: its last line."""
+    """The path of the mean in the first chart, its last line."""
     chart = dom[dom.index('id="curve-0"') : dom.index('id="curve-1"')]
     return str(re.findall(r'class="line" d="([^"]*)"', chart)[-1])
 
@@ -79,9 +79,7 @@ def test_page_shows_key_figures(tmp_path: Path) -> None:
     page = render([run])
     shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     assert shown["rounds"] == "50"
-    assert (
-        shown["sent"] == "1.5 MB"
-    )  # three nodes of 50 rounds; the lost one sent nothing before its loss at round 0
+    assert shown["sent"] == "1.5 MB"  # three nodes of 50 rounds; the fourth was lost in round 0
     assert shown["sent per node"] == "375 kB"
     assert shown["time"] == "3.05 s"
     assert shown["parameters"] == "50"
@@ -118,7 +116,7 @@ def test_killed_run_is_shown_up_to_last_complete_evaluation(tmp_path: Path) -> N
 
 def test_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     page = render([synthetic(tmp_path, nodes=3, rounds=(0, 10))])
-    assert "default-src 'none'" in page  # the browser then refuses everything else
+    assert "default-src 'none'" in page  # the browser refuses all other sources
     assert not re.search(
         r"<(link|img|iframe|base)\b[^>]*(href|src)=",
         re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL),
@@ -156,7 +154,7 @@ def test_page_data_matches_recorded_values(tmp_path: Path) -> None:
 
 
 def test_rounding_noise_is_not_shown_as_spread(tmp_path: Path) -> None:
-    """A chart would show what the last bits of floats do."""
+    """A chart would show the rounding errors of floats."""
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10))
     noise = run.metrics.with_columns(test_loss=0.8 + 2e-16 * pl.col("node"))
     run.__dict__["metrics"] = noise
@@ -190,7 +188,7 @@ def test_page_needs_writable_path_but_no_matplotlib(tmp_path: Path, monkeypatch:
     with pytest.raises(BadInput, match=r"--out .*file/report"):
         write_report([run], tmp_path / "file" / "report.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write_report([run], tmp_path / "r.html")  # a plain install has a page
+    write_report([run], tmp_path / "r.html")  # a plain install can write a page
 
 
 UNUSUAL: dict[str, dict[str, Any]] = {
@@ -269,7 +267,7 @@ def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
     page = write_report(runs, tmp_path / "report.html")
     plain = opened(page, tmp_path)
     assert body(plain) == {"x": "round", "point": "3", "drawn": "6"}
-    assert plain.count('class="plot"><svg role="img"') == 4  # and two tall ones
+    assert plain.count('class="plot"><svg role="img"') == 4  # and two tall charts
     assert 'id="slider" min="0" value="0" step="1" aria-label="Evaluation" max="3"' in plain
     assert re.findall(r'data-x="(\w+)" aria-pressed="(\w+)"', plain) == [
         ("round", "true"),
@@ -332,7 +330,7 @@ def test_caption_omits_average_model_that_is_not_drawn(tmp_path: Path) -> None:
 
 
 def compared(out: Path) -> list[Run]:
-    """Two groups of two seeds; one of them is there later."""
+    """Two groups of two seeds; the second reaches its level later."""
     return [
         timed(
             out, [(0.0, (0.1, 0.2)), (1.0, (0.5, 0.6 * skill)), (2.0, (0.9, 0.8))], seed=seed, batch_size=size

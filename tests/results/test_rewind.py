@@ -1,4 +1,4 @@
-"""Records that are rewound to a checkpoint."""
+"""Records rewound to a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_line_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
 
 
 def test_network_rows_stay_when_all_evaluated_nodes_are_lost(tmp_path: Path) -> None:
-    """They are from before."""
+    """The rows precede the loss."""
     checkpoint = RunCheckpoint(tmp_path, 1, {0: 4, 1: 3}, {0: 4.0, 1: 3.0}, 5.0, {})
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     with folder.segment("metrics", 9) as segment:

@@ -45,8 +45,8 @@ def test_a_killed_run_is_read_from_its_segments(tmp_path: Path) -> None:
     assert killed.metrics.equals(done.metrics)
     assert killed.events.equals(done.events)
     assert killed.parameters is None
-    assert killed.setup["parameters"] == PARAMETERS  # as set up
-    assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # the last row's
+    assert killed.setup["parameters"] == PARAMETERS
+    assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # of the last row
 
 
 def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_mean_model_excludes_lost_nodes() -> None:
     with pytest.raises(BadInput, match="rank: 3; accepted: 0 to 2"):
         model_of(both, 3)
     with pytest.raises(BadInput, match="rank: 'first'; accepted: 0 to 2"):
-        inspect.unwrap(model_of)(both, "first")  # as users call it, whose types nothing checks
+        inspect.unwrap(model_of)(both, "first")  # without the type checks of the tests
     with pytest.raises(BadInput, match="rank: null, of a run without finite models"):
         model_of({"parameters": parameters[1:2]}, None)
 

@@ -30,7 +30,7 @@ def test_appended_rows_are_read_back(
     with Segment(path) as segment:
         for row in rows:
             segment.append(row)
-    assert repr(list(read_segment(path))) == repr(rows)  # repr, since nan is not equal to itself
+    assert repr(list(read_segment(path))) == repr(rows)  # repr, because nan differs from itself
 
 
 def test_numpy_and_torch_numbers_become_plain(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_only_a_torn_last_line_is_lost(cut: int, text: str, tmp_path_factory: py
     lines = whole.splitlines(keepends=True)
     kept = sum(len(left) >= end for end in accumulate(map(len, lines)))
     assert list(read_segment(path)) == rows[:kept]
-    with Segment(path) as segment:  # what is appended after the crash begins a line of its own
+    with Segment(path) as segment:  # a row appended after the crash starts a new line
         segment.append({"again": 1})
     assert list(read_segment(path)) == [*rows[:kept], {"again": 1}]
 
@@ -86,7 +86,7 @@ def test_failed_append_leaves_no_partial_row(tmp_path: Path) -> None:
                 segment.append({"a": 2, "text": "longer than the limit"})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        segment.append({"a": 3})  # as at the end of a run, when there is space again
+        segment.append({"a": 3})  # as at the end of a run, with free space again
     assert list(read_segment(path, "run")) == [{"a": 1}, {"a": 3}]
 
 

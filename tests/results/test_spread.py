@@ -1,4 +1,4 @@
-"""A metric by the distance from poisoned nodes, against sums by hand."""
+"""A metric by distance from poisoned nodes, against explicit sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.results.spread import by_hops, hops, spread, table
 
 
 def played(out: Path, seed: int = 1, **fields: Any) -> Run:
-    """A path 0 - 1 - 2 - 3 - 4, poisoned at 1."""
+    """Run on the path 0 - 1 - 2 - 3 - 4, poisoned at node 1."""
     (out / "path.txt").write_text("0 1\n1 2\n2 3\n3 4\n")
     experiment = {
         "seed": seed,
@@ -95,7 +95,7 @@ def test_runs_without_distances_are_refused(tmp_path: Path) -> None:
 
 
 def test_evaluations_by_time_are_compared_at_equal_times(tmp_path: Path) -> None:
-    """The nodes' rounds differ at these times."""
+    """At these times, nodes are in different rounds."""
     run = played(
         tmp_path,
         algorithm="ad-psgd",

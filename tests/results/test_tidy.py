@@ -54,7 +54,7 @@ def test_curve_has_coordinates_on_every_axis(tmp_path: Path) -> None:
         {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
         {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
     )
-    # Where the nodes with the metric were.
+    # The coordinates of the nodes that have the metric.
     expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
     for axis, coordinates in expected.items():
         table = summary(run, "test_loss")
@@ -98,7 +98,7 @@ def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
-    """A fast node ends a round at an instant of the grid, and then all of its rounds before the last instant."""
+    """A fast node ends a round at a tick, and its last round before the next one."""
     written = [
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "round", "train_loss": 2.0, "staleness_s": 0.5},
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "tick 1"},
@@ -112,7 +112,7 @@ def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
     for name, means in {"train_loss": [3, 1.5], "staleness_s": [1, 1], "consensus_distance": [0, 1]}.items():
         assert summary(run, name).select("round", "mean").rows() == [(4, means[0]), (5, means[1])], name
     assert final_summary(run).metrics["train_loss"].best is not None
-    assert final_summary(run).metrics["consensus_distance"].best is None  # least where nothing was learned
+    assert final_summary(run).metrics["consensus_distance"].best is None  # it is lowest where nothing was learned
 
 
 def test_unrecorded_axes_are_null(tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ def test_final_summary_has_last_and_best_values(tmp_path: Path) -> None:
     assert accuracy.std == pytest.approx(0.1)
     assert accuracy.best is not None
     assert (accuracy.best.mean, accuracy.best.round) == (0.9, 1)
-    assert math.isnan(loss.mean)  # a diverged node is not averaged away
+    assert math.isnan(loss.mean)  # the mean does not hide a diverged node
     assert loss.best is not None
     assert loss.best.mean == 0.2
 
 
 def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
     def rows(*last: int) -> list[dict[str, Any]]:
-        """Nodes that are recorded up to these rounds."""
+        """Rows of nodes up to these rounds."""
         return [
             {
                 "node": node,
@@ -184,7 +184,7 @@ def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
     killed = final_summary(recorded(tmp_path, *rows(6, 4, 3))).metrics
     assert (killed["test_accuracy"].round, killed["test_accuracy"].count) == (3, 3)
     assert killed["test_accuracy"].mean == pytest.approx(0.3)
-    # A node without a loss at a point is recorded there all the same.
+    # A node without a loss at a point still has a row there.
     assert killed["train_loss"].round == 3
     for event in ("lost", "left"):
         away = recorded(tmp_path, *rows(6, 6, 3))
@@ -196,7 +196,7 @@ def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
 
 
 def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None:
-    """Node 1 misses round 10 and records round 20; node 2 comes back after round 20, too late to record anything."""
+    """Node 1 misses round 10 and records round 20; node 2 returns after round 20, too late for another row."""
     recorded_rounds = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
     run = recorded(
         tmp_path,
@@ -225,7 +225,7 @@ def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None
 
 
 def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
-    """Rounds that only the best node of a stopped run got to are none of the network's."""
+    """Rounds that only the fastest node of a stopped run reached do not count."""
     rows = [
         {"node": node, "round": r, "test_accuracy": 0.1 * r + 0.05 * node}
         for node, last in enumerate((3, 3, 5))
@@ -249,8 +249,8 @@ def test_area_is_the_mean_over_rounds(tmp_path: Path) -> None:
 
 
 def uneven() -> list[dict[str, Any]]:
-    """Node 0 ends round k at k s, node 1 at 4 k s; both are recorded once more at 6.5 s. Node 0 has taken a step of its
-    next round by then."""
+    """Node 0 ends round k at k s, node 1 at 4 k s; both have a last row at 6.5 s, when node 0 is one step into its next
+    round."""
     rows = [
         {"node": node, "round": k, "step": 2 * k, "time_s": float(pace * k), "moment": "round"}
         for node, pace, last in ((0, 1, 6), (1, 4, 1))
@@ -269,7 +269,7 @@ def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     run = recorded(tmp_path, *uneven())
     table = summary(run, "test_accuracy")
     assert table["mean"].to_list() == pytest.approx([0.0, 0.25, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65])
-    assert table["round"].to_list() == [0, 1, 2, 3, 4, 5, 6, 3.5]  # in the mean the nodes end in round 3.5
+    assert table["round"].to_list() == [0, 1, 2, 3, 4, 5, 6, 3.5]  # the mean of the final rounds is 3.5
     assert table["count"].to_list() == [2, 2, 1, 1, 1, 1, 1, 2]
     accuracy = final_summary(run).metrics["test_accuracy"]
     assert (accuracy.mean, accuracy.count) == (pytest.approx(0.65), 2)
@@ -283,7 +283,7 @@ def test_round_rows_are_not_evaluationsof_a_time_grid(tmp_path: Path) -> None:
         for node, pace in ((0, 0.75), (1, 3.5))
         for k in range(1, int(11 / pace) + 1)
     ]
-    # Node 1's rows are late, as those of real nodes can be, and more than half a step apart from those of node 0.
+    # The rows of node 1 are late, as with real nodes, and more than half a tick behind those of node 0.
     rows += [
         {
             "node": node,
@@ -321,7 +321,7 @@ def test_end_at_an_evaluation_adds_no_point(
     setting = "" if every_s is None else f", evaluation: {{every_s: {every_s}}}"
     run = recorded(tmp_path / "all", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
     assert points(run)["time_s"].to_list() == [0.0, 0.5, 1.0]
-    # A run that the first node's round ends has node 1 on the way.
+    # If a round of node 0 ends the run, node 1 is still in a round.
     rows[-1] |= {"moment": "end"}
     run = recorded(tmp_path / "one", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
     assert summary(run, "test_loss")["count"].to_list() == [2, 2, 1, 2]
@@ -338,7 +338,7 @@ def test_asynchrony_metrics_come_last_without_counters(tmp_path: Path) -> None:
 
 
 def test_asynchrony_metrics_cover_the_whole_run(tmp_path: Path) -> None:
-    """Shares by the seconds, ages by the messages of each row; and of rows that are no points of the grid too."""
+    """Shares are weighted by seconds and ages by messages, including rows that are no points of the grid."""
     rows = [
         (0, 0.0, None, None, None, 0),
         (0, 4.0, 0.5, 2.0, 3.0, 1),

@@ -1,4 +1,4 @@
-"""Trackers: what they are told under both engines, that none stops a run, and what TensorBoard is given."""
+"""Trackers: their events under both engines, isolation of their failures, and the supported services."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ heard: list[tuple[str, Any]] = []
 
 
 class Fake(Tracker):
-    """Notes what it hears."""
+    """Appends its events to ``heard``."""
 
     label: str = "one"
     _begun: bool = PrivateAttr(False)
 
     def begin(self, experiment, folder):
-        assert not self._begun  # every run has a copy
+        assert not self._begun  # every run has its own copy
         self._begun = True
         heard.append((f"{self.label} begin", folder))
 
@@ -52,7 +52,7 @@ class Fake(Tracker):
 
 
 class Broken(Fake):
-    """Fails in its first row."""
+    """Fails at its first row."""
 
     def row(self, row):
         raise OSError("no route to the server")
@@ -109,7 +109,7 @@ def test_a_broken_tracker_is_reported_once_and_dropped(tmp_path, engine, caplog)
     )
     ends = [(kind, value) for kind, value in heard if kind != "one row"]
     assert [kind for kind, _ in ends] == ["one begin", "one begin", "one failure", "one end"]
-    assert ends[2][1] == "no route to the server"  # so that it can close what it has begun
+    assert ends[2][1] == "no route to the server"  # so that it can clean up
     assert [kind for kind, _ in heard].count("one end") == 1
 
 
@@ -185,7 +185,7 @@ def means(done, name):
 
 
 def swept(tmp_path, *trackers):
-    """A sweep of two cells that report to some trackers; gives it and its runs."""
+    """The runs of a sweep of two cells with these trackers."""
     base = experiment(*trackers).model_dump(mode="json", exclude={"name", "seed"})
     sweep = Sweep.of(
         {"name": "rates", "base": base, "cells": {"slow": {"optimizer.lr": 0.01}, "fast": {}}}, out=tmp_path
@@ -196,7 +196,7 @@ def swept(tmp_path, *trackers):
 
 
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-@pytest.mark.filterwarnings("default")  # MLflow's own
+@pytest.mark.filterwarnings("default")  # warnings of MLflow itself
 def test_mlflow_stores_sweep_as_experiment_with_means(tmp_path):
     from mlflow import MlflowClient
 
@@ -216,7 +216,7 @@ def test_mlflow_stores_sweep_as_experiment_with_means(tmp_path):
 
 
 def leveldb_log(log: bytes) -> Iterator[bytes]:
-    """The records of a log as LevelDB writes them, behind the seven bytes with which those of Weights & Biases begin."""
+    """The records of a LevelDB log, after the seven bytes of the header of Weights & Biases."""
     offset, block, record = 7, 32768, b""
     while offset + 7 <= len(log):
         if block - offset % block < 7:  # too short for a header
@@ -233,7 +233,7 @@ def leveldb_log(log: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-@pytest.mark.filterwarnings("default")  # of Weights & Biases itself
+@pytest.mark.filterwarnings("default")  # warnings of Weights & Biases itself
 def test_wandb_stores_sweep_as_group_with_means(tmp_path):
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -250,7 +250,7 @@ def test_wandb_stores_sweep_as_group_with_means(tmp_path):
             if record.WhichOneof("record_type") == "history"
         ]
         assert {row["round"]: row["test_loss"] for row in rows} == pytest.approx(means(done, "test_loss"))
-        assert (done.path / "tensorboard").is_dir()  # a broken one stops no other
+        assert (done.path / "tensorboard").is_dir()  # a broken tracker does not stop the others
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
