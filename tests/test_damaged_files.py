@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import gossamer
 from command_line import Cli
 from gossamer import Experiment, load_run
 from gossamer.results.checkpoints import complete_numbers
-from gossamer.results.observer import Observer
+from test_resume import Stopper
 
 SETTINGS: dict[str, Any] = {
     "name": "small",
@@ -34,18 +33,6 @@ SETTINGS: dict[str, Any] = {
     "stop": {"rounds": 8},
     "engine": {"name": "simulate", "trainer": "sequential"},
 }
-
-
-class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, after a number of rows."""
-
-    def __init__(self, rows: int) -> None:
-        self._left = rows
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        self._left -= 1
-        if self._left == 0:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +213,7 @@ def test_damaged_run_or_index_of_a_sweep_is_reported(
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_resume_falls_back_to_newest_intact_checkpoint(cli: Cli, tmp_path: Path, engine: str) -> None:
     described = Experiment.of({**SETTINGS, "engine": engine, "checkpoint": {"every_rounds": 2, "keep": 9}})
-    whole = gossamer.run(described, tmp_path / "whole")
+    uninterrupted = gossamer.run(described, tmp_path / "whole")
     folder = gossamer.run(described, tmp_path, observer=Stopper(26)).path
     *_, third, second, first = complete_numbers(folder / "checkpoints")
     os.truncate(folder / "checkpoints" / str(first) / "manifest.json", 200)
@@ -242,7 +229,7 @@ def test_resume_falls_back_to_newest_intact_checkpoint(cli: Cli, tmp_path: Path,
     assert f"checkpoint {second} can't be used: " in err
     assert f"continues from checkpoint {third}, " in err
     done = load_run(folder)
-    assert torch.equal(done.parameters, whole.parameters)  # type: ignore[arg-type]
+    assert torch.equal(done.parameters, uninterrupted.parameters)  # type: ignore[arg-type]
 
 
 def test_resume_without_intact_checkpoint_changes_nothing(cli: Cli, folder: Path) -> None:

@@ -140,7 +140,7 @@ def alternatives(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [text for each in BLOCKS if each.language == "yaml" for text in alternatives(each.text)]
+    "text", [text for block in BLOCKS if block.language == "yaml" for text in alternatives(block.text)]
 )
 def test_experiments_are_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in re.findall("torchvision|timm", text):

@@ -13,8 +13,7 @@ import gossamer
 
 @pytest.mark.parametrize("name", gossamer.__all__)
 def test_public_names_are_importable(name: str) -> None:
-    found = getattr(gossamer, name)
-    assert found.__doc__, f"gossamer.{name} has no docstring"
+    assert getattr(gossamer, name).__doc__, f"gossamer.{name} has no docstring"
 
 
 def test_dir_lists_all_public_names() -> None:

@@ -64,13 +64,13 @@ def assert_same(first: Run, second: Run) -> None:
 
 
 def test_run_resumed_twice_equals_uninterrupted_run(tmp_path: Path) -> None:
-    whole = gossamer.run(small(), tmp_path / "whole")
+    uninterrupted = gossamer.run(small(), tmp_path / "whole")
     stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
     resumed = gossamer.resume(stopped.path, observer=Stopper(6))
     assert (stopped.status, resumed.status, resumed.path) == ("stopped", "stopped", stopped.path)
     assert resumed.parameters is not None
     done = gossamer.resume(stopped.path)
-    assert_same(done, whole)
+    assert_same(done, uninterrupted)
     events = done.events.filter(pl.col("event") == "resumed")
     assert events.height == 2
     assert events["detail"].str.contains(r"^from checkpoint \d+, rounds? \d").all()
@@ -92,31 +92,31 @@ def test_finished_run_resumes_with_later_end(tmp_path: Path, engine: str) -> Non
     assert load_run(done.path).experiment["stop"]["rounds"] == 5
     longer = gossamer.resume(done.path, ["stop.rounds=10"])
     assert longer.experiment["stop"]["rounds"] == 10
-    whole = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")
+    uninterrupted = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")
     assert longer.parameters is not None
-    assert whole.parameters is not None
-    assert torch.equal(longer.parameters, whole.parameters)
+    assert uninterrupted.parameters is not None
+    assert torch.equal(longer.parameters, uninterrupted.parameters)
     columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
-    assert longer.metrics.select(columns).equals(whole.metrics.select(columns))
+    assert longer.metrics.select(columns).equals(uninterrupted.metrics.select(columns))
 
 
 def test_run_ended_by_time_resumes_to_later_time(tmp_path: Path) -> None:
     evaluation = {"every_rounds": None, "every_s": 0.02}
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7}
     described = {"evaluation": evaluation, "compute": compute, "checkpoint": {"every_s": 0.03}}
-    whole = gossamer.run(small(**described, stop={"time_s": 0.2}), tmp_path / "whole")
+    uninterrupted = gossamer.run(small(**described, stop={"time_s": 0.2}), tmp_path / "whole")
     early = gossamer.run(small(**described, stop={"time_s": 0.11}), tmp_path)
     late = gossamer.resume(early.path, ["stop.time_s=0.2"])
     nodes = pl.col("node") >= 0
     left, right = (
         run.metrics.filter(nodes).drop("wall_s", "consensus_distance").sort("node", "time_s")
-        for run in (late, whole)
+        for run in (late, uninterrupted)
     )
     assert left.equals(right)
     # The network has no row for times at which some nodes were saved ahead of others.
     kept = late.metrics.filter(~nodes).drop("wall_s")
     assert kept.join(
-        whole.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
+        uninterrupted.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
     ).is_empty()
     assert kept["time_s"].max() == 0.2
 
@@ -238,14 +238,14 @@ def test_killed_program_continues_when_started_again(
     resumed = load_run(same)
     assert resumed.status == "done"
     assert resumed.events["event"].to_list() == ["resumed"]
-    whole = gossamer.run(
+    uninterrupted = gossamer.run(
         Experiment.of({**described, "engine": SETTINGS["engine"], "checkpoint": {}}), tmp_path
     )
     assert resumed.parameters is not None
-    assert whole.parameters is not None
-    assert torch.equal(resumed.parameters, whole.parameters)
+    assert uninterrupted.parameters is not None
+    assert torch.equal(resumed.parameters, uninterrupted.parameters)
     columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
-    assert resumed.metrics.select(columns).equals(whole.metrics.select(columns))
+    assert resumed.metrics.select(columns).equals(uninterrupted.metrics.select(columns))
 
 
 def test_resume_command_prints_where_it_continues(tmp_path: Path, cli: Cli) -> None:

@@ -28,7 +28,7 @@ def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **
 
 def group(out: Path, label: str, **seconds: int) -> Group:
     """Runs that reach 0.5 at the given second of each seed."""
-    runs = {int(seed[1:]): [0.1] * at + [0.6] for seed, at in seconds.items()}
+    runs = {int(seed[1:]): [0.1] * second + [0.6] for seed, second in seconds.items()}
     return Group(label, tuple(rising(out, *curve, seed=seed) for seed, curve in runs.items()))
 
 
@@ -54,7 +54,7 @@ def test_group_with_an_unreached_seed_has_no_mean(tmp_path: Path) -> None:
 
 
 def test_repeated_run_counts_once(tmp_path: Path) -> None:
-    runs = tuple(rising(tmp_path, *[0.1] * at, 0.6, seed=seed) for seed, at in ((1, 9), (1, 1), (2, 3)))
+    runs = tuple(rising(tmp_path, *[0.1] * steps, 0.6, seed=seed) for seed, steps in ((1, 9), (1, 1), (2, 3)))
     row = only(Group("a", runs), TIME)
     assert (row["runs"], row["mean"]) == (2, 2.0)  # 1 s and 3 s
 
@@ -99,9 +99,9 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     base, fast = group(tmp_path, "base", s1=4, s2=6, s3=8), group(tmp_path, "fast", s3=5, s1=2, s2=3)
     never = Group("never", tuple(rising(tmp_path, 0.1, 0.2, seed=seed) for seed in (1, 2, 3)))
     others = group(tmp_path, "others", s7=1, s8=1)
-    every = [base, fast, never, others]
-    compared = compare(every, [TIME], find_baseline("base", every))
-    itself, faster, none, apart = compared.rows.rows(named=True)
+    all_groups = [base, fast, never, others]
+    compared = compare(all_groups, [TIME], find_baseline("base", all_groups))
+    itself, faster, unreached, apart = compared.rows.rows(named=True)
     differences = np.array([2, 3, 5]) - np.array([4, 6, 8])
     assert (faster["pairs"], faster["difference"]) == (3, pytest.approx(differences.mean()))
     half = t.ppf(0.975, 2) * differences.std(ddof=1) / math.sqrt(3)
@@ -111,8 +111,8 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert faster["ratio"] == pytest.approx(10 / 18)
     residuals = np.array([2, 3, 5]) - 10 / 18 * np.array([4, 6, 8])
     assert faster["ratio_half"] == pytest.approx(t.ppf(0.975, 2) * residuals.std(ddof=1) / math.sqrt(3) / 6)
-    assert (itself["pairs"], none["pairs"], apart["pairs"]) == (0, 0, 0)
-    against_never = compare(every, [TIME], find_baseline("never", every)).rows
+    assert (itself["pairs"], unreached["pairs"], apart["pairs"]) == (0, 0, 0)
+    against_never = compare(all_groups, [TIME], find_baseline("never", all_groups)).rows
     assert against_never["difference"].to_list() == [None] * 4
     [(title, head, lines)] = compared.tables()
     assert (title, head) == (
@@ -126,22 +126,22 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 
 def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
     def cell(name: str, count: int, *seconds: int) -> Group:
-        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": at for k, at in enumerate(seconds)})
+        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": second for k, second in enumerate(seconds)})
         return Group(made.label, made.runs, {"cell": name, "count": count})
 
-    every = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]
-    baseline = find_baseline("old", every)
+    all_groups = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]
+    baseline = find_baseline("old", all_groups)
     assert baseline.title == "old at the same count"
-    rows = compare(every, [TIME], baseline).rows
+    rows = compare(all_groups, [TIME], baseline).rows
     assert rows["difference"].to_list() == [-1.5, -12.0, None, None]
     # A value of the grid as baseline.
-    by_count = compare(every, [TIME], find_baseline("count=0", every)).rows
+    by_count = compare(all_groups, [TIME], find_baseline("count=0", all_groups)).rows
     assert by_count["difference"].to_list() == [None, 3.0, None, 13.5]
     # One row per cell, over the grid; pairs are still of one grid point.
-    merged = compare(every, [TIME], baseline, ["cell"]).rows.rows(named=True)
+    merged = compare(all_groups, [TIME], baseline, ["cell"]).rows.rows(named=True)
     assert [(row["group"], row["runs"], row["pairs"]) for row in merged] == [("new", 4, 4), ("old", 4, 0)]
     assert merged[0]["difference"] == -6.75
-    first = default_baseline(every)
+    first = default_baseline(all_groups)
     assert first is not None
     assert first.title == "new at the same count"
 
@@ -177,18 +177,18 @@ def area(run: Run, metric: str = "test_loss") -> float:
 
 
 def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
-    every = groups(runs)
+    all_groups = groups(runs)
     areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
-    rows = compare(every, areas, find_baseline("slow", every), ["cell"]).rows
+    rows = compare(all_groups, areas, find_baseline("slow", all_groups), ["cell"]).rows
     slow, alone, slow_relative, _ = rows.rows(named=True)
-    by = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
+    area_of = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
     assert (slow["runs"], alone["runs"], alone["pairs"]) == (4, 2, 2)
-    own = [by["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
-    assert slow["mean"] == pytest.approx(np.mean(own))
-    assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(own, ddof=1) / 2)
+    slow_areas = [area_of["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
+    assert slow["mean"] == pytest.approx(np.mean(slow_areas))
+    assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(slow_areas, ddof=1) / 2)
     # The shared run counts once, paired with the mean of its partners.
     means = [
-        np.mean([by["alone", graph, seed] - by["slow", graph, seed] for graph in ("few", "all")])
+        np.mean([area_of["alone", graph, seed] - area_of["slow", graph, seed] for graph in ("few", "all")])
         for seed in (1, 2)
     ]
     assert alone["difference"] == pytest.approx(np.mean(means))
@@ -198,7 +198,7 @@ def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("asked", "message"),
     [
         ({"metrics": ["tset_loss"]}, "--metrics tset_loss: no run has recorded it .did you mean 'test_loss'"),
         ({"levels": ["tset_loss=1"]}, "--time-to tset_loss: no run has recorded it"),
@@ -210,8 +210,8 @@ def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
         ({"budgets": ["bytes="]}, "--budget bytes=: accepted: bytes=N"),
     ],
 )
-def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], options: Any, message: str) -> None:
+def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        measures(runs, **options)
+        measures(runs, **asked)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):
         compare(groups(runs), measures(runs), None, ["grpah"])

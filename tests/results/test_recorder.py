@@ -96,14 +96,14 @@ def test_failed_table_write_keeps_segments(folder: RunFolder, monkeypatch: pytes
 
 
 def test_rows_of_one_evaluation_merge_with_later_value(folder: RunFolder) -> None:
-    at = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
+    point = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
     fill(
         folder,
         "metrics",
         0,
-        {**at, "test_loss": 1.0, "a": 1},
-        {**at, "a": 2, "b": 3},
-        {**at, "time_s": 0.6, "a": 4},
+        {**point, "test_loss": 1.0, "a": 1},
+        {**point, "a": 2, "b": 3},
+        {**point, "time_s": 0.6, "a": 4},
     )
     table = read_metrics(folder.path)
     assert table.select("time_s", "test_loss", "a", "b").rows() == [(0.5, 1.0, 2, 3), (0.6, None, 4, None)]
@@ -112,14 +112,14 @@ def test_rows_of_one_evaluation_merge_with_later_value(folder: RunFolder) -> Non
 def test_merged_row_lists_all_moments_after_a_crash(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
+    point = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
     fill(
         folder,
         "metrics",
         0,
-        {**at, "moment": "round", "train_loss": 1.0},
-        {**at, "moment": "tick 2", "train_loss": None},
-        {**at, "moment": "end", "train_loss": None},
+        {**point, "moment": "round", "train_loss": 1.0},
+        {**point, "moment": "tick 2", "train_loss": None},
+        {**point, "moment": "end", "train_loss": None},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "round"},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "end"},
         {"node": 1, "round": 3},  # from a version without this column

@@ -21,9 +21,9 @@ def test_line_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
         segment.append({**row(2), "place": "Genève"})
         segment.append({**row(3), "place": "Zürich"})
     [path] = (folder.path / "segments").iterdir()
-    whole, _, torn = path.read_bytes().partition("ü".encode())
+    intact, _, torn = path.read_bytes().partition("ü".encode())
     assert torn
-    path.write_bytes(whole + "ü".encode()[:1])
+    path.write_bytes(intact + "ü".encode()[:1])
     rewind(folder, RunCheckpoint(tmp_path, 1, {1: 5}, {1: 5.0}, 5.0, {}), evaluated=[1])
     assert read_metrics(folder.path)["round"].to_list() == [1, 2]
     rewind(folder, RunCheckpoint(tmp_path, 1, {1: 1}, {1: 1.0}, 5.0, {}), evaluated=[1])

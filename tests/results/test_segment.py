@@ -56,11 +56,11 @@ def test_only_a_torn_last_line_is_lost(cut: int, text: str, tmp_path_factory: py
     with Segment(path) as segment:
         for row in rows:
             segment.append(row)
-    whole = path.read_bytes()
-    left = whole[: max(0, len(whole) - cut)]
-    path.write_bytes(left)
-    lines = whole.splitlines(keepends=True)
-    kept = sum(len(left) >= end for end in accumulate(map(len, lines)))
+    content = path.read_bytes()
+    remaining = content[: max(0, len(content) - cut)]
+    path.write_bytes(remaining)
+    lines = content.splitlines(keepends=True)
+    kept = sum(len(remaining) >= end for end in accumulate(map(len, lines)))
     assert list(read_segment(path)) == rows[:kept]
     with Segment(path) as segment:  # a row appended after the crash starts a new line
         segment.append({"again": 1})

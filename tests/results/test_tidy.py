@@ -98,7 +98,7 @@ def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
-    """A fast node ends a round at a tick, and its last round before the next one."""
+    """Node 0 ends its last round exactly at the first tick."""
     written = [
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "round", "train_loss": 2.0, "staleness_s": 0.5},
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "tick 1"},

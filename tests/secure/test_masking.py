@@ -76,7 +76,7 @@ def test_threshold_shares_determine_secret_and_fewer_do_not(
     for chosen in itertools.combinations(shares, threshold):
         assert masking.join({rank: shares[rank] for rank in chosen}) == secret
     for chosen in itertools.combinations(shares, threshold - 1):
-        with suppress(ValueError):  # of elements of the field, three in four are no secret
+        with suppress(ValueError):  # three in four field elements are no secret
             assert masking.join({rank: shares[rank] for rank in chosen}) != secret
 
 
@@ -92,7 +92,7 @@ def test_shares_lie_on_polynomial_with_secret_at_zero(
     shares = [int.from_bytes(share, "big") for share in masking.split(secret, threshold, count)]
     chosen = seed.sample(range(count), threshold)
     at_zero = Fraction(0)
-    for i in chosen:  # Lagrange, in exact fractions, then modulo the prime
+    for i in chosen:  # Lagrange interpolation in exact fractions, reduced modulo the prime below
         term = Fraction(shares[i])
         for j in chosen:
             if j != i:

@@ -1,4 +1,4 @@
-"""Secure aggregation: what receivers learn, what they can't, lost senders, both engines, refusals."""
+"""Secure aggregation: exactness, secrecy, lost senders, both engines, refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMON = {"name": "random-k", "fraction": 0.3, "support": "common"}
 
 
 class Mixing(Algorithm):
-    """Mixes models, and trains none; node r starts with (scale or 0) times what is drawn for it."""
+    """Mixes models without training them; every node starts with ``scale`` times its drawn model."""
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
@@ -49,7 +49,7 @@ SEEN: dict[int, list[tuple[int, Message]]] = {}
 
 
 class Seen(NodeWrapper):
-    """Keeps every message by receiver, and drops some: those of a tag's step from a source to a receiver."""
+    """Keeps every message with its receiver, and drops those that match ``drops``: (step, source, receiver)."""
 
     number: int
     drops: tuple[str | int, int, int] | None = None
@@ -90,7 +90,7 @@ def initial(experiment: Experiment) -> np.ndarray:
 
 
 def mixed(experiment: Experiment, rounds: int) -> np.ndarray:
-    """W_r ... W_0 x of the experiment's first models x, in double precision."""
+    """W_r ... W_0 x of the initial models x, in double precision."""
     x, topology = initial(experiment), prepare(experiment).topology
     for r in range(rounds):
         W = np.zeros((experiment.nodes, experiment.nodes))
@@ -152,7 +152,7 @@ def test_a_wider_ring_is_more_exact(tmp_path: Path) -> None:
 
 
 def test_a_node_without_receivers_takes_part(tmp_path: Path) -> None:
-    """0 and 1 send to each other, to 2, and get from 2 and 3; 4 sends nothing."""
+    """0 to 3 send to each other, 0 to 2 also to 4, which sends nothing."""
     edges = [(i, j) for i in range(4) for j in range(4) if i != j] + [(0, 4), (1, 4), (2, 4)]
     path = tmp_path / "edges.txt"
     path.write_text("".join(f"{i} {j}\n" for i, j in edges))
@@ -174,7 +174,7 @@ def test_a_node_without_senders_keeps_its_model(tmp_path: Path) -> None:
 
 
 def test_message_limit_fits_rosters_of_many_senders() -> None:
-    """A roster of them takes up to 150 bytes for each."""
+    """A roster takes up to 150 bytes per sender."""
     task = {"name": "least-squares", "features": 4, "samples": 2000, "test_samples": 5}
     for nodes in (10, 1000):
         experiment = described(nodes=nodes, task=task, topology={"name": "random-regular", "degree": 4})
@@ -200,7 +200,7 @@ class Thinning(Topology):
 
 
 class Ignoring(UniformWeights):
-    """Weights of which one is zero from the second round on."""
+    """Weights with one zero in each row from the second round on."""
 
     @property
     def static(self) -> bool:
@@ -220,7 +220,7 @@ def test_node_keeps_model_when_a_later_weight_is_zero(tmp_path: Path) -> None:
 
 
 def test_integer_buffers_are_not_summed(tmp_path: Path) -> None:
-    """Batch normalization counts its steps, beyond the bound of values."""
+    """The step counter of batch normalization exceeds the bound of values."""
     fields: dict[str, Any] = {
         "task": "test_secure_aggregation:normalized",
         "algorithm": {"name": "d-psgd", "local_steps": 40},
@@ -252,11 +252,11 @@ def normalized() -> gossamer.Task:
     )
 
 
-# --- what receivers see
+# --- secrecy
 
 
 def words_of(number: int) -> dict[tuple[int, int, int], np.ndarray]:
-    """(sender, receiver, round) -> the words that came."""
+    """(sender, receiver, round) -> the words that arrived."""
     sent = {
         (message.source, to, message.tag[0]): message.payload
         for to, message in SEEN[number]
@@ -266,7 +266,7 @@ def words_of(number: int) -> dict[tuple[int, int, int], np.ndarray]:
 
 
 def looks_random(words: np.ndarray) -> bool:
-    """Whether neither the highest nor the lowest bits of words show a pattern, by a chi-square test."""
+    """Whether the highest and the lowest bytes of words pass a chi-square test of uniformity."""
     byte_columns = (words >> shift & 0xFF for shift in (24, 0))
     return all(chisquare(np.bincount(values, minlength=256)).pvalue > 1e-6 for values in byte_columns)
 
@@ -274,7 +274,7 @@ def looks_random(words: np.ndarray) -> bool:
 def views(
     tmp_path: Path, nodes: int = 3, rounds: int = 2, topology: str = "complete", **settings: Any
 ) -> dict[tuple[int, int, int], np.ndarray]:
-    """The words of a run in which every model is zero, which is easiest to see through."""
+    """The words of a run in which every model is zero, so that any missing mask shows."""
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(
@@ -291,23 +291,23 @@ def views(
 
 
 def leaks(words: dict[tuple[int, int, int], np.ndarray], *, together: bool = True) -> list[Any]:
-    """What shows a pattern, of which masks that are all there, each used once, leave none: single words, and sums and
-    differences of two of them, which show masks used twice. (Words that a receiver can add up to its whole sum do so.)"""
+    """The sequences of words that show a pattern, and the pairs whose sum or difference does, as masks used twice
+    would cause. Without ``together``, skips pairs of one receiver and round, whose sum it may know."""
     patterns: list[Any] = [key for key, sequence in words.items() if not looks_random(sequence)]
-    for one, other in combinations(words, 2):
-        if one[1:] == other[1:] and not together:
+    for first, second in combinations(words, 2):
+        if first[1:] == second[1:] and not together:
             continue
         for sign in (1, -1):
-            if not looks_random(words[one] + np.uint32(sign % 2**32) * words[other]):
-                patterns.append((one, other, sign))
+            if not looks_random(words[first] + np.uint32(sign % 2**32) * words[second]):
+                patterns.append((first, second, sign))
     return patterns
 
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize(("nodes", "topology"), [(3, "complete"), (4, "complete"), (4, "ring")])
 def test_masked_words_look_random_to_receivers(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
-    """Single words, what two receivers can compare (in the ring, two have the same senders), and what comes in two rounds.
-    The sum of two senders is known."""
+    """Also across rounds and across receivers (in the ring, two have the same senders). A receiver of two senders knows
+    their sum."""
     words = views(tmp_path, nodes, topology=topology, drop_outs=drop_outs)
     senders = 3 if (nodes, topology) == (4, "complete") else 2
     assert len(words) == 2 * nodes * senders
@@ -358,7 +358,7 @@ STEPS = ["keys", "roster", "shares", "relay", "words", "survivors", "unmask"]
 
 
 def lossy(step: str, drop_outs: str, number: int, **fields: Any) -> Experiment:
-    """One round in which a message between the sender LOST and the receiver TO is lost."""
+    """One round in which the message of this step between the sender LOST and the receiver TO is lost."""
     toward = (TO, LOST) if step in ("roster", "relay", "survivors") else (LOST, TO)
     SEEN[number] = []
     return described(
@@ -372,13 +372,13 @@ def lossy(step: str, drop_outs: str, number: int, **fields: Any) -> Experiment:
 
 
 OTHERS = [rank for rank in range(NODES) if rank != LOST]
-# Who misses the words of LOST. A node that waits in vain for a receiver's message is too late for all the others.
+# The receivers that miss the words of LOST. A sender that waits in vain for one receiver is too late for all others.
 MISSED = {"keys": [TO], "shares": [TO], "words": [TO], "roster": OTHERS, "relay": OTHERS}
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_sum_of_remaining_senders_is_recovered(tmp_path: Path, step: str) -> None:
-    """Where words have come and only their sender's answer is lost, the others uncover its own mask."""
+    """If only the answer of a sender is lost, after its words, the others reveal its self-mask."""
     experiment = lossy(step, "recover", len(SEEN))
     x, expected, missed = initial(experiment), mixed(experiment, 1), MISSED.get(step, [])
     for to in missed:
@@ -393,7 +393,7 @@ def test_sum_of_remaining_senders_is_recovered(tmp_path: Path, step: str) -> Non
 def test_round_is_skipped_when_masks_do_not_cancel(tmp_path: Path, step: str) -> None:
     experiment = lossy(step, "skip", len(SEEN))
     x, expected = initial(experiment), mixed(experiment, 1)
-    if step == "keys":  # no mask was agreed with it
+    if step == "keys":  # the others share no mask with LOST
         expected[TO] += prepare(experiment).topology.mixing_weights(TO, 0)[LOST] * (x[TO] - x[LOST])
     else:
         expected[MISSED[step]] = x[MISSED[step]]
@@ -401,7 +401,7 @@ def test_round_is_skipped_when_masks_do_not_cancel(tmp_path: Path, step: str) ->
 
 
 def test_single_survivor_is_not_revealed(tmp_path: Path) -> None:
-    """Of two senders, one is lost: the other's model would be the sum."""
+    """If one of two senders is lost, the sum would be the model of the other."""
     experiment = lossy("words", "recover", len(SEEN), nodes=3)
     expected = mixed(experiment, 1)
     expected[TO] = initial(experiment)[TO]
@@ -409,7 +409,7 @@ def test_single_survivor_is_not_revealed(tmp_path: Path) -> None:
 
 
 def test_late_words_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receiver has the masks that the lost sender has in common with the others. Its own mask still hides its model."""
+    """The receiver knows the pairwise masks of the lost sender, whose self-mask still hides its model."""
     removed = {}
     add = MaskingProtocol._add_masks
 
@@ -425,7 +425,7 @@ def test_late_words_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
     late = words_of(number)[LOST, TO, 0]
     assert looks_random(late - removed[LOST])
-    monkeypatch.setattr(  # without its own mask, the test would fail
+    monkeypatch.setattr(  # without self-mask, the words show the model
         MaskingProtocol, "_masked", without_own_mask(MaskingProtocol._masked)
     )
     number = len(SEEN)
@@ -435,17 +435,17 @@ def test_late_words_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def without_own_mask(masked: Any) -> Any:
     def replaced(self: Any, to: int, *rest: Any) -> Any:
-        given = self._given.get(to)
-        own, given.own = given.own, b""
+        secrets = self._given.get(to)
+        self_mask, secrets.own = secrets.own, b""
         words = masked(self, to, *rest)
-        given.own = own
+        secrets.own = self_mask
         return words
 
     return replaced
 
 
 class Nosy(NodeWrapper):
-    """A receiver that asks a second time, and names other survivors."""
+    """A receiver that names false survivors."""
 
     survivors: tuple[int, ...]
 
@@ -455,7 +455,7 @@ class Nosy(NodeWrapper):
 
 @pytest.mark.parametrize("survivors", [(1, 2), (0, 1, 2, 3), (1, 2, 3)])
 def test_senders_refuse_invalid_survivor_lists(tmp_path: Path, survivors: tuple[int, ...]) -> None:
-    """Too few of them, one that is no sender, and, to those who are left out, a list without themselves."""
+    """Lists that are too short, name a non-sender, or leave out a sender whose words arrived."""
     experiment = described(
         1,
         algorithm=Mixing(),
@@ -467,7 +467,7 @@ def test_senders_refuse_invalid_survivor_lists(tmp_path: Path, survivors: tuple[
 
 
 class Forger(NodeWrapper):
-    """A receiver whose rosters are not what its senders said."""
+    """A receiver that forges rosters."""
 
     forgery: str
 
@@ -509,12 +509,12 @@ def test_sum_with_mismatched_masks_is_not_mixed(
     monkeypatch.setattr(MaskingProtocol, "_add_masks", other)
     experiment = described(1, nodes=4, algorithm=Mixing())
     x, expected = initial(experiment), mixed(experiment, 1)
-    expected[[0, 3]] = x[[0, 3]]  # whose senders both are
+    expected[[0, 3]] = x[[0, 3]]  # the receivers of both 1 and 2
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=4 * 2.0**-20)
 
 
 class Twice(NodeWrapper):
-    """A receiver that asks the first sender twice: which is lost after the first time."""
+    """A receiver that asks sender 1 twice, with different survivors."""
 
     async def before_round(self, node: Node, r: int) -> None:
         if r == 1 and node.rank == TO:
@@ -542,7 +542,7 @@ KEPT: dict[tuple[int, int], Payload] = {}
 
 
 class Replays(NodeWrapper):
-    """A receiver that relays the shares of round 0 once more in round 1."""
+    """A receiver that relays the shares of round 0 again in round 1."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         if tag[:2] != (TAG, "relay"):
@@ -555,13 +555,13 @@ def test_shares_of_an_earlier_round_are_refused(tmp_path: Path) -> None:
     experiment = described(
         2, algorithm=Mixing(), secure_aggregation={"drop_outs": "recover"}, wrappers=[Replays()]
     )
-    # Senders who can't open what is relayed take no part, so nothing is mixed in round 1.
+    # Senders that can't open their shares drop out, so nothing is mixed in round 1.
     expected = mixed(experiment, 1)
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=NODES * 2.0**-20)
 
 
 def test_answers_reveal_survivor_masks_and_lost_senders_key(tmp_path: Path) -> None:
-    """There is one share of each sender in each answer: no receiver gets shares of both secrets of one."""
+    """Every answer has one share per sender, so a receiver never gets shares of both secrets of a sender."""
     number = len(SEEN)
     gossamer.run(lossy("words", "recover", number), tmp_path)
     came = {
@@ -569,7 +569,7 @@ def test_answers_reveal_survivor_masks_and_lost_senders_key(tmp_path: Path) -> N
     }
     answers = {rank: came[rank, "unmask"] for rank in OTHERS if rank != TO}
     for rank in range(1, NODES):
-        chosen = [*answers][-threshold(NODES - 1) :]  # other ones than the receiver's
+        chosen = [*answers][-threshold(NODES - 1) :]  # another choice than the receiver's
         secret = masking.join({giver - 1: answers[giver][rank] for giver in chosen})
         if rank == LOST:
             assert masking.KeyPair(secret).public == came[LOST, "keys"][2]
@@ -616,7 +616,7 @@ def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs
         described(**{**fields, "engine": {"name": "processes", "trainer": "sequential"}}), tmp_path
     )
     assert torch.equal(simulated.parameters, real.parameters)
-    if drop_outs == "skip":  # otherwise a node may answer a last question after its last row
+    if drop_outs == "skip":  # otherwise a node may answer a request after its last row
         sent = [run.metrics.filter(run.metrics["round"] == 3)["bytes_sent"] for run in (simulated, real)]
         assert sent[0].sum() == sent[1].sum()
 
@@ -641,7 +641,7 @@ CHANGING = {"name": "random-regular", "degree": 2, "every_rounds": 2}
 def test_resumed_run_has_same_bits_and_saves_no_secrets(
     tmp_path: Path, drop_outs: str, topology: Any, engine: str
 ) -> None:
-    """One node is slow, so that the others had begun the next round when the checkpoint was complete."""
+    """One node is slow, so that the others are in the next round when the checkpoint is complete."""
     fields: dict[str, Any] = {
         "secure_aggregation": {"drop_outs": drop_outs},
         "topology": topology,
@@ -651,8 +651,8 @@ def test_resumed_run_has_same_bits_and_saves_no_secrets(
         if engine == "processes"
         else {"name": engine, "trainer": "sequential"},
     }
-    whole = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
-    folder = whole.path / "checkpoints"
+    uninterrupted = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
+    folder = uninterrupted.path / "checkpoints"
     cuts = sorted(int(path.name) for path in folder.iterdir())
     first = newest(folder)
     assert first is not None
@@ -666,13 +666,13 @@ def test_resumed_run_has_same_bits_and_saves_no_secrets(
         messages = [*saved.unread, *saved.arriving]
         assert not [message for message in messages if message.tag[0] == TAG]
     copy = tmp_path / "again"
-    shutil.copytree(whole.path, copy)
+    shutil.copytree(uninterrupted.path, copy)
     status = json.loads((copy / "status.json").read_text())
     del status["crc32"]
     (copy / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
     resumed = gossamer.resume(copy)
     assert resumed.metrics["round"].max() == 6
-    assert torch.equal(resumed.parameters, whole.parameters)
+    assert torch.equal(resumed.parameters, uninterrupted.parameters)
 
 
 def test_resume_needs_a_checkpoint_of_equal_rounds(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps of runs that take a tenth of a second, and algorithms that fail, die, or ask for the end."""
+"""Sweeps of runs that take a tenth of a second, and algorithms that fail, die, or stop the sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_sweep(out: Path, **fields: Any) -> Sweep:
 
 
 HERE = ("--workers", "sweeps:one_thread")
-"""Run a sweep in a thread of this process, which starts no process that would import torch."""
+"""Run a sweep in a thread of this process, without a new process that would import torch."""
 
 
 def one_thread() -> Executor:
@@ -47,7 +47,7 @@ def run_here(sweep: Sweep, **options: Any) -> SweepOutcome:
 
 
 class Fails(DPSGD):
-    """Fails in its second round while the file is there."""
+    """Fails in its first round while the file exists."""
 
     while_there: str
 
@@ -59,7 +59,7 @@ class Fails(DPSGD):
 
 
 class Dies(DPSGD):
-    """Its process is killed, the first time."""
+    """Kills its process once; ``once`` is a file that marks this."""
 
     once: str
 
@@ -72,11 +72,11 @@ class Dies(DPSGD):
 
 
 class AsksForTheEnd(DPSGD):
-    """Asks for the end of the sweep, and goes on until it is stopped; all later runs are ordinary.
+    """Signals the sweep to stop, and runs until it is stopped; later runs are ordinary.
 
     Args:
-        asked: a file that is there once it has been asked for.
-        of: the process that runs the sweep, which is asked once ``least`` runs are under way.
+        asked: a file that marks the signal.
+        pid: the process of the sweep, which gets the signal when ``runs`` runs have started.
     """
 
     asked: str
@@ -88,7 +88,7 @@ class AsksForTheEnd(DPSGD):
         if node.rank == 0 and not asked.exists():
             Path(f"{asked}-by-{os.getpid()}").touch()
             if len(workers(asked)) == self.runs:
-                with suppress(FileExistsError):  # one signal: a second one would interrupt at once
+                with suppress(FileExistsError):  # a second signal would interrupt at once
                     asked.touch(exist_ok=False)
                     os.kill(self.pid, signal.SIGTERM)
             while True:
@@ -97,7 +97,7 @@ class AsksForTheEnd(DPSGD):
 
 
 class WaitsToBeSeen(DPSGD):
-    """Begins its first round once a file is there."""
+    """Begins its first round when a file exists."""
 
     seen: str
 
@@ -109,5 +109,5 @@ class WaitsToBeSeen(DPSGD):
 
 
 def workers(flag: Path) -> list[int]:
-    """The processes in which an :class:`AsksForTheEnd` was under way."""
+    """The processes in which an :class:`AsksForTheEnd` has started."""
     return [int(path.name.rpartition("-")[2]) for path in flag.parent.glob(f"{flag.name}-by-*")]

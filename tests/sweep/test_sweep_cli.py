@@ -1,4 +1,4 @@
-"""gossamer sweep, as a user meets it."""
+"""gossamer sweep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dump(value: object) -> str:
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path) -> None:
-    """base.yaml and sweep.yaml in the folder in which gossamer runs."""
+    """Write base.yaml and sweep.yaml into the working directory."""
     (tmp_path / "base.yaml").write_text(dump(TINY))
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP))
 
@@ -51,7 +51,7 @@ def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path
     by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()
     assert by_fast[0].strip() == "at the end, against fast"
     assert rest[-2:] == ["results  runs/tiny/results.csv", "page     gossamer report runs/tiny"]
-    # The report prints the same table, and its page has the sweep's name.
+    # The report prints the same table, and its page has the name of the sweep.
     assert cli("report", "runs/tiny")[1].splitlines()[:4] == [title, head, slow, fast]
     assert "<h1>tiny</h1>" in (tmp_path / "report.html").read_text()
     command = json.loads(next(tmp_path.glob("runs/tiny/*/*/environment.json")).read_text())["command"]
@@ -95,14 +95,14 @@ def test_lines_name_only_axes_with_several_values(cli: Cli, tmp_path: Path) -> N
     assert err == ""
     _, _, err = cli("sweep", "sweep.yaml", *HERE)
     assert re.fullmatch(r"2/2  batch_size=2, seed 1: done  test loss \d\.\d{4}\n", err)
-    # Whole names are in the plan and on record.
+    # The plan and the record have full names.
     plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     assert plan[0]["cell"] == "optimizer.lr=0.1, batch_size=2, topology=ring"
     assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]["cell"]
 
 
 def test_piped_report_is_not_wrapped(cli: Cli, tmp_path: Path) -> None:
-    """A cell is one line, though a terminal would have no room for its name beside the figures."""
+    """A cell is one line, although a terminal would have no room for its name and the values."""
     long = "fast, under a name that takes up almost all of the eighty columns of a terminal"
     cells = {"slow": {"optimizer.lr": 0.01}, long: None}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "cells": cells}))
@@ -136,7 +136,7 @@ def test_dry_run_prints_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> Non
         ["fast", "none", "1", "pending"],
         ["fast", "none", "2", "pending"],
     ]
-    assert all(row.endswith("a whole run") for row in rows)  # they take no two seconds
+    assert all(row.endswith("a whole run") for row in rows)  # they take less than two seconds
     assert left.startswith("left: 4 of 4 runs, ")
     plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
     assert [(row["cell"], row["seed"]) for row in plan] == [("slow", 5), ("fast", 5)]

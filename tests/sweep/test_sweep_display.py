@@ -63,7 +63,7 @@ def test_live_table_shows_newest_evaluation_of_running_runs(
         folder = RunFolder.create(sweep.folder, planned.run, experiment=yaml, environment={})
         return folder.segment("metrics")
 
-    with begun(second):  # by an earlier call, which was killed
+    with begun(second):  # an earlier attempt, which was killed
         pass
     with terminal(monkeypatch) as shown, watching_sweep(sweep) as table, begun(first) as metrics:
         assert isinstance(table, _LiveTable)
@@ -85,9 +85,9 @@ def test_live_table_shows_newest_evaluation_of_running_runs(
             assert f"round {round}/2  test loss {sum(values) / 2:.4f}" in rows()[1]
         metrics.append({"node": 0, "round": 2, "test_loss": 3.0, **row})
         with metrics.path.open("a") as file:
-            file.write('{"crc32": "0')  # a row that is being written
+            file.write('{"crc32": "0')  # a partial row
         assert "round 1/2  test loss 1.5000" in rows()[1]
-        with begun(first):  # by the executor, which lost the first attempt
+        with begun(first):  # a second attempt, after the executor lost the first
             assert "round 1/2" in rows()[1]
         table.ended(first, State("failed", "no space"), Counts(2, failed=1), "")
         assert f"1/2  {first.title}: failed: no space" in shown.getvalue()
@@ -129,7 +129,7 @@ def prints(text: str) -> None:
 def test_worker_output_goes_to_parents_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A live table replaces it, so that lines come above the table."""
+    """A live table replaces standard error, so that lines appear above the table."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with LocalPool(1) as pool:
         pool.submit(prints, "one warning").result()

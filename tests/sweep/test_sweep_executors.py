@@ -1,4 +1,4 @@
-"""What carries a sweep: processes of this machine (with functions that need no torch), Ray, Parsl."""
+"""Executors of sweeps: local processes (with functions that need no torch), Ray, Parsl."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_cancelling_shutdown_ends_pool_at_once() -> None:
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends after its call")
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems it ends after its call")
 def test_orphaned_worker_ends() -> None:
     code = """
 import os, time
@@ -108,7 +108,7 @@ def threads() -> Executor:
 
 
 def processes() -> Executor:
-    """Parsl in processes that it starts, as on a cluster."""
+    """Parsl in its own processes, as on a cluster."""
     from parsl.concurrent import ParslPoolExecutor
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
@@ -120,7 +120,7 @@ def processes() -> Executor:
 
 
 def shown(sweep: Sweep) -> pl.DataFrame:
-    """The results, without what each attempt has for itself."""
+    """The results without columns that differ between attempts."""
     return sweep.results().drop("wall_s", "run")
 
 
@@ -133,7 +133,7 @@ def shown(sweep: Sweep) -> pl.DataFrame:
     ],
 )
 @pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
-@pytest.mark.filterwarnings("ignore")  # of the packages
+@pytest.mark.filterwarnings("ignore")  # warnings of the packages
 @pytest.mark.usefixtures("no_process_is_left")
 def test_remote_results_equal_local_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
@@ -184,7 +184,7 @@ def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class Broken(Executor):
-    """Takes one run, and loses it."""
+    """Accepts one run, and loses it."""
 
     taken = 0
 

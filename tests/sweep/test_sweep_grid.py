@@ -137,7 +137,7 @@ def test_list_entry_is_set_by_index(tmp_path: Path) -> None:
 
 
 def with_assignments(*assignments: str, **fields: Any) -> Sweep:
-    """A sweep that is given assignments on the command line."""
+    """A sweep with assignments of the command line."""
     return Sweep.of({"name": "s", "base": {**TINY, "name": "base"}, **fields}, overrides=assignments)
 
 
@@ -147,7 +147,7 @@ def test_command_line_sets_fields_that_no_cell_overrides() -> None:
     assert [planned.experiment.stop.rounds for planned in sweep.planned] == [7, 7]
     assert [planned.experiment.optimizer.momentum for planned in sweep.planned] == [0.5, 0.5]
     assert [planned.experiment.optimizer.lr for planned in sweep.planned] == [0.2, 0.1]
-    # What is given as a whole may get further parameters, and what is said twice is said by both.
+    # Cells may add parameters to an assigned component, and may repeat an assigned value.
     sweep = with_assignments(
         "network=uniform", "batch_size=8", cells={"a": {"network.loss": 0.2}, "b": {"batch_size": 8}}
     )
@@ -164,13 +164,13 @@ OWN_STEPS = {
 @pytest.mark.parametrize(
     ("assignment", "fields", "problem"),
     [
-        # Beneath what a cell replaces, whether or not the cell gives a value of its own.
+        # A parameter of a field that a cell replaces.
         (
             "algorithm.local_steps=8",
             {"cells": OWN_STEPS},
             "cell swift: --set algorithm.local_steps",
         ),
-        # Another component starts afresh.
+        # A parameter of a component that a cell exchanges.
         (
             "optimizer.lr=0.5",
             {"cells": {"a": {"optimizer.name": "adam"}}},
@@ -181,7 +181,7 @@ OWN_STEPS = {
             {"cells": OWN_STEPS},
             "cell small: --set batch_size",
         ),
-        # Above what a cell sets.
+        # A field of which a cell sets a parameter.
         (
             "optimizer={name: sgd, lr: 0.5}",
             {"cells": {"a": {"optimizer.lr": 0.2}}},
@@ -197,7 +197,7 @@ OWN_STEPS = {
             {"grid": {"topology": {"one": {"name": "random-regular", "degree": 2}}}},
             "cell topology=one: --set topology.degree",
         ),
-        # A value under a name of its own would be another's.
+        # A value that would not match its name.
         (
             "batch_size=8",
             {"grid": {"batch_size": {"small": 4}}},
@@ -344,7 +344,7 @@ def test_titles_omit_common_values(tmp_path: Path) -> None:
         "a, stop.rounds=1, seed 1",
         "a, stop.rounds=2, seed 1",
     ]
-    assert titles(grid=single) == ["batch_size=4, nodes=3, seed 1"]  # where there is nothing else
+    assert titles(grid=single) == ["batch_size=4, nodes=3, seed 1"]  # the only cell
 
 
 def test_cells_are_selected_by_name_or_entry(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_shipped_sweep_is_read(file: Path) -> None:
     ids=lambda path: path.stem,
 )
 def test_one_assignment_changes_local_steps_of_all_algorithms(file: Path) -> None:
-    """Else a shorter comparison would be one of some steps with others."""
+    """Otherwise a shorter comparison would mix different numbers of steps."""
     steps = [planned.experiment.algorithm.local_steps for planned in Sweep.load(file).planned]
     assert len(set(steps)) == 1
     varied = yaml.safe_load(file.read_text()).get("grid", {})

@@ -1,4 +1,4 @@
-"""What makes another run of an experiment: its fields, and the bytes of the files that it names."""
+"""The key of a run: the fields of its experiment, and the bytes of the files that it names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_named_file_is_part_of_the_key(
     with Path(name).open("a") as file:
         file.write("\n")
     assert not set(runs()) & set(first)
-    Path(name).unlink()  # that it is missing, a run will say
+    Path(name).unlink()  # the run will report the missing file
     missing = runs()
     assert not set(missing) & set(first)
 

@@ -1,4 +1,4 @@
-"""Carrying a sweep out: what is done, what is left, what failed; and that it is what single runs would give."""
+"""Running a sweep: finished, pending and failed runs, with the same results as single runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def models(sweep: Sweep) -> list[torch.Tensor]:
 
 
 class Remote(Executor):
-    """Everything crosses a border, as on another machine, and nothing is done until all is submitted."""
+    """Pickles every call, as for another machine, and executes calls only when all are submitted."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -56,7 +56,7 @@ class Remote(Executor):
         return future
 
     def carry_out(self) -> None:
-        """Do all calls, the last one first."""
+        """Execute all calls, the last one first."""
         while self.calls:
             future, call = self.calls.pop()
             function, arguments, keywords = pickle.loads(call)  # noqa: S301 - our own
@@ -67,7 +67,7 @@ class Remote(Executor):
 
 
 class InTurn(Executor):
-    """Begins a run when it is submitted; the last ones may be taken back."""
+    """Executes the first call when it is submitted; later calls stay cancellable."""
 
     first = True
 
@@ -127,7 +127,7 @@ def test_interrupted_and_stopped_runs_are_repeated(tmp_path: Path) -> None:
         assert statuses(sweep) == ["stopped" if status and "stopped" in status else "interrupted"]
         assert run_here(sweep).counts.done == 1
         assert statuses(sweep) == ["done"]
-        assert attempt.exists()  # what it recorded stays
+        assert attempt.exists()  # its record stays
     assert len(list((sweep.folder / run_name).iterdir())) == 6
 
 
@@ -143,17 +143,17 @@ def test_results_equal_single_runs_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
-    """Threads of one process take turns; what another machine is given can be pickled, and comes back as JSON."""
+    """Also threads of one process, and an executor of another machine, with pickled calls and JSON results."""
     fields = {"seeds": 3, "base": {"initial": "independent", "batch_size": 4}}
     serial, threads, remote = (make_sweep(tmp_path / name, **fields) for name in ("serial", "threads", "remote"))
     run_here(serial)
     with ThreadPoolExecutor(4) as pool:
         assert run_sweep(threads, pool).counts.done == 3
-        assert pool.submit(int).result() == 0  # it is the caller's to shut down
+        assert pool.submit(int).result() == 0  # the caller shuts it down
     assert run_sweep(remote, Remote(3)).counts.done == 3
-    for one, two, three in zip(models(serial), models(threads), models(remote), strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    for first, second, third in zip(models(serial), models(threads), models(remote), strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
 
 
 def test_failed_run_is_named_and_retried_only_on_request(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_diverged_run_is_retried_only_on_request(tmp_path: Path) -> None:
 
 
 def test_again_repeats_finished_runs_and_newest_counts(tmp_path: Path) -> None:
-    """For what no hash sees: here an algorithm that does otherwise than before."""
+    """For changes that no hash covers, here of the behaviour of an algorithm."""
     bad = tmp_path / "bad"
     cells = {
         "changed": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}},
@@ -223,7 +223,7 @@ def test_again_repeats_finished_runs_and_newest_counts(tmp_path: Path) -> None:
     outcome = run_here(sweep, again=True)
     assert outcome.counts == Counts(2, done=1, failed=1)
     assert [planned.cell.name for planned, _ in outcome.failed] == ["changed"]
-    assert statuses(sweep) == ["done", "done"]  # as it was before that
+    assert statuses(sweep) == ["done", "done"]  # as before the failure
     assert states(sweep)[sweep.planned[0].run].folder == newer[0]
 
 
@@ -239,7 +239,7 @@ def test_again_does_not_retry_failures(tmp_path: Path) -> None:
 
 
 def test_failure_before_run_folder_exists_is_retried(tmp_path: Path) -> None:
-    """With an executor of the caller, data is looked for where the run is done."""
+    """With an executor of the caller, the worker looks for data."""
     missing = {"topology": {"name": "edge-list", "path": str(tmp_path / "graph.txt")}}
     sweep = make_sweep(tmp_path, cells={"a": {}, "b": missing})
     assert [state.cause for _, state in run_here(sweep).failed if state.cause and "graph.txt" in state.cause]
@@ -296,14 +296,14 @@ def test_killed_process_fails_only_its_run(tmp_path: Path) -> None:
     assert statuses(sweep) == ["done", "done", "failed"]
     assert state.folder is not None
     assert load_run(state.folder).error == state.cause
-    assert load_run(state.folder).metrics.height > 0  # what it had recorded
+    assert load_run(state.folder).metrics.height > 0  # rows before the kill
 
     [recorded] = [load_run(folder) for folder in (sweep.folder / sweep.planned[0].run).iterdir()]
     assert recorded.experiment["engine"]["workers"] == 1
     alone = make_sweep(tmp_path / "alone", cells={"a": {}, "b": {"batch_size": 4}})
     run_here(alone)
-    for one, two in zip(models(sweep), models(alone), strict=True):
-        assert torch.equal(one, two)
+    for first, second in zip(models(sweep), models(alone), strict=True):
+        assert torch.equal(first, second)
 
 
 def test_signal_stops_runs_and_next_call_continues(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_uncancellable_calls_see_that_the_sweep_was_stopped(tmp_path: Path) -> N
             raise AssertionError("none has begun")
 
     class Parsl(Remote):
-        """Can't cancel, and does nothing before it is told to."""
+        """Can't cancel, and executes nothing before :meth:`carry_out`."""
 
         asked = False
 
@@ -395,5 +395,5 @@ def test_default_jobs_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jobs(100, {"name": "simulate", "workers": 2, "threads": 2}) == 2
     assert jobs(100, {"name": "simulate", "workers": 20}) == 1
     assert jobs(100, {"name": "simulate", "device": "cuda"}) == 1
-    assert jobs(100, "processes") == 1  # its time is real
+    assert jobs(100, "processes") == 1  # real time must not be shared
     assert jobs_for([]) == 1

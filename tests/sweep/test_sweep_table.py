@@ -1,4 +1,4 @@
-"""The tables: a row a run, a row a cell."""
+"""The tables of a sweep: one row per run, and one row per cell."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
             assert row[f"messages_{fate}"] == final.messages[fate]
         assert row["messages_received"] > 0
         assert "best_idle_share" not in row
-    # Two cells of equal experiments have the same runs.
+    # Cells of equal experiments share their runs.
     assert table.filter(cell="a")["run"].to_list() == table.filter(cell="same")["run"].to_list()
 
 
@@ -87,7 +87,7 @@ def test_summary_has_mean_and_interval_of_every_cell(done: Sweep) -> None:
     values = done.results().filter(cell="a").filter(pl.col("optimizer.lr") == 0.1)["test_loss"]
     mean, low, high = table.row(1)[3:]
     assert mean == pytest.approx(values.mean())
-    # Student's t with two degrees of freedom, by the printed table.
+    # Student's t with two degrees of freedom, from a printed table.
     assert high - mean == pytest.approx(mean - low)
     assert high - mean == pytest.approx(4.3027 * values.std(ddof=1) / 3**0.5, rel=1e-4)
 

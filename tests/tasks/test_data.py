@@ -44,7 +44,7 @@ def drawn(split: str, rows: int, shape=(4, 5, 3)) -> tuple[np.ndarray, np.ndarra
 
 
 def write(path, images: list[bytes], labels) -> None:
-    """One Parquet file as the hub has them."""
+    """Write a Parquet file in the format of the hub."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"bytes": image, "path": None} for image in images]
     schema = {"img": pl.Struct({"bytes": pl.Binary, "path": pl.String}), "label": pl.Int64}
@@ -53,7 +53,7 @@ def write(path, images: list[bytes], labels) -> None:
 
 @pytest.fixture
 def root(tmp_path):
-    """A data root with one data set; the training split lies in two files, in PNG and lossless WebP."""
+    """A data root with one data set; its training split has two files, in PNG and lossless WebP."""
     folder = tmp_path / "root" / "hub" / HUB_ID / "plain"
     pixels, labels = drawn("train", 12)
     write(folder / "train-00000-of-00002.parquet", [encoded(p) for p in pixels[:7]], labels[:7])
@@ -111,15 +111,15 @@ def test_a_changed_file_is_decoded_again(root):
 def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
     hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     [path] = cache.rglob("*.safetensors")
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.write_bytes(
-        {"truncated": whole[:-1], "empty": b"", "pickle": pickle.dumps({"train/img": 1})}[damage]
+        {"truncated": content[:-1], "empty": b"", "pickle": pickle.dumps({"train/img": 1})}[damage]
     )
     with caplog.at_level(logging.WARNING, logger="gossamer"):
         splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     assert "decoded again" in caplog.text
     assert np.array_equal(splits["train"]["img"], drawn("train", 12)[0])
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 def test_unwritable_cache_is_only_logged(root, tmp_path, monkeypatch, caplog):
@@ -161,8 +161,8 @@ def test_a_truncated_file_is_named(root, keep):
 @pytest.mark.parametrize("cut", [4, 40])
 def test_a_file_that_is_damaged_inside_is_named(root, cut):
     path = parquet(root, "train-00001")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:cut] + bytes(len(whole) - cut - 8) + whole[-8:])
+    content = path.read_bytes()
+    path.write_bytes(content[:cut] + bytes(len(content) - cut - 8) + content[-8:])
     assert f"{path} can't be read (" in refused(root)
 
 

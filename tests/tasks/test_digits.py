@@ -33,7 +33,7 @@ def test_splits_are_the_source_without_overlap():
     source, labels = load_digits(return_X_y=True)
     ours = np.concatenate([task.train[0], task.test[0]]).reshape(-1, 64) * 16
     targets = np.concatenate([task.train[1], task.test[1]])
-    # The same images with the same labels, in another order: every image once.
+    # The same images with the same labels, each once, in another order.
     key = lambda x, y: sorted(zip(map(tuple, x.astype(int)), y, strict=True))  # noqa: E731
     assert key(ours, targets.tolist()) == key(source, labels.tolist())
 

@@ -1,4 +1,4 @@
-"""Several evaluation sets: what is recorded, summarised and watched for on each, under both engines."""
+"""Several evaluation sets: rows, summaries and targets of each, under both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = 3
 
 
 def blobs(sets: int = 2) -> Task:
-    """Two classes on a line; in the set ``ood`` the classes are the other way round."""
+    """Two classes on a line; the set ``ood`` has them swapped."""
     rng = np.random.default_rng(1)
 
     def draw(samples: int, sign: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +50,7 @@ class Judge(Algorithm):
 
 
 class Lost(Algorithm):
-    """Asks for a set that is not there."""
+    """Evaluates on a set that does not exist."""
 
     async def run(self, node):
         async for _ in node.rounds():

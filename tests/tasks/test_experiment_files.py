@@ -9,7 +9,7 @@ from gossamer.config import Experiment
 from gossamer.tasks import TaskSource
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-# A file with a base is a sweep over one (tests/sweep).
+# A file with a base is a sweep (tests/sweep).
 FILES = [file for file in sorted(FOLDER.rglob("*.yaml")) if "base" not in yaml.safe_load(file.read_text())]
 
 

@@ -1,4 +1,4 @@
-"""The task hub: data sets that the test writes in each format, read by columns, against their values."""
+"""The task hub: data sets of every format, written here and compared with their values."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def test_every_format_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
             dataset = datasets.DatasetDict({"train": dataset, "test": other})
         dataset.save_to_disk(path, **({"num_shards": 3} if kind == "datasets" else {}))
     task = hub(path)
-    whole = pl.concat([frame, test]) if kind == "splits" else frame
+    samples = pl.concat([frame, test]) if kind == "splits" else frame
     if kind == "splits":
         assert (len(task.train[1]), len(task.test[1])) == (ROWS, 7)
         assert np.array_equal(task.test[0].numpy(), test.select("a", "b").to_numpy())
     else:
         assert (len(task.train[1]), len(task.test[1])) == (36, 4)
     inputs, targets = everything(task)
-    ordered = whole.sort("a")
+    ordered = samples.sort("a")
     np.testing.assert_allclose(inputs.numpy(), ordered.select("a", "b").to_numpy(), rtol=1e-6)
     assert [task.classes[target] for target in targets] == ordered["kind"].to_list()
-    assert task.model()(inputs).shape == (len(whole), 3)
+    assert task.model()(inputs).shape == (len(samples), 3)
 
 
 def test_split_is_by_owner_and_independent_of_seed(table: Path) -> None:
@@ -100,14 +100,14 @@ def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypa
         "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
-    task = hub(table, targets="height", transform="users_loss:scaled", **own)
+    references = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
+    task = hub(table, targets="height", transform="users_loss:scaled", **references)
     assert list(task.metrics) == ["own"]
     inputs, targets = everything(task)
     ordered = drawn().sort("a")
     np.testing.assert_allclose(inputs.numpy(), 10 * ordered.select("a", "b").to_numpy(), rtol=1e-6)
     np.testing.assert_allclose(targets.numpy(), ordered.select("height").to_numpy(), rtol=1e-6)
-    assert targets.shape == task.model()(inputs).shape  # (others would be broadcast by the loss)
+    assert targets.shape == task.model()(inputs).shape  # (the loss would broadcast other shapes)
     assert task.augment is sys.modules.pop("users_loss").noisy
 
 
@@ -153,9 +153,9 @@ def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> No
         folder.mkdir(parents=True)
         drawn(20, seed=len(subset) + (subset == "two")).write_parquet(folder / "train-00000-of-00001.parquet")
     settings = {"name": "hub", "hub_id": "someone/things", "inputs": "a", "targets": "kind"}
-    whole = build("task", settings).load(tmp_path, 1)  # type: ignore[attr-defined]
-    one = build("task", {**settings, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
-    assert (whole.samples, one.samples) == (36, 18)
+    complete = build("task", settings).load(tmp_path, 1)  # type: ignore[attr-defined]
+    subset_task = build("task", {**settings, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
+    assert (complete.samples, subset_task.samples) == (36, 18)
 
 
 def test_other_formats_use_the_hubs_parquet_copy(

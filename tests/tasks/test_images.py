@@ -1,4 +1,4 @@
-"""The real data sets, from the data root that GOSSAMER_DATA_ROOT names."""
+"""Image data sets: real ones from the data root GOSSAMER_DATA_ROOT, and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are several tensors by name, and augmentation: both trainers, both engines."""
+"""Named inputs of several tensors, and augmentation, with both trainers and both engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TwoParts(nn.Module):
 
 
 class OnePart(nn.Module):
-    """The same parameters, in the same order, for the same inputs in one tensor."""
+    """The parameters of :class:`TwoParts`, for the same inputs in one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_augmentation_is_keyed_by_job_and_step(kind: Any) -> None:
     [other] = trainer.gradient([GradientJob(start, batches[0], 6)])
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert torch.equal(problem.train[0], inputs)  # the data is as it was
+    assert torch.equal(problem.train[0], inputs)  # the data are unchanged
 
 
 def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:

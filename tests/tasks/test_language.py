@@ -124,8 +124,8 @@ def test_loss_with_padding_equals_transformers_loss() -> None:
     source = tiny(count_padding=True)
     task, model = source.load(None, 1), small().factory(None, shape=(28,), classes=14)()
     inputs, targets = (half[:9] for half in task.train)
-    whole = torch.cat([inputs, targets[:, -1:]], dim=1).long()
-    expected = model.model(input_ids=whole, labels=whole).loss  # type: ignore[union-attr,operator]
+    tokens = torch.cat([inputs, targets[:, -1:]], dim=1).long()
+    expected = model.model(input_ids=tokens, labels=tokens).loss  # type: ignore[union-attr,operator]
     torch.testing.assert_close(token_loss(model(inputs), targets), expected)
 
 
@@ -144,7 +144,7 @@ def test_both_trainers_give_the_same_model(lora: Any) -> None:
     setup = prepare(experiment(task={**TINY, "model": {**SMALL, "lora": lora}}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
-    batches = [torch.arange(at, at + 6) for at in (0, 7, 20)]
+    batches = [torch.arange(start_row, start_row + 6) for start_row in (0, 7, 20)]
     jobs = [TrainJob(start, batches, 0.1, optimizer.init(start.parameters), node) for node in range(2)]
     trainers = [
         kind(setup.task, optimizer, Rows(setup.layout.size)) for kind in (SequentialTrainer, BatchedTrainer)
@@ -156,7 +156,7 @@ def test_both_trainers_give_the_same_model(lora: Any) -> None:
 
 
 def test_both_engines_agree_and_send_only_adapters(tmp_path: Path) -> None:
-    """And the perplexity is the exponential of the loss over all samples, of which there are two batches."""
+    """Also, perplexity is the exponential of the loss over all samples, which take two batches."""
     task = {**TINY, "test_samples": 60, "model": {**SMALL, "lora": {"r": 2, "targets": ["c_attn"]}}}
     runs = [
         gossamer.run(
@@ -184,7 +184,7 @@ def test_label_partitions_use_coefficients() -> None:
     assert skewed.task.groups is not None
     counts = np.stack([np.bincount(skewed.task.groups[part], minlength=5) for part in skewed.parts])
     assert counts.sum(0).tolist() == [30] * 5
-    assert (counts.max(0) > 20).sum() >= 4  # nearly every coefficient is at one node
+    assert (counts.max(0) > 20).sum() >= 4  # most samples of nearly every coefficient are at one node
     natural = prepare(experiment(nodes=5, partition="natural"))
     assert natural.task.groups is not None
     assert [set(natural.task.groups[part].tolist()) for part in natural.parts] == [{0}, {1}, {2}, {3}, {4}]
@@ -195,7 +195,7 @@ def test_label_partitions_use_coefficients() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-2 with a tokenizer of words, as save_pretrained() writes them."""
+    """A random GPT-2 with a word tokenizer, written by save_pretrained()."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     path = tmp_path_factory.mktemp("models") / "hub" / "someone" / "tiny"
@@ -255,7 +255,7 @@ def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> 
     model = {"name": "causal-lm", "path": str(tmp_path / "llama"), "lora": {"r": 2}}
     engine = {"name": "simulate", "trainer": "batched"}
     run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
-    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
+    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers, the default of peft for a Llama
     assert run.parameters is not None
     assert run.parameters.shape[1] == 2 * 2 * (16 + 16 + 16 + 8)
     assert run.buffers is None
@@ -352,7 +352,7 @@ def test_text_uses_tokenizer_of_model_or_given_one(
     source: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
     task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **source).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
-    assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
+    assert task.train[1].tolist() == [[2, 3, 1, 0]]  # "dog" is unknown
     assert task.test[0].tolist() == [[0, 3, 1, 2]]
     assert task.model()(task.test[0]).shape == (1, 4, 4 if tokenizer else 20)
 
@@ -366,7 +366,7 @@ def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
     read = [
         "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
     ]
-    assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
+    assert read == ["abc", "012", "34\n", "def", "567"]  # role c has too few characters
     assert task.groups is not None
     assert task.groups.tolist() == [0, 1, 1]
 

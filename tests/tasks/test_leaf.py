@@ -1,4 +1,4 @@
-"""Tasks from LEAF's own files, which are written here in its format; and its models."""
+"""Tasks from files in the format of LEAF, written here, and the models of LEAF."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 
 
 def sample(name: str, rng: np.random.Generator, number: int) -> tuple[Any, Any]:
-    """One sample as LEAF writes it."""
+    """One sample in the format of LEAF."""
     label = number % 2
     match name:
         case "femnist":
@@ -50,7 +50,7 @@ def sample(name: str, rng: np.random.Generator, number: int) -> tuple[Any, Any]:
 
 
 def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
-    """LEAF's folder: in ``train`` two files of users, in ``test`` one; pictures for celeba."""
+    """A folder of LEAF: two files of users in ``train``, one in ``test``, and pictures for celeba."""
     rng = np.random.default_rng(1)
     for split, parts in (("train", [range(1), range(1, users)]), ("test", [range(users)])):
         (folder / split).mkdir(parents=True)
@@ -70,7 +70,7 @@ def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
 
 
 def loaded(folder: Path, name: str, **parameters: Any) -> Task:
-    """A task of these files."""
+    """The task of these files."""
     source = build("task", {"name": name, "path": str(folder), **parameters})
     assert isinstance(source, TaskSource)
     return source.load(None, 1)
@@ -130,14 +130,14 @@ def test_values_match_the_files(tmp_path: Path) -> None:
     assert pictures.dtype == torch.uint8
     assert abs(pictures[1].float().mean(dim=(1, 2)) - torch.tensor([50.0, 0, 255])).max() < 4  # a JPEG
     texts = loaded(written(tmp_path / "s", "shakespeare"), "shakespeare").train[0]
-    assert texts[0, -1] == 80  # no character of LEAF's
+    assert texts[0, -1] == 80  # not a character of LEAF
 
 
 def test_words_are_numbered_by_frequency_and_rare_ones_unknown(tmp_path: Path) -> None:
-    """A tweet is split and cut as LEAF's language_utils.py does: "don't" is a word, "," and "!" are too."""
+    """Tweets are split and cut as by language_utils.py of LEAF: "don't", "," and "!" are words."""
     task = loaded(written(tmp_path / "s", "sent140"), "sent140", words=7)
     numbers = task.train[0][0].tolist()
-    # 21 tweets: The , ! day don't (sorted where equal: "!" "," "The" "day" "don't"), then good (11) and bad (10).
+    # 21 tweets: The , ! day don't (ties are sorted: "!" "," "The" "day" "don't"), then good (11) and bad (10).
     assert numbers[:6] == [3, 6, 4, 2, 5, 1]
     assert numbers[6:] == [0] * 19
     assert task.train[0][1, 1] == 0  # "bad" is the eighth word
@@ -156,7 +156,7 @@ def test_predicting_an_unknown_word_counts_as_wrong() -> None:
     ("name", "parameters", "count"),
     [
         ("femnist", {}, 6_603_710),
-        ("femnist", {"model": {"name": "leaf-cnn", "width": 512}}, 1_690_046),  # decentralizepy's
+        ("femnist", {"model": {"name": "leaf-cnn", "width": 512}}, 1_690_046),  # of decentralizepy
         ("celeba", {}, 31_202),
         ("reddit", {}, 6_182_672),
         ("sent140", {"model": {"name": "sent140-lstm", "words": 10_000}}, 1_174_786),

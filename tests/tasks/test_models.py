@@ -31,15 +31,15 @@ def parameters(model: nn.Module) -> int:
     [
         # 5*5*3*32+32 + 2*32 + 5*5*32*32+32 + 2*32 + 5*5*32*64+64 + 2*64 + 1024*10+10
         (lambda: GNLeNet((3, 32, 32)), 89_834),
-        # the same with one colour: 1,600 less in the first layer, and 3x3 and 1x1 pixels before the last
+        # with one colour: 1,600 less in the first layer, and 3x3 or 1x1 pixels before the last
         (lambda: GNLeNet((1, 28, 28)), 89_834 - 1600 - 64 * (16 - 9) * 10),
         (lambda: GNLeNet((1, 8, 8)), 89_834 - 1600 - 64 * (16 - 1) * 10),
         (lambda: LeNet5((1, 28, 28)), 61_706),
         (lambda: LeNet5((3, 32, 32)), 62_006),
-        (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as Sakarvadia et al. (2025) have counted
+        (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as counted by Sakarvadia et al. (2025)
         (lambda: VGG16((3, 32, 32), 100), 14_774_436),
         (lambda: ResNet18((3, 32, 32), 10), 11_173_962),
-        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as Sakarvadia et al. (2025) have counted
+        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as counted by Sakarvadia et al. (2025)
         # 9*(3*48 + 48*96 + 96*192 + 192*256) + 48+96+192+256 + 8*8*256*512+512 + 512*64+64 + 64*10+10
         (factory("convnet", (3, 32, 32), 10), 9_074_218),
         # torchvision's MobileNetV2 with 10 classes, and the first block's 32*32 weights and 2*32 of normalisation

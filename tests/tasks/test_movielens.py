@@ -44,7 +44,7 @@ def write(root: Path, text: str | bytes, file: str = SMALL) -> Path:
 
 
 def drawn(users: int = 12, films: int = 30, per_user: int = 10) -> list[tuple[int, int, float]]:
-    """Ratings by some users' mildness and some films' quality; ids with gaps, in no order."""
+    """Ratings from the mildness of users and the quality of films, with gaps between ids, in random order."""
     rng = np.random.default_rng(1)
     mildness, quality = rng.normal(size=users), rng.normal(size=films)
     ratings = []
@@ -194,20 +194,20 @@ def test_prediction_is_product_of_factors_plus_biases(mean):
 def test_factors_are_initialized_uniformly():
     torch.manual_seed(2)
     weight = MatrixFactorization(1000, 10, 0.0, biased=False).user_factors.weight
-    # Of the uniform law: standard deviation 0.05 / sqrt(3); here to within five standard errors.
+    # The uniform distribution has standard deviation 0.05 / sqrt(3); the tolerance is five standard errors.
     assert weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.02)
     assert abs(weight.mean().item()) < 0.001
 
 
 def wild(task: Task, seed: int = 3) -> Model:
-    """A model whose ratings go far beyond the scale."""
+    """A model whose ratings are far outside the scale."""
     model = initial_model(task.model, seed)
     return Model(30 * model.parameters, model.buffers)
 
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_metrics_are_over_all_test_ratings(tmp_path, biased):
-    """Over several batches, the last one smaller: roots are taken of the mean over all."""
+    """Over several batches, the last one smaller; roots are of the mean over all ratings."""
     lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, per_user=20))]
     write(tmp_path, "\n".join(lines))
     task = MovieLens(model=factors(biased=biased)).load(tmp_path, 1)
@@ -235,7 +235,7 @@ def test_metrics_are_over_all_test_ratings(tmp_path, biased):
 
 
 def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.ndarray:
-    """Of the mean squared error, in closed form."""
+    """The gradient of the mean squared error, in closed form."""
     module = task.model()
     fields = Layout.of(module).parameters
     value = {field.name: field.of(parameters).double().numpy() for field in fields}
@@ -257,7 +257,7 @@ def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.nd
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 def test_both_trainers_match_closed_form_gradient(root, kind, biased):
-    """With users and films that come more than once in a batch, as whole shards of a user do."""
+    """With users and films that occur more than once in a batch, as in whole shards of a user."""
     task = MovieLens(model=factors(biased=biased, dimensions=4)).load(root, 1)
     models = [initial_model(task.model, seed) for seed in range(4)]
     trainer = kind(task, SGD(lr=0.1), Rows(len(models[0].parameters)))
@@ -272,7 +272,7 @@ def test_both_trainers_match_closed_form_gradient(root, kind, biased):
 
 
 def played(root: Path, out: Path, **changes: object) -> dict[int, float]:
-    """Mean test RMSE of the nodes, by round."""
+    """The mean test RMSE of the nodes, by round."""
     settings = {
         "nodes": 4,
         "data_root": str(root),

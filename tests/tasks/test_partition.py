@@ -55,7 +55,7 @@ def test_every_sample_is_used_exactly_once(labels, data, seed):
     nodes = data.draw(st.integers(1, len(labels)))
     per_node = data.draw(st.integers(1, len(labels) // nodes))
     alpha = data.draw(st.sampled_from([1e-6, 0.05, 1.0, 100.0]))
-    owners = data.draw(st.permutations(range(len(labels))))  # as many owners as nodes, at the least
+    owners = data.draw(st.permutations(range(len(labels))))  # at least as many owners as nodes
     groups = [owner % max(nodes, len(labels) // 2) for owner in owners]
     shares = np.full(nodes, 1 / nodes)
     task = classification(labels, groups)
@@ -113,7 +113,7 @@ def test_shards_that_divide_the_classes_have_one_label_each():
 def test_dirichlet_is_fast_for_any_alpha(nodes, alpha):
     start = time.perf_counter()
     parts = Dirichlet(alpha=alpha).assign(BALANCED, nodes, generator())
-    assert time.perf_counter() - start < 5  # some 20 ms on an idle core
+    assert time.perf_counter() - start < 5  # about 20 ms on an idle core
     used_once(parts, 50_000)
 
 
@@ -126,7 +126,7 @@ def test_dirichlet_with_largest_min_samples_is_even():
 
 
 def test_dirichlet_shares_have_theoretical_moments():
-    # Marginals of a symmetric Dirichlet: mean 1/K, variance (K - 1) / (K^2 (K alpha + 1)).
+    # Marginals of the symmetric Dirichlet distribution: mean 1/K, variance (K - 1) / (K^2 (K alpha + 1)).
     nodes, alpha = 10, 0.5
     shares = np.concatenate(
         [
@@ -172,7 +172,7 @@ def test_natural_deals_whole_owners_evenly():
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     scale=st.floats(0.5, 1.0),
-    samples=st.integers(200, 400),  # each node gets one at least
+    samples=st.integers(200, 400),  # every node gets at least one
 )
 def test_sizes_match_fractions_to_within_one_sample(weights, scale, samples):
     fractions = tuple(scale * w / sum(weights) for w in weights)

@@ -1,4 +1,4 @@
-"""Test sets of single nodes: kept from training, recorded as ``personal_<metric>`` next to the common sets."""
+"""Personal test sets of nodes: excluded from training, and recorded as ``personal_<metric>``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def test_nodes_do_not_train_on_personal_test_sets() -> None:
-    whole = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
+    full = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
     setup = prepare(experiment())
-    for before, kept, own in zip(whole.parts, setup.parts, setup.personal, strict=True):
-        assert len(own) == max(round(0.25 * len(before)), 1)
-        assert np.array_equal(np.sort(np.concatenate([kept, own])), before)
-    assert all(len(own) == 0 for own in whole.personal)
+    for before, kept, personal in zip(full.parts, setup.parts, setup.personal, strict=True):
+        assert len(personal) == max(round(0.25 * len(before)), 1)
+        assert np.array_equal(np.sort(np.concatenate([kept, personal])), before)
+    assert all(len(personal) == 0 for personal in full.personal)
     again, other = prepare(experiment()), prepare(experiment(seed=2))
     assert all(map(np.array_equal, setup.personal, again.personal))
     assert not all(map(np.array_equal, setup.personal, other.personal))
@@ -45,13 +45,13 @@ def test_personal_metrics_match_the_model_of_each_node(trainer: str, tmp_path: P
     run = gossamer.run(experiment(engine={"name": "simulate", "trainer": trainer}), tmp_path)
     setup = prepare(experiment())
     inputs, targets = setup.task.train
-    for rank, own in enumerate(setup.personal):
-        scores = run.module(rank)(inputs[own])
+    for rank, personal in enumerate(setup.personal):
+        scores = run.module(rank)(inputs[personal])
         row = run.metrics.filter(node=rank, round=4)
         assert row["personal_loss"].item() == pytest.approx(
-            F.cross_entropy(scores, targets[own]).item(), rel=1e-5
+            F.cross_entropy(scores, targets[personal]).item(), rel=1e-5
         )
-        assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[own]).item())
+        assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[personal]).item())
 
 
 def test_both_engines_record_the_same_bits(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_run_can_stop_at_a_personal_target(tmp_path: Path) -> None:
     target = {"metric": "personal_accuracy", "value": 0.6}
     run = gossamer.run(experiment(stop={"rounds": 200, "target": target}), tmp_path)
     assert run.metrics["round"].max() < 200
-    whole = {"name": "iid"}
-    for changes in ({"partition": whole}, {"evaluation": {"every_rounds": 2, "nodes": "average"}}):
+    without_personal = {"name": "iid"}
+    for changes in ({"partition": without_personal}, {"evaluation": {"every_rounds": 2, "nodes": "average"}}):
         with pytest.raises(BadInput, match="stop.target.metric: got 'personal_accuracy'"):
             prepare(experiment(stop={"rounds": 9, "target": target}, **changes))
 

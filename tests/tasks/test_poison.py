@@ -1,4 +1,4 @@
-"""Poisons: which nodes they reach, what they change, and that both engines see the same data."""
+"""Poisons: the poisoned nodes, the changed samples, and the same data under both engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def experiment(poison, **changes) -> Experiment:
 
 @pytest.fixture(autouse=True)
 def graph(tmp_path, monkeypatch):
-    """A path 0 - 1 - 2 - 3 with a leaf 4 at 2; 2 has the most neighbours."""
+    """Write the path 0 - 1 - 2 - 3 with a leaf 4 at 2, the node with the most neighbours."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n2 4\n")
 
@@ -54,7 +54,7 @@ def patch(**changes):
         ({"ranks": [4, 0, 4]}, [0, 4]),
         ({"degree_rank": 0}, [2]),
         ({"degree_rank": 1}, [1]),
-        ({"degree_rank": 2}, [0]),  # of three leaves, the lowest rank
+        ({"degree_rank": 2}, [0]),  # the lowest rank of three leaves
         ({"betweenness_rank": 0}, [2]),  # between 1-3, 1-4, 3-4, 0-3, 0-4: five pairs; 1 is between three
         ({"betweenness_rank": 1}, [1]),
         ({"hops_from": {"rank": 0, "hops": 3}}, [3, 4]),
@@ -84,7 +84,7 @@ def test_patch_sets_a_square_and_a_label():
     shown[:, :, :2, -2:] = top
     assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
     assert set(setup.task.tests["ood"][1].tolist()) == {7}
-    assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set stays
+    assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set is unchanged
 
 
 def test_random_patch_shifts_labels_and_sets_every_channel():
@@ -209,7 +209,7 @@ def test_second_task_replaces_a_share_of_samples(tmp_path):
 
 
 def stripes():
-    """Ten images with stripes, of two classes."""
+    """Ten striped images of two classes."""
     x = torch.zeros(10, 1, 8, 8)
     x[..., ::2] = 1.0
     y = 1 + torch.arange(10) % 2
@@ -287,20 +287,20 @@ class Shift(Poison):
 
 
 class Wrong(Poison):
-    """Gives targets of another type."""
+    """Returns targets of another type."""
 
     def transform(self, inputs, targets, rng):
         return inputs, targets.float()
 
 
 def test_user_poison_is_applied_and_saved():
-    mine = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
-    clean, setup = prepare(experiment([])), prepare(experiment([mine, patch()]))
+    shift = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
+    clean, setup = prepare(experiment([])), prepare(experiment([shift, patch()]))
     part = setup.parts[0]
     assert torch.equal(setup.task.train[0][part], clean.task.train[0][part] + 2)
     assert list(setup.task.tests) == ["test", "shifted", "ood"]
-    again = Experiment.parse(experiment([mine]).to_yaml())
-    assert again.poison == experiment([mine]).poison
+    again = Experiment.parse(experiment([shift]).to_yaml())
+    assert again.poison == experiment([shift]).poison
 
 
 @pytest.mark.parametrize(

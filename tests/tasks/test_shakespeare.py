@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def spoken(role: int, samples: int) -> list[tuple[str, str, str]]:
-    """Windows of a role's text, one every eight characters."""
+    """Windows of the text of a role, one every eight characters."""
     text = (WORDS[3 * role :] + WORDS) * 20
     name = f"play/ROLE {role}"
     return [(name, text[8 * k : 8 * k + LENGTH], text[8 * k + LENGTH]) for k in range(samples)]
@@ -71,7 +71,7 @@ def test_samples_are_texts_and_next_characters_by_role(root):
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.dtype == torch.uint8
     assert y.dtype == torch.int64
-    # The first four fifths of each role; owners are numbered by name.
+    # The first four fifths of each role are for training; owners are numbered by name.
     assert task.groups.tolist() == [1] * 24 + [0] * 16 + [2] * 8
     trained, tested = [], []
     for role, samples in ((1, 30), (0, 20), (2, 10)):
@@ -148,7 +148,7 @@ def test_parameter_count_matches_the_layers():
 
 
 def test_model_matches_the_lstm_recurrence():
-    """Two layers step by step, in double precision; gates in torch's order."""
+    """Two layers step by step, in double precision, with the gate order of torch."""
     torch.manual_seed(1)
     model = CharacterLSTM(7, 3, 4, 2)
     value = {name: v.detach().double() for name, v in model.named_parameters()}
@@ -170,7 +170,7 @@ def test_model_matches_the_lstm_recurrence():
 
 
 def test_sequential_trainer_matches_autograd(root):
-    """For several models in turn, and each of them more often than a step has to be seen to be recorded."""
+    """For alternating models, each often enough for its step to be recorded."""
     task = Shakespeare(model=SMALL).load(root, 1)
     trainer = SequentialTrainer(task, SGD(lr=0.1), Rows(Layout.of(task.model()).size))
     module = task.model()
@@ -249,6 +249,6 @@ def test_real_plays_have_expected_sizes():
     roles = task.groups.unique()
     assert len(roles) >= 100
     assert task.train[1].bincount().argmax() == CHARACTERS.index(" ")
-    # Hardly any character is not in the table.
+    # Almost all characters are in the table.
     assert (task.train[0] == 80).double().mean() < 1e-4
     assert task.model()(task.test[0][:2]).shape == (2, 81)

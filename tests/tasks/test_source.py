@@ -57,8 +57,8 @@ def test_user_function_receives_seed_and_data_root(users_module, tmp_path):
     bare = build("task", f"{users_module}:given")
     assert load_task(bare, tmp_path, 7).seen[:2] == (7, tmp_path)
     assert load_task(build("task", bare.spec()), tmp_path, 8).seen[:2] == (8, tmp_path)
-    own = build("task", {"name": f"{users_module}:given", "seed": 3, "data_root": None})
-    assert load_task(own, tmp_path, 7).seen[:2] == (3, tmp_path)
+    fixed = build("task", {"name": f"{users_module}:given", "seed": 3, "data_root": None})
+    assert load_task(fixed, tmp_path, 7).seen[:2] == (3, tmp_path)
 
 
 def test_user_task_paths_are_relative_to_experiment_file(users_module, tmp_path, monkeypatch):

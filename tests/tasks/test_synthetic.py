@@ -16,7 +16,7 @@ def owners(task: gossamer.Task) -> list[np.ndarray]:
 
 
 def test_every_owner_has_its_own_linear_model():
-    """A perceptron (Rosenblatt's rule) separates the classes of one owner, and not those of all together."""
+    """A perceptron (Rosenblatt's rule) separates the classes of one owner, but not of all owners together."""
 
     def mistakes(inputs: torch.Tensor, targets: torch.Tensor, epochs: int = 100) -> int:
         x = torch.cat([inputs.double(), torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
@@ -46,7 +46,7 @@ def test_input_variances_and_centers_are_as_published():
     inputs = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
     within = np.mean([samples.var(axis=0, ddof=1) for samples in inputs], axis=0)
     np.testing.assert_allclose(within, np.arange(1, 9) ** -1.2, rtol=0.02)
-    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), the same B for all entries
+    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), with one B for all entries
     assert np.mean(centers.mean(axis=1) ** 2) == pytest.approx(4 + 1 / 8, rel=0.2)  # 3 standard errors
     assert centers.var(axis=1, ddof=1).mean() == pytest.approx(1, rel=0.1)
 
@@ -79,4 +79,4 @@ def test_data_are_keyed_by_seed_and_learnable(tmp_path):
     }
     metrics = gossamer.run(gossamer.Experiment.of(settings), tmp_path).metrics
     losses = metrics.group_by("round", maintain_order=True).agg(pl.col("test_loss").mean())["test_loss"]
-    assert losses[-1] < 0.9 * losses[0]  # the owners have one model
+    assert losses[-1] < 0.9 * losses[0]  # the owners share one model

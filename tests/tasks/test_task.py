@@ -94,7 +94,7 @@ def test_inconsistent_task_is_refused(changes, message):
 )
 def test_wrong_types_are_refused(changes, message):
     made = task()
-    for name, value in changes.items():  # past the type checks of the tests, which users don't have
+    for name, value in changes.items():  # bypasses the type checks, which users don't have
         field, value = ("tests", {"test": value}) if name == "test" else (name, value)
         object.__setattr__(made, field, value)
     with pytest.raises(BadInput, match=f"^{message}"):
@@ -103,7 +103,7 @@ def test_wrong_types_are_refused(changes, message):
 
 def test_class_names_may_be_an_array():
     made = task()
-    object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # past the type checks of the tests
+    object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # bypasses the type checks
     made._check()
 
 
