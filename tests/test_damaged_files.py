@@ -194,9 +194,9 @@ def test_damaged_run_or_index_of_a_sweep_is_reported(
     assert (code, len(err.splitlines())) == (2, 1)
     assert str(second.relative_to(tmp_path)) in err
     code, out, _ = cli("verify", "runs", "--json")
-    verified = json.loads(out)["runs"]
+    runs = json.loads(out)["runs"]
     assert code == 1
-    assert {path for path, problems in verified.items() if problems} == {str(second.parent.relative_to(tmp_path))}
+    assert {path for path, problems in runs.items() if problems} == {str(second.parent.relative_to(tmp_path))}
     sweep = tmp_path / "runs" / "two" / "sweep.json"
     for text in (
         '{"runs": 1e300}',

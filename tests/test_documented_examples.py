@@ -109,7 +109,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("examples")
-def test_documented_extensions_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, accuracy: float) -> None:
+def test_extensions_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, accuracy: float) -> None:
     file = str(ROOT / "experiments" / "quickstart.yaml")
     code, _, errors = cli("run", file, "--set", change, "--set", f"stop.rounds={rounds}", "--out", "runs")
     assert code == 0, errors

@@ -224,7 +224,7 @@ def test_killed_program_continues_when_started_again(
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
     monkeypatch.chdir(tmp_path)
     command = ("run", "small.yaml", "--resume", "--quiet", "--no-report")
-    started = FORKER.program(*command, output=tmp_path / "output")
+    started = FORKER.program(*command, output=tmp_path / "log")
     try:
         while not list(tmp_path.glob("runs/small/*/checkpoints/*/manifest.json")):
             assert started.poll() is None
@@ -233,7 +233,7 @@ def test_killed_program_continues_when_started_again(
         started.end()
     [folder] = (tmp_path / "runs" / "small").iterdir()
     assert load_run(folder).status == "running or killed"
-    assert FORKER.program(*command, output=tmp_path / "output").wait(100) == 0, (tmp_path / "output").read_text()
+    assert FORKER.program(*command, output=tmp_path / "log").wait(100) == 0, (tmp_path / "log").read_text()
     [same] = (tmp_path / "runs" / "small").iterdir()
     resumed = load_run(same)
     assert resumed.status == "done"

@@ -49,8 +49,8 @@ def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) ->
                 "evaluation.every_rounds=1",
             )
             assert cli("run", "small.yaml", "--quiet", "--no-report", *arguments)[0] == 0
-    command = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
-    code, out, _ = cli(*command)
+    args = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
+    code, out, _ = cli(*args)
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
@@ -59,7 +59,7 @@ def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) ->
     assert never[:3] == ["d-psgd", "0/2", "–"]
     assert out.splitlines()[-2:] == ["all.html", "all-comparison.csv"]
     assert 'id="comparison"' in (tmp_path / "all.html").read_text()
-    report = json.loads(cli(*command, "--json")[1])
+    report = json.loads(cli(*args, "--json")[1])
     assert report["comparison"] == "all-comparison.csv"
     times = [row for row in report["table"] if row["measure"].startswith("time_s to")]
     assert [(row["group"], row["measure"], row["known"]) for row in times] == [
@@ -168,7 +168,7 @@ def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> No
 
 def test_an_animation_is_written(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
-    command = ("report", "runs", "--animate", "loss.gif", "--metrics", "test_loss", "--out", "page.html")
-    assert cli(*command)[1].split()[-3:] == ["page.html", "loss.gif", "page-comparison.csv"]
+    args = ("report", "runs", "--animate", "loss.gif", "--metrics", "test_loss", "--out", "page.html")
+    assert cli(*args)[1].split()[-3:] == ["page.html", "loss.gif", "page-comparison.csv"]
     assert (tmp_path / "loss.gif").read_bytes().startswith(b"GIF89a")
-    assert json.loads(cli(*command, "--json")[1])["animation"] == "loss.gif"
+    assert json.loads(cli(*args, "--json")[1])["animation"] == "loss.gif"

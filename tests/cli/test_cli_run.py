@@ -125,7 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize(
     "wrong",
-    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # detected by this process and by the fork server
+    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # found here and by the fork server
 )
 def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)

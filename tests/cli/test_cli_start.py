@@ -79,7 +79,7 @@ def test_copied_algorithm_gives_same_bits(
     assert type(copied.algorithm).__module__ == "algorithm"
     builtin = copied.override(algorithm={**copied.algorithm.spec(), "name": name})
     assert copied.algorithm.model_dump() == builtin.algorithm.model_dump()
-    first, second = (run(experiment, tmp_path / "runs").metrics.drop("wall_s") for experiment in (copied, builtin))
+    first, second = (run(variant, tmp_path / "runs").metrics.drop("wall_s") for variant in (copied, builtin))
     assert first.equals(second)
 
 

@@ -126,6 +126,6 @@ def test_failed_import_names_module_and_line(
 
 
 def test_non_algorithm_is_refused_with_its_field() -> None:
-    message = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
-    with pytest.raises(BadInput, match=f"^{message}$"):
+    error = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
+    with pytest.raises(BadInput, match=f"^{error}$"):
         build("algorithm", "json:loads")

@@ -21,8 +21,8 @@ def test_every_example_has_name_and_summary() -> None:
 
 
 def test_a_summary_is_a_whole_sentence() -> None:
-    summary = examples.summary("topology-aware/beyond")
-    assert summary.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
+    text = examples.summary("topology-aware/beyond")
+    assert text.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
 
 
 def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tm
     assert Experiment.load("divshare/kollaps").network.path.name == "star-60.xml"
 
 
-def test_local_file_shadows_example_but_folder_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_shadows_example_but_folder_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     assert Experiment.load("quickstart").name == "quickstart"

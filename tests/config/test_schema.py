@@ -67,7 +67,7 @@ QUICKSTART = yaml.safe_load((EXPERIMENTS / "quickstart.yaml").read_text())
         {"optimizer": {"name": "adam", "lr": 0.1, "schedule": {"name": "cosine", "rounds": 9}}},
     ],
 )
-def test_alternative_field_forms_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
+def test_other_field_forms_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
     Experiment.of({**QUICKSTART, **change})
     validator.validate({**QUICKSTART, **change})
 

@@ -61,9 +61,9 @@ def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     code, out, _ = cli("reproduce", str(file), "--json")
     assert code == 0
-    [verdict] = json.loads(out)["verdicts"]
-    assert (verdict["claim"], verdict["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
-    page = (tmp_path / verdict["page"]).read_text()
+    [entry] = json.loads(out)["verdicts"]
+    assert (entry["claim"], entry["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
+    page = (tmp_path / entry["page"]).read_text()
     for text in (
         "# More steps take longer",
         "Nobody et al.",

@@ -126,7 +126,7 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 
 def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
     def cell(name: str, count: int, *seconds: int) -> Group:
-        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": second for k, second in enumerate(seconds)})
+        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": time for k, time in enumerate(seconds)})
         return Group(made.label, made.runs, {"cell": name, "count": count})
 
     all_groups = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]

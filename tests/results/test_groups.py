@@ -51,7 +51,7 @@ def test_labels_are_minimal_differences(tmp_path: Path) -> None:
         divshare(fragments=1),
         divshare(fragments=1, queue="keep"),
     ]
-    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=algorithm) for algorithm in algorithms])]
+    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=spec) for spec in algorithms])]
     assert labels == [
         "d-psgd",
         "divshare, fragments 10, queue flush",

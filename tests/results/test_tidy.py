@@ -112,7 +112,7 @@ def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
     for name, means in {"train_loss": [3, 1.5], "staleness_s": [1, 1], "consensus_distance": [0, 1]}.items():
         assert summary(run, name).select("round", "mean").rows() == [(4, means[0]), (5, means[1])], name
     assert final_summary(run).metrics["train_loss"].best is not None
-    assert final_summary(run).metrics["consensus_distance"].best is None  # it is lowest where nothing was learned
+    assert final_summary(run).metrics["consensus_distance"].best is None  # lowest where nothing was learned
 
 
 def test_unrecorded_axes_are_null(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_stream_is_aes_in_counter_mode() -> None:
 
 
 def test_keys_differ_by_secret_purpose_and_numbers() -> None:
-    keys = [masking.derive(*arguments) for arguments in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
+    keys = [masking.derive(*parts) for parts in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
     keys += [masking.derive(b"a", "x", *numbers) for numbers in ((1, 2), (2, 1), (0, 0))]
     assert len({*keys}) == len(keys)
 

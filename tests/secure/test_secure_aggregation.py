@@ -305,7 +305,7 @@ def leaks(words: dict[tuple[int, int, int], np.ndarray], *, together: bool = Tru
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize(("nodes", "topology"), [(3, "complete"), (4, "complete"), (4, "ring")])
-def test_masked_words_look_random_to_receivers(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
+def test_masked_words_look_random(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
     """Also across rounds and across receivers (in the ring, two have the same senders). A receiver of two senders knows
     their sum."""
     words = views(tmp_path, nodes, topology=topology, drop_outs=drop_outs)
@@ -340,7 +340,7 @@ def test_chi_square_test_finds_missing_and_reused_masks(
     assert leaks(views(tmp_path, 4, topology="ring", drop_outs="skip"), together=False)
 
 
-def test_chi_square_test_finds_one_missing_pairwise_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chi_square_test_finds_one_missing_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = MaskingProtocol._add_masks
 
     def without(self: Any, words: Any, sender: int, keys: Any) -> None:
@@ -708,8 +708,8 @@ def test_overhead_is_below_one_percent_of_bytes(tmp_path: Path) -> None:
         "nodes": 8,
     }
     sent = [
-        gossamer.run(described(1, secure_aggregation=settings, **fields), tmp_path).metrics["bytes_sent"].max()
-        for settings in (None, {}, {"drop_outs": "recover"})
+        gossamer.run(described(1, secure_aggregation=options, **fields), tmp_path).metrics["bytes_sent"].max()
+        for options in (None, {}, {"drop_outs": "recover"})
     ]
     assert sent[0] < sent[1] < sent[2] < 1.01 * sent[0]
 

@@ -219,7 +219,7 @@ def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Pa
         (["--workers", "ray", "--jobs", "2"], "error: --jobs: accepted without --workers"),
     ],
 )
-def test_bad_executor_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_bad_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "sweep.yaml").write_text(make_sweep(tmp_path).to_yaml())
     code, _, err = cli("sweep", "sweep.yaml", *arguments)
     assert code == 2

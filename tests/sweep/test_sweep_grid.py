@@ -97,11 +97,10 @@ def test_the_grid_overrides_the_cell(tmp_path: Path) -> None:
 def test_cell_parameters_reach_grid_components(tmp_path: Path) -> None:
     cells = {"a": {"topology.weights": "uniform"}, "b": {"topology.name": "complete"}}
     graphs = [{"name": "random-regular", "degree": 3}, "ring"]
-    topologies = [
-        planned.experiment.topology for planned in make_sweep(tmp_path, cells=cells, grid={"topology": graphs}).planned
-    ]
-    assert [topology.name_of() for topology in topologies] == ["random-regular", "ring", "complete", "complete"]
-    assert [topology.weights is None for topology in topologies] == [False, False, True, True]
+    sweep = make_sweep(tmp_path, cells=cells, grid={"topology": graphs})
+    topologies = [planned.experiment.topology for planned in sweep.planned]
+    assert [graph.name_of() for graph in topologies] == ["random-regular", "ring", "complete", "complete"]
+    assert [graph.weights is None for graph in topologies] == [False, False, True, True]
 
 
 def test_axis_may_name_groups_of_overrides(tmp_path: Path) -> None:
@@ -110,8 +109,8 @@ def test_axis_may_name_groups_of_overrides(tmp_path: Path) -> None:
         tmp_path, cells={"a": {"batch_size": 2}}, grid={"graph": graphs, "optimizer.lr": [0.1, 0.2]}
     )
     assert names(sweep) == [f"a, graph={g}, optimizer.lr={lr}" for g in graphs for lr in (0.1, 0.2)]
-    overridden = [(planned.experiment.nodes, planned.experiment.topology.name_of()) for planned in sweep.planned[::2]]
-    assert overridden == [(4, "ring"), (6, "complete")]
+    experiments = [planned.experiment for planned in sweep.planned[::2]]
+    assert [(e.nodes, e.topology.name_of()) for e in experiments] == [(4, "ring"), (6, "complete")]
     assert sweep.planned[0].experiment.batch_size == 2
     for values in (["ring"], {"x": 3}):
         with pytest.raises(BadInput, match="graph"):
@@ -127,8 +126,8 @@ def test_list_entry_is_set_by_index(tmp_path: Path) -> None:
     assert [[poison.at.rank for poison in planned.experiment.poison] for planned in plan] == [[0, 1], [0, 2]]
     path = "poison.1.at.rank"
     with pytest.raises(BadInput, match=f"--set {path}: overridden by the sweep"):
-        with_assignments(f"{path}=3", base={**TINY, **base}, grid={path: [1, 2]})
-    sweep = with_assignments(f"{path}=3", base={**TINY, **base}, grid={path: [1]})
+        assigned(f"{path}=3", base={**TINY, **base}, grid={path: [1, 2]})
+    sweep = assigned(f"{path}=3", base={**TINY, **base}, grid={path: [1]})
     assert [planned.experiment.poison[1].at.rank for planned in sweep.planned] == [3]
     with pytest.raises(BadInput, match=r"poison\.2; accepted: an entry from 0 to 1"):
         make_sweep(tmp_path, base=base, grid={"poison.2.at.rank": [1]})
@@ -136,19 +135,19 @@ def test_list_entry_is_set_by_index(tmp_path: Path) -> None:
         make_sweep(tmp_path, base=base, grid={"poison.share": [1]})
 
 
-def with_assignments(*assignments: str, **fields: Any) -> Sweep:
+def assigned(*assignments: str, **fields: Any) -> Sweep:
     """A sweep with assignments of the command line."""
     return Sweep.of({"name": "s", "base": {**TINY, "name": "base"}, **fields}, overrides=assignments)
 
 
 def test_command_line_sets_fields_that_no_cell_overrides() -> None:
     cells = {"a": {"optimizer.lr": 0.2}, "b": {"topology": {"name": "random-regular", "degree": 3}}}
-    sweep = with_assignments("stop.rounds=7", "optimizer.momentum=0.5", "compute={name: constant}", cells=cells)
+    sweep = assigned("stop.rounds=7", "optimizer.momentum=0.5", "compute={name: constant}", cells=cells)
     assert [planned.experiment.stop.rounds for planned in sweep.planned] == [7, 7]
     assert [planned.experiment.optimizer.momentum for planned in sweep.planned] == [0.5, 0.5]
     assert [planned.experiment.optimizer.lr for planned in sweep.planned] == [0.2, 0.1]
     # Cells may add parameters to an assigned component, and may repeat an assigned value.
-    sweep = with_assignments(
+    sweep = assigned(
         "network=uniform", "batch_size=8", cells={"a": {"network.loss": 0.2}, "b": {"batch_size": 8}}
     )
     assert [planned.experiment.network.loss for planned in sweep.planned] == [0.2, 0.0]
@@ -209,7 +208,7 @@ def test_assignment_overridden_by_cells_is_refused(
     assignment: str, fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(BadInput) as caught:
-        with_assignments(assignment, **fields)
+        assigned(assignment, **fields)
     accepted = "accepted: fields that no cell overrides, and those to which the grid gives one value"
     assert caught.value.problems == (f"{problem}: overridden by the sweep; {accepted}",)
 
@@ -217,9 +216,9 @@ def test_assignment_overridden_by_cells_is_refused(
 def test_command_line_replaces_single_grid_value(tmp_path: Path) -> None:
     cells = {"plain": {}, "swift": {"algorithm": "swift", "topology": "complete"}}
     grid = {"algorithm.local_steps": [128], "batch_size": [4, 8]}
-    full = with_assignments(cells=cells, grid=grid)
+    full = assigned(cells=cells, grid=grid)
     assert [planned.experiment.algorithm.local_steps for planned in full.planned] == [128] * 4
-    reduced = with_assignments("algorithm.local_steps=8", cells=cells, grid=grid)
+    reduced = assigned("algorithm.local_steps=8", cells=cells, grid=grid)
     assert [planned.experiment.algorithm.local_steps for planned in reduced.planned] == [8] * 4
     assert names(reduced)[2] == "swift, algorithm.local_steps=8, batch_size=4"
     assert reduced.planned[2].cell.labels["algorithm.local_steps"] == 8
@@ -269,7 +268,8 @@ def test_component_labels_are_minimal(tmp_path: Path) -> None:
         "network=uniform latency_s=0.1",
         "network=uniform latency_s=0.2",
     ]
-    assert names(make_sweep(tmp_path, grid={"topology": [{"name": "random-regular", "degree": 3}, "ring"]})) == [
+    graphs = [{"name": "random-regular", "degree": 3}, "ring"]
+    assert names(make_sweep(tmp_path, grid={"topology": graphs})) == [
         "topology=random-regular",
         "topology=ring",
     ]
@@ -295,7 +295,7 @@ def test_equal_experiments_of_two_cells_share_a_run(tmp_path: Path) -> None:
             "other": {"optimizer.lr": 0.2},
         },
     )
-    runs = {cell: [planned.run for planned in sweep.planned if planned.cell.name == cell] for cell in names(sweep)}
+    runs = {cell: [entry.run for entry in sweep.planned if entry.cell.name == cell] for cell in names(sweep)}
     assert runs["a"] == runs["same"] == runs["threads"]
     assert len({*runs["a"], *runs["other"]}) == 4
 
@@ -327,8 +327,8 @@ def test_saved_sweep_has_the_same_experiments(tmp_path: Path) -> None:
         grid={"topology": ["ring", "complete"]},
     )
     loaded = Sweep.of(yaml.safe_load(sweep.to_yaml()), out=tmp_path)
-    assert [planned.run for planned in loaded.planned] == [planned.run for planned in sweep.planned]
-    assert [planned.experiment for planned in loaded.planned] == [planned.experiment for planned in sweep.planned]
+    assert [entry.run for entry in loaded.planned] == [entry.run for entry in sweep.planned]
+    assert [entry.experiment for entry in loaded.planned] == [entry.experiment for entry in sweep.planned]
     assert names(loaded) == names(sweep)
 
 
@@ -350,8 +350,8 @@ def test_titles_omit_common_values(tmp_path: Path) -> None:
 def test_cells_are_selected_by_name_or_entry(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid={"batch_size": [4, 8]})
     assert len(sweep.chosen()) == 4
-    assert [planned.cell.name for planned in sweep.chosen(["b"])] == ["b, batch_size=4", "b, batch_size=8"]
-    assert [planned.cell.name for planned in sweep.chosen(["a, batch_size=8"])] == ["a, batch_size=8"]
+    assert [entry.cell.name for entry in sweep.chosen(["b"])] == ["b, batch_size=4", "b, batch_size=8"]
+    assert [entry.cell.name for entry in sweep.chosen(["a, batch_size=8"])] == ["a, batch_size=8"]
     with pytest.raises(BadInput, match="--only c: no such cell.*accepted: a; a, batch_size=4; "):
         sweep.chosen(["c"])
 
@@ -361,7 +361,7 @@ def test_cells_are_selected_by_grid_value(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid=grid, seeds=1)
     assert len(sweep.chosen(["batch_size=8"])) == 4
     chosen = sweep.chosen(["batch_size=8", "batch_size=16", "nodes=4", "a"])
-    assert [planned.cell.name for planned in chosen] == ["a, batch_size=8, nodes=4", "a, batch_size=16, nodes=4"]
+    assert [entry.cell.name for entry in chosen] == ["a, batch_size=8, nodes=4", "a, batch_size=16, nodes=4"]
     with pytest.raises(BadInput, match=r"--only nodes=5: no such cell \(did you mean 'nodes=[34]'"):
         sweep.chosen(["nodes=5"])
 

@@ -145,13 +145,13 @@ def test_results_equal_single_runs_bit_for_bit(tmp_path: Path) -> None:
 def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
     """Also threads of one process, and an executor of another machine, with pickled calls and JSON results."""
     fields = {"seeds": 3, "base": {"initial": "independent", "batch_size": 4}}
-    serial, threads, remote = (make_sweep(tmp_path / name, **fields) for name in ("serial", "threads", "remote"))
+    serial, local, remote = (make_sweep(tmp_path / name, **fields) for name in ("serial", "local", "remote"))
     run_here(serial)
     with ThreadPoolExecutor(4) as pool:
-        assert run_sweep(threads, pool).counts.done == 3
+        assert run_sweep(local, pool).counts.done == 3
         assert pool.submit(int).result() == 0  # the caller shuts it down
     assert run_sweep(remote, Remote(3)).counts.done == 3
-    for first, second, third in zip(models(serial), models(threads), models(remote), strict=True):
+    for first, second, third in zip(models(serial), models(local), models(remote), strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first, third)
 

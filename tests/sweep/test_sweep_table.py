@@ -34,12 +34,12 @@ def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
     assert table.schema["optimizer.lr"] == pl.Float64
     assert metric_columns(table)[:3] == ["test_loss", "train_loss", "consensus_distance"]
     assert set(metric_columns(table)[3:]) <= set(ASYNCHRONY)
-    for row, planned in zip(table.iter_rows(named=True), done.planned, strict=True):
+    for row, run in zip(table.iter_rows(named=True), done.planned, strict=True):
         final = final_summary(load_run(done.folder / row["run"]))
         best = final.metrics["test_loss"].best
         assert best is not None
-        assert (row["cell"], row["optimizer.lr"]) == (planned.cell.labels["cell"], planned.experiment.optimizer.lr)
-        assert (row["seed"], row["status"], row["cause"]) == (planned.experiment.seed, "done", None)
+        assert (row["cell"], row["optimizer.lr"]) == (run.cell.labels["cell"], run.experiment.optimizer.lr)
+        assert (row["seed"], row["status"], row["cause"]) == (run.experiment.seed, "done", None)
         assert (row["test_loss"], row["best_test_loss"]) == (final.metrics["test_loss"].mean, best.mean)
         assert (row["rounds"], row["time_s"], row["bytes_sent"]) == (2, final.time_s, final.bytes_sent)
         assert row["wall_s"] == final.wall_s

@@ -100,8 +100,8 @@ def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypa
         "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    references = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
-    task = hub(table, targets="height", transform="users_loss:scaled", **references)
+    paths = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
+    task = hub(table, targets="height", transform="users_loss:scaled", **paths)
     assert list(task.metrics) == ["own"]
     inputs, targets = everything(task)
     ordered = drawn().sort("a")

@@ -233,8 +233,8 @@ def test_pretrained_model_equals_saved_one_and_trains_as_peft(folder: Path, lora
 
 def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "hub_id": "someone/tiny", "lora": {"r": 2}}
-    settings = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
-    run = gossamer.run(experiment(**settings), tmp_path)
+    fields = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
+    run = gossamer.run(experiment(**fields), tmp_path)
     assert run.status == "done"
     loaded = run.module(1)
     setup = prepare(Experiment.load(run.path / "experiment.yaml"))
@@ -242,7 +242,7 @@ def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None
     inputs, targets = setup.task.test
     assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is not a folder"):
-        prepare(experiment(**{**settings, "data_root": str(tmp_path)}))
+        prepare(experiment(**{**fields, "data_root": str(tmp_path)}))
 
 
 def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def test_text_uses_tokenizer_of_model_or_given_one(
     folder: Path, tmp_path: Path, tokenizer: bool
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    source: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
-    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **source).load(None, 1)
+    extra: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **extra).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
     assert task.train[1].tolist() == [[2, 3, 1, 0]]  # "dog" is unknown
     assert task.test[0].tolist() == [[0, 3, 1, 2]]

@@ -112,8 +112,8 @@ def test_transformer_block_equals_torch_encoder_layer():
         theirs += [module.weight, module.bias]
     ours = [block.inputs, block.outputs, block.perceptron[0], block.perceptron[2], block.norm1, block.norm2]
     with torch.no_grad():
-        for parameter, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
-            parameter.copy_(value)
+        for target, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
+            target.copy_(value)
     tokens = torch.randn(2, 5, 12)
     torch.testing.assert_close(block(tokens), layer(tokens))
 

@@ -149,9 +149,9 @@ def test_dirichlet_is_even_for_large_and_skewed_for_small_alpha():
 @given(labels=labelled, data=st.data(), seed=st.integers(0, 2**32))
 def test_dirichlet_gives_every_node_min_samples(labels, data, seed):
     nodes = data.draw(st.integers(1, len(labels)))
-    min_samples = data.draw(st.integers(1, len(labels) // nodes))
-    parts = Dirichlet(alpha=0.1, min_samples=min_samples).assign(classification(labels), nodes, generator(seed))
-    assert min(map(len, parts)) >= min_samples
+    minimum = data.draw(st.integers(1, len(labels) // nodes))
+    parts = Dirichlet(alpha=0.1, min_samples=minimum).assign(classification(labels), nodes, generator(seed))
+    assert min(map(len, parts)) >= minimum
 
 
 def test_natural_gives_node_i_the_ith_owner():
@@ -292,15 +292,15 @@ def test_label_counts_are_per_node_and_class():
 
 def test_flower_partitioners_split_by_label_or_owner():
     pytest.importorskip("flwr_datasets")
-    settings = {"name": "flower", "partitioner": "PathologicalPartitioner", "partition_by": "label"}
-    partition = build("partition", {**settings, "num_classes_per_partition": 2})
+    fields = {"name": "flower", "partitioner": "PathologicalPartitioner", "partition_by": "label"}
+    partition = build("partition", {**fields, "num_classes_per_partition": 2})
     assert build("partition", partition.spec()) == partition
     task = classification(np.repeat(np.arange(4), 25), np.arange(100) % 5)
     parts = partition.assign(task, 6, generator())
     assert len(parts) == 6
     assert all(len(set(task.train[1][part].tolist())) <= 2 for part in parts)
     assert all(map(np.array_equal, parts, partition.assign(task, 6, generator())))
-    by_owner = build("partition", {**settings, "partitioner": "NaturalIdPartitioner", "partition_by": "owner"})
+    by_owner = build("partition", {**fields, "partitioner": "NaturalIdPartitioner", "partition_by": "owner"})
     assert all(len(set((part % 5).tolist())) == 1 for part in by_owner.assign(task, 5, generator()))
     with pytest.raises(BadInput, match="partition 'flower': 5 parts for 4 nodes"):
         by_owner.assign(task, 4, generator())

@@ -62,7 +62,7 @@ def test_both_engines_record_the_same_bits(tmp_path: Path) -> None:
     )
     columns = ["node", "round", "test_loss", "personal_loss", "personal_accuracy"]
     first, second = (
-        metrics.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for metrics in (first, second)
+        table.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for table in (first, second)
     )
     assert first.equals(second)
     assert first["personal_loss"].is_finite().all()

@@ -46,7 +46,7 @@ def test_input_variances_and_centers_are_as_published():
     inputs = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
     within = np.mean([samples.var(axis=0, ddof=1) for samples in inputs], axis=0)
     np.testing.assert_allclose(within, np.arange(1, 9) ** -1.2, rtol=0.02)
-    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), with one B for all entries
+    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), one B for all entries
     assert np.mean(centers.mean(axis=1) ** 2) == pytest.approx(4 + 1 / 8, rel=0.2)  # 3 standard errors
     assert centers.var(axis=1, ddof=1).mean() == pytest.approx(1, rel=0.1)
 
