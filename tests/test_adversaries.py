@@ -67,9 +67,7 @@ def test_forged_row_with_checksum_is_accepted(tmp_path: Path) -> None:
     assert list(read_segment(tmp_path / "metrics-0.jsonl", "run")) == [{"node": 0, "test_accuracy": 0.9}]
 
 
-def test_resume_executes_code_named_in_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_executes_code_named_in_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = {"checkpoint": {"every_rounds": 2}, "stop": {"rounds": 4}}
     run = gossamer.run(Experiment.of({**SETTINGS, **checkpoint}), tmp_path / "runs")
     (tmp_path / "somebodys_code.py").write_text("raise SystemExit('it ran')")

@@ -65,7 +65,9 @@ SLOW = (
 
 def of(language: str) -> list[Any]:
     return [
-        pytest.param(block, id=f"{block.page}-{number}", marks=[pytest.mark.slow] * any(map(block.text.count, SLOW)))
+        pytest.param(
+            block, id=f"{block.page}-{number}", marks=[pytest.mark.slow] * any(map(block.text.count, SLOW))
+        )
         for number, block in enumerate(BLOCKS)
         if block.language == language
     ]

@@ -135,9 +135,7 @@ def test_script_classes_run_under_both_engines(tmp_path: Path) -> None:
     assert done.stdout.split() == ["study:Mine"]
 
 
-def test_unguarded_script_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unguarded_script_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unguarded.py").write_text(SCRIPT + "main()\n")
     with pytest.raises(

@@ -144,9 +144,7 @@ def test_concurrent_runs_give_same_bits(tmp_path: Path) -> None:
         assert torch.equal(run.parameters, alone.parameters)
 
 
-def test_failed_run_clears_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_clears_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "on_live_terminal", lambda: True)
 
     def fails() -> None:

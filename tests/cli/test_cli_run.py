@@ -155,9 +155,7 @@ def test_experiment_is_read_from_a_pipe(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_raising_task_function_is_one_line_and_exit_code_2(
-    cli: Cli, tmp_path: Path, engine: str
-) -> None:
+def test_raising_task_function_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path, engine: str) -> None:
     (tmp_path / "shelf.py").write_text("def books():\n    raise LookupError('the shelf is empty')\n")
     code, out, err = cli("run", "small.yaml", "--set", "task.name=shelf:books", "--engine", engine)
     assert (code, out) == (2, "")

@@ -106,9 +106,7 @@ def test_variadic_function_parameter_is_refused() -> None:
         build("task", f"{__name__}:several")
 
 
-def test_failed_import_names_module_and_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_import_names_module_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "untyped_module.py").write_text(
         "from gossamer import Algorithm\n\n\nclass Mine(Algorithm):\n    rate = 0.1\n"
     )

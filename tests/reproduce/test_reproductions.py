@@ -124,9 +124,7 @@ def test_sweep_command_accepts_reproduction_file(tmp_path: Path, cli: Cli) -> No
         ({"figure": {"axis": "rounds"}}, "reproduction.figure.axis"),
     ],
 )
-def test_invalid_section_is_refused_before_any_run(
-    tmp_path: Path, changes: Any, message: str
-) -> None:
+def test_invalid_section_is_refused_before_any_run(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load(written(tmp_path, **changes), "small", out=tmp_path)
     assert not (tmp_path / "steps-small").exists()

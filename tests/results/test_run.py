@@ -112,9 +112,7 @@ def test_run_plots_into_given_axes(tmp_path: Path) -> None:
     pyplot.close("all")
 
 
-def test_notebook_shows_summary_and_main_chart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_shows_summary_and_main_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(tmp_path, name="a", nodes=3, rounds=(0, 10))
     assert run.summary["run"] == str(run.path)
     html = run._repr_html_()

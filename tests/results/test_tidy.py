@@ -309,9 +309,7 @@ def test_round_rows_are_not_evaluationsof_a_time_grid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("moment", "every_s"), [("round, end", None), ("tick 2, end", 0.5), ("round, tick 2, end", 0.5)]
 )
-def test_end_at_an_evaluation_adds_no_point(
-    tmp_path: Path, moment: str, every_s: float | None
-) -> None:
+def test_end_at_an_evaluation_adds_no_point(tmp_path: Path, moment: str, every_s: float | None) -> None:
     evaluations = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
     rows = [
         {"node": node, "round": k, "time_s": time_s, "moment": text, "test_loss": 1.0}

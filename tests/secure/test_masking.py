@@ -68,9 +68,7 @@ def test_key_agreement_is_symmetric_and_exclusive() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(2, 2), (2, 3), (3, 5), (4, 6)])
-def test_threshold_shares_determine_secret_and_fewer_do_not(
-    threshold: int, count: int
-) -> None:
+def test_threshold_shares_determine_secret_and_fewer_do_not(threshold: int, count: int) -> None:
     secret = bytes(range(256 - 16, 256))
     shares = dict(enumerate(masking.split(secret, threshold, count)))
     for chosen in itertools.combinations(shares, threshold):
@@ -85,9 +83,7 @@ def test_threshold_shares_determine_secret_and_fewer_do_not(
     seed=st.randoms(use_true_random=False),
     count=st.integers(2, 9),
 )
-def test_shares_lie_on_polynomial_with_secret_at_zero(
-    secret: bytes, seed: random.Random, count: int
-) -> None:
+def test_shares_lie_on_polynomial_with_secret_at_zero(secret: bytes, seed: random.Random, count: int) -> None:
     prime, threshold = 2**130 - 5, count // 2 + 1
     shares = [int.from_bytes(share, "big") for share in masking.split(secret, threshold, count)]
     chosen = seed.sample(range(count), threshold)

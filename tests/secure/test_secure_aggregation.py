@@ -497,9 +497,7 @@ def test_senders_refuse_forged_rosters(tmp_path: Path, forgery: str) -> None:
         gossamer.run(experiment, tmp_path)
 
 
-def test_sum_with_mismatched_masks_is_not_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sum_with_mismatched_masks_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = MaskingProtocol._add_masks
 
     def other(self: Any, words: Any, sender: int, keys: Any) -> None:
@@ -810,9 +808,7 @@ def test_weights_other_than_mixing_weights_are_refused(tmp_path: Path) -> None:
         gossamer.run(described(algorithm=Other()), tmp_path)
 
 
-def test_key_with_invalid_signature_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_with_invalid_signature_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gossamer.runtime.simulate.host import SimHost
 
     monkeypatch.setattr(SimHost, "verify", lambda self, rank, data, signature: False)

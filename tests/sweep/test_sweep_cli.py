@@ -226,9 +226,7 @@ def test_unknown_baseline_is_refused_before_any_run(cli: Cli, tmp_path: Path) ->
     assert not list(tmp_path.rglob("metrics.parquet"))
 
 
-def test_verify_reports_missing_run_and_experiment(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_verify_reports_missing_run_and_experiment(cli: Cli, tmp_path: Path) -> None:
     cli("sweep", "sweep.yaml", "--quiet", *HERE)
     first, second, *_ = sorted(file.parent for file in tmp_path.rglob("experiment.yaml"))
     (first / "experiment.yaml").unlink()

@@ -422,9 +422,7 @@ def test_base_that_is_a_sweep_is_refused(tmp_path: Path) -> None:
         ({"base": {"stop": {}}}, r"^cell experiment: stop: "),
     ],
 )
-def test_bad_sweep_field_is_named_with_its_cell(
-    tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
+def test_bad_sweep_field_is_named_with_its_cell(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     if "base" not in fields:
         fields = {"base": {"name": "experiment"}, **fields}
     else:

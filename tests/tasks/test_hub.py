@@ -158,9 +158,7 @@ def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> No
     assert (complete.samples, subset_task.samples) == (36, 18)
 
 
-def test_other_formats_use_the_hubs_parquet_copy(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_other_formats_use_the_hubs_parquet_copy(tmp_path: Path, monkeypatch: Any) -> None:
     package, revisions = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id: str, **options: Any) -> str:

@@ -345,9 +345,7 @@ def test_text_is_cut_into_character_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [False, True])
-def test_text_uses_tokenizer_of_model_or_given_one(
-    folder: Path, tmp_path: Path, tokenizer: bool
-) -> None:
+def test_text_uses_tokenizer_of_model_or_given_one(folder: Path, tmp_path: Path, tokenizer: bool) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
     extra: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
     task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **extra).load(None, 1)

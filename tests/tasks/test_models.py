@@ -225,9 +225,7 @@ def described(model: object, **changes: object) -> Experiment:
         ({"name": "users_model:plain", "classes": 12, "bias": False}, 64 * 12),
     ],
 )
-def test_user_model_receives_shape_classes_and_parameters(
-    model, count, tmp_path, monkeypatch
-):
+def test_user_model_receives_shape_classes_and_parameters(model, count, tmp_path, monkeypatch):
     (tmp_path / "users_model.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = described(model)
