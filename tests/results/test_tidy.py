@@ -277,7 +277,7 @@ def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     assert points(run)["bytes"][-1] == 130
 
 
-def test_round_rows_are_not_evaluationsof_a_time_grid(tmp_path: Path) -> None:
+def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
     rows = [
         {"node": node, "round": k, "time_s": pace * k, "moment": "round", "test_loss": 9.0}
         for node, pace in ((0, 0.75), (1, 3.5))
