@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Cli = Callable[..., tuple[int, str, str]]
-"""Runs gossamer with some arguments; gives exit code, stdout, stderr."""
+"""Runs gossamer with the given arguments; returns exit code, stdout and stderr."""
 
 SMALL = """
 name: small

@@ -1,4 +1,4 @@
-"""Settings of all tests, and what tests of several folders ask for."""
+"""Settings of all tests, and fixtures that several folders use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import forked
 import gossamer  # noqa: F401 - before torch, so that the matrix kernels have the mode that bits are promised for
 from command_line import Cli
 
-# Shapes are checked at every call of the modules that have arrays, which nothing has imported yet. (To check all of gossamer
-# so took half as long again, and found what mypy finds.)
+# Check shapes at every call of the modules that handle arrays; nothing has imported them yet. (Checking all of gossamer took
+# half as long again and found only what mypy finds.)
 install_import_hook(
     [
         *("gossamer.algorithms", "gossamer.codecs", "gossamer.faults", "gossamer.learning"),
@@ -31,21 +31,21 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-# How long an example takes says more about what else the machine does than about the code.
+# The duration of an example depends more on the load of the machine than on the code.
 settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _files_are_not_flushed_to_disk() -> Iterator[None]:
-    """A run waits for the disk a dozen times."""
+    """Skip fsync: a run calls it a dozen times."""
     with mock.patch("os.fsync"):
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _processes_start_at_once() -> Iterator[None]:
-    """Fork servers are forked from a process that has imported everything."""
+    """Fork all fork servers from one process that has imported everything."""
     forked.use(forked.FORKER.popen)
     yield
     forked.FORKER.close()
@@ -53,7 +53,7 @@ def _processes_start_at_once() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_interpreters() -> Iterator[None]:
-    """Fork servers are started as programs, as they are outside the tests."""
+    """Start fork servers as programs, as outside the tests."""
     forked.use(subprocess.Popen)
     yield
     forked.use(forked.FORKER.popen)
@@ -61,7 +61,7 @@ def fresh_interpreters() -> Iterator[None]:
 
 @pytest.fixture
 def no_process_is_left() -> Iterator[None]:
-    """All processes that the test has started, and theirs, are over when it is."""
+    """Assert that no process started by the test, directly or indirectly, outlives it."""
     forked.FORKER.start()
     before = set(psutil.Process().children(recursive=True))
     yield
@@ -70,9 +70,9 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def shapes_unchecked() -> Iterator[None]:
-    """Without the checks of types and shapes at every call: thousands of small runs would spend their time on nothing else.
+    """Disable type and shape checks, which would dominate the time of thousands of small runs.
 
-    What they check has to be checked by other tests too.
+    Use it only where other tests cover the same checks.
     """
     checks.update("jaxtyping_disable", True)
     yield
@@ -81,7 +81,7 @@ def shapes_unchecked() -> Iterator[None]:
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Run gossamer with arguments in the test's folder; gives exit code, stdout, stderr."""
+    """Run gossamer in the folder of the test; returns exit code, stdout and stderr."""
     from gossamer.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -98,12 +98,12 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return ended.value.code, printed.out, printed.err
 
     yield call
-    log.setLevel(level)  # what is quiet is so for its process, and tests share one
+    log.setLevel(level)  # --quiet sets the level for the whole process, which tests share
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A file system with some options, such as ``size=256k``; called again, the same one with others."""
+    """Mount a tmpfs with options such as ``size=256k``; later calls remount it with other options."""
     if os.geteuid() != 0:
         pytest.skip("not root: a full disk")
     disk = tmp_path / "disk"

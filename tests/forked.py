@@ -1,8 +1,8 @@
-"""Processes of gossamer that start at once: forks of one process that has imported everything.
+"""Gossamer processes that start instantly, as forks of one process that has imported everything.
 
-A fresh interpreter takes two seconds of a core for its imports, which is most of what a small run of real processes costs. What
-is forked here has imported no test and no user's module, and gets the environment, the working directory and the import path
-that a fresh one would have. Tests of the start itself use the fixture ``fresh_interpreters``.
+The imports of a fresh interpreter take two core-seconds, most of the cost of a small run of real processes. A process forked
+here has imported no test and no user module, and gets the environment, the working directory and the import path of a fresh
+one. Tests of the start itself use the fixture ``fresh_interpreters``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any
 from gossamer.runtime.processes.system import close_all_but
 
 IMPORTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH")
-"""How variables begin that an interpreter or a library reads when it starts."""
+"""Prefixes of the variables that an interpreter or a library reads when it starts."""
 LARGEST_ORDER = 1 << 18
 
 
-# --- the process from which all are forked
+# --- the forking process
 
 
 def serve(descriptor: int) -> None:
-    """Import everything, then fork a process for each order until whoever gives them is gone.
+    """Import everything, then fork a process for each order until the sender of orders is gone.
 
-    An order is one message with its descriptors: where to report, stdout, stderr, and what the process is to inherit.
+    An order is one message with descriptors: a socket for reports, stdout, stderr, and those that the process inherits.
     """
     _die_with_parent()
-    gc.disable()  # nothing that is imported is garbage
+    gc.disable()  # imports leave no garbage
     import torch
 
     import gossamer.algorithms
@@ -50,8 +50,8 @@ def serve(descriptor: int) -> None:
     import gossamer.tasks  # noqa: F401
 
     gc.enable()
-    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # a run waits for the disk a dozen times
-    torch.set_num_threads(1)  # as workers do first of all
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # a run calls it a dozen times
+    torch.set_num_threads(1)  # as workers do at their start
     orders = socket.socket(fileno=descriptor)
     ended, wakeup = socket.socketpair()
     ended.setblocking(False)
@@ -75,13 +75,13 @@ def serve(descriptor: int) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for mine in (orders, ended, wakeup, selector, *reports.values()):
-                    mine.close()
+                for handle in (orders, ended, wakeup, selector, *reports.values()):
+                    handle.close()
                 os.close(descriptors[0])
                 _become(json.loads(text), descriptors[1:])
             reports[pid] = socket.socket(fileno=descriptors[0])
-            for theirs in descriptors[1:]:
-                os.close(theirs)
+            for inherited in descriptors[1:]:
+                os.close(inherited)
             reports[pid].sendall(b"%d\n" % pid)
 
 
@@ -91,12 +91,12 @@ def _reap(reports: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with reports.pop(pid) as report, suppress(OSError):  # perhaps nobody waits for it
+        with reports.pop(pid) as report, suppress(OSError):  # the receiver may be gone
             report.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
 def _become(order: dict[str, Any], descriptors: list[int]) -> None:
-    """In the child: be what was ordered, and leave without the parent's clean-up."""
+    """In the child: carry out the order, and exit without the clean-up of the parent."""
     _die_with_parent()
     if order.get("space"):
         libc = ctypes.CDLL(None, use_errno=True)
@@ -128,7 +128,7 @@ def _serve(inherited: Sequence[int], environment: dict[str, str], folder: str) -
 
 
 def _settle(environment: dict[str, str], folder: str) -> None:
-    """Where a fresh interpreter would begin."""
+    """Set working directory, environment and import path as a fresh interpreter would have them."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -155,11 +155,11 @@ def _leave_after(run: Callable[[], object]) -> None:
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(
         1, signal.SIGKILL
-    )  # PR_SET_PDEATHSIG: nothing outlives the tests, however they end
+    )  # PR_SET_PDEATHSIG: no process outlives the tests, however they end
 
 
 def fork_servers() -> None:
-    """Have runs of this process, which has imported everything and has one thread, fork their fork servers themselves."""
+    """Let runs of this process, which has imported everything and has one thread, fork their own fork servers."""
 
     def start(command: object, *, pass_fds: tuple[int], env: dict[str, str], **_: object) -> _OwnChild:
         pid = os.fork()
@@ -173,7 +173,7 @@ def fork_servers() -> None:
 
 
 class _OwnChild:
-    """As much of ``subprocess.Popen`` as a fork server needs, for a process that this one has forked."""
+    """The part of ``subprocess.Popen`` that a fork server needs, for a process forked by this one."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self._code = pid, None
@@ -195,7 +195,7 @@ class _OwnChild:
 
 
 class Child:
-    """As much of ``subprocess.Popen`` as tests need, for a process that was forked by order."""
+    """The part of ``subprocess.Popen`` that tests need, for a process forked by an order."""
 
     def __init__(self, report: socket.socket) -> None:
         self._reports = report.makefile("rb")
@@ -203,7 +203,7 @@ class Child:
         self.pid = int(self._reports.readline())
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; gives its exit code."""
+        """Wait for the end; returns the exit code."""
         if self.returncode is None:
             if not select.select([self._socket], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("fork", timeout or 0.0)
@@ -213,34 +213,34 @@ class Child:
         return self.returncode
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """The exit code, if the process has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it if it runs, and wait until it is gone."""
+        """Kill the process if it runs, and wait for its end."""
         self.kill()
         self.wait()
 
 
 class Forker:
-    """Has processes forked. The process that does so starts with the first one."""
+    """Orders forks from a process that starts with the first order."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process from which all are forked, if it has not been started."""
+        """Start the forking process, if it does not run yet."""
         if self._process is None:
             self._environment = _compared(os.environ)
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -252,21 +252,21 @@ class Forker:
             theirs.close()
 
     def close(self) -> None:
-        """End it, and all that it has forked."""
+        """End the forking process and all its forks."""
         if self._process is not None:
             self._orders.close()
             self._process.wait()
 
     def program(self, *arguments: str, output: Path, space: str = "") -> Child:
-        """Run gossamer with arguments, in a network namespace if one is named; what it says is added to a file."""
+        """Run gossamer, in network namespace ``space`` if given; appends stdout and stderr to ``output``."""
         with output.open("ab") as file:
-            said = file.fileno()
-            return self._order((said, said), arguments=arguments, space=space)
+            descriptor = file.fileno()
+            return self._order((descriptor, descriptor), arguments=arguments, space=space)
 
     def popen(
         self, command: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], **more: Any
     ) -> Any:
-        """Start a fork server in place of ``subprocess.Popen``, which does it where variables were changed."""
+        """Start a fork server: by a fork, or by ``subprocess.Popen`` if variables in :data:`IMPORTED` have changed."""
         self.start()
         if _compared(env) != self._environment:
             return subprocess.Popen(command, pass_fds=pass_fds, env=env, **more)
@@ -291,7 +291,7 @@ FORKER = Forker()
 
 
 def use(start: Callable[..., Any]) -> None:
-    """Have fork servers of this process be started by this function, in place of ``subprocess.Popen``."""
+    """Start fork servers of this process with this function instead of ``subprocess.Popen``."""
     from gossamer.runtime.processes import fork_server
 
     fork_server.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})  # type: ignore[assignment]
@@ -302,9 +302,12 @@ def _path() -> str:
 
 
 def _compared(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a fork can't change any more. (The import path is set in the child.)"""
-    found = {name: value for name, value in environment.items() if name.startswith(IMPORTED)}
-    return {name: value for name, value in found.items() if name != "PYTHONPATH"}
+    """The variables that a fork can't change any more. (The child sets the import path.)"""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(IMPORTED) and name != "PYTHONPATH"
+    }
 
 
 if __name__ == "__main__":

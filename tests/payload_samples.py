@@ -1,4 +1,4 @@
-"""Payloads of all kinds, drawn, and what it means that two are the same."""
+"""Strategies for payloads of all kinds, and their equality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.messages.tags import Coded, Model, Part
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in type and in bits; a tuple is as good as a list."""
+    """Whether both are equal in type and bits; a tuple equals a list."""
     if isinstance(left, Model) or isinstance(right, Model):
         return type(left) is type(right) and all(map(same, left, right))
     if isinstance(left, tuple):

@@ -1,7 +1,7 @@
-"""What the record of a run of real processes holds, whatever the machine did meanwhile.
+"""Properties of the record of a run of real processes that do not depend on timing.
 
-Nothing else may be compared with what one run recorded by chance: in which round a node was when another one failed, what
-of a round's messages had left or arrived when its row was made (but for those sent, in a node's last row).
+The rest depends on chance: the round of a node when another one failed, and how many messages of a round had left or arrived
+when its row was recorded (except for those sent, in the last row of a node).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from gossamer import Run
 
 
 def rounds_of(run: Run, rank: int) -> list[int]:
-    """The rounds with a row of a node, or of the network (-1)."""
+    """The rounds in which a node, or the network (-1), has a row."""
     rounds: list[int] = run.metrics.filter(node=rank)["round"].to_list()
     return rounds
 
 
 def check_network_rows(run: Run, rounds: Sequence[int]) -> None:
-    """The network is on record at these rounds, and at no other ones."""
+    """Assert that the network has rows in exactly these rounds."""
     assert rounds_of(run, -1) == list(rounds)

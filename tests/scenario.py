@@ -1,4 +1,4 @@
-"""Small scripted protocols under the simulator: a test says what each node does and sees what came of it."""
+"""Small scripted protocols under the simulator: a test gives the script of every node and sees the result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FEATURES = 3
 """P, the length of the least-squares task's parameter vector."""
 LR = 0.1
 MBPS = 8.0
-"""A bandwidth of 10^6 bytes a second: a byte takes a microsecond."""
+"""A bandwidth of 10^6 bytes per second: a byte takes a microsecond."""
 
 Script = Callable[[Node], Awaitable[Any]]
 
-# A component is data; what it runs is looked up here by number.
+# Components hold data only, so they refer to scripts by index.
 _scripts: list[tuple[Script, dict[int, Any]]] = []
 
 
 class Scripted(Algorithm):
-    """Runs a test's coroutine function on every node, and keeps what it returns."""
+    """Runs the coroutine function of a test on every node, and keeps its return values."""
 
     tolerates_sampling: ClassVar[bool] = True
 
@@ -46,14 +46,14 @@ class Scripted(Algorithm):
 
 @dataclass
 class Played:
-    """What came of a script: what it returned on each rank, and the recorded run."""
+    """The result of a script: its return value on each rank, and the recorded run."""
 
     values: dict[int, Any]
     run: Run
 
 
 def experiment(script: Script, nodes: int = 2, *, limit: int = 2**40, **fields: Any) -> Experiment:
-    """Least squares with ``FEATURES`` parameters, full batches, one second a step, links for free."""
+    """Least squares with ``FEATURES`` parameters, full batches, one second per step, and free links."""
     _scripts.append((script, {}))
     defaults: dict[str, Any] = {
         "nodes": nodes,
@@ -64,7 +64,7 @@ def experiment(script: Script, nodes: int = 2, *, limit: int = 2**40, **fields: 
         "compute": {"name": "constant", "seconds_per_step": 1.0},
         "evaluation": {"every_rounds": None},
         "stop": {"rounds": 1},
-        # A script keeps what it returns, so it has to run for each node.
+        # Return values are kept per node, so the script must run for each node.
         "engine": {"name": "simulate", "trainer": "sequential", "cohort": False},
     }
     algorithm = Scripted(script=len(_scripts) - 1, limit=limit)

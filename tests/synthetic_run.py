@@ -1,4 +1,4 @@
-"""Runs with plausible numbers, written the way an engine writes them, to build reports from."""
+"""Runs with plausible numbers, written as an engine writes them, as input for reports."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ def synthetic(
     compacted: bool = True,
     experiment: dict[str, Any] | None = None,
 ) -> Run:
-    """Accuracy rises as 1 - exp(-rate r), sooner on some nodes; bytes grow by the same amount each round and
-    node.
+    """A run whose accuracy rises as 1 - exp(-rate r), faster on some nodes, and whose bytes grow linearly.
 
     Nodes in ``lost`` have no rows from the middle on. With ``poisoned`` nodes there is an evaluation set ``ood``, on which
     they are as accurate as on ``test``, and all others half as accurate. ``asynchronous``: nodes have their own pace on a common
-    grid of time.
+    time grid.
     """
     rng = generator(seed, "synthetic")
     config = {
@@ -151,14 +150,14 @@ def timed(
     lost: Sequence[int] = (),
     **settings: Any,
 ) -> Run:
-    """A run on a grid of time, of known values.
+    """A run on a time grid with given values.
 
     Args:
         out: the folder of all runs.
-        points: seconds, and the metric of each node (None: it has no row). Each node sends 100 bytes a second.
-        seed: the experiment's.
-        metric: which one.
-        lost: nodes that were lost on the way.
+        points: seconds, and the metric of each node (None: no row). Each node sends 100 bytes per second.
+        seed: the seed of the experiment.
+        metric: the name of the metric.
+        lost: nodes lost after one second.
         settings: further fields of the experiment.
     """
     config: dict[str, Any] = {

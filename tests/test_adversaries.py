@@ -1,4 +1,4 @@
-"""What docs/security.md says of adversaries, as far as it is not tested elsewhere; and that its tests exist."""
+"""Claims of docs/security.md that are not tested elsewhere, and the existence of the tests that it names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_the_tests_that_the_page_names_exist() -> None:
+def test_tests_named_on_security_page_exist() -> None:
     page = (ROOT / "docs/security.md").read_text()
     named = re.findall(r"([\w/]+\.py): ([a-z0-9_]+)", page.replace(":\n", ": "))
     assert len(named) >= 20
@@ -44,7 +44,7 @@ class Liar(NodeWrapper):
         return Model(torch.full_like(payload.parameters, 1e6), payload.buffers)
 
 
-def test_a_wrong_model_moves_a_mean_and_no_median(tmp_path: Path) -> None:
+def test_wrong_model_moves_mean_but_not_median(tmp_path: Path) -> None:
     liar = {"wrappers": [f"{__name__}:Liar"]}
     mean = gossamer.run(Experiment.of({**SETTINGS, **liar}), tmp_path)
     median = gossamer.run(Experiment.of({**SETTINGS, **liar, "aggregator": "median"}), tmp_path)
@@ -56,8 +56,8 @@ def test_a_wrong_model_moves_a_mean_and_no_median(tmp_path: Path) -> None:
     assert (median.parameters[:4] - honest.parameters[:4]).abs().max() < 1
 
 
-def test_a_forged_row_passes(tmp_path: Path) -> None:
-    """A checksum has no key: whoever writes a row anew writes its checksum too."""
+def test_forged_row_with_checksum_is_accepted(tmp_path: Path) -> None:
+    """Checksums have no key, so a forger can write a matching one."""
     with Segment(tmp_path / "metrics-0.jsonl", "run") as segment:
         segment.append({"node": 0, "test_accuracy": 0.5})
     [row] = read_segment(tmp_path / "metrics-0.jsonl", "run")
@@ -67,9 +67,7 @@ def test_a_forged_row_passes(tmp_path: Path) -> None:
     assert list(read_segment(tmp_path / "metrics-0.jsonl", "run")) == [{"node": 0, "test_accuracy": 0.9}]
 
 
-def test_a_resumed_run_runs_what_its_experiment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_executes_code_named_in_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = {"checkpoint": {"every_rounds": 2}, "stop": {"rounds": 4}}
     run = gossamer.run(Experiment.of({**SETTINGS, **checkpoint}), tmp_path / "runs")
     (tmp_path / "somebodys_code.py").write_text("raise SystemExit('it ran')")

@@ -1,12 +1,11 @@
-"""Files of a record that are damaged or hostile: every command ends soon, with a line that names the file."""
+"""Damaged or hostile files of a record: every command ends soon, with one line that names the file."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import gossamer
 from command_line import Cli
 from gossamer import Experiment, load_run
 from gossamer.results.checkpoints import complete_numbers
-from gossamer.results.observer import Observer
+from test_resume import Stopper
 
 SETTINGS: dict[str, Any] = {
     "name": "small",
@@ -36,21 +35,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, when it has recorded a number of rows."""
-
-    def __init__(self, rows: int) -> None:
-        self._left = rows
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        self._left -= 1
-        if self._left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped after some rounds, with two checkpoints."""
+    """A stopped run with two checkpoints."""
     run = gossamer.run(Experiment.of(SETTINGS), tmp_path_factory.mktemp("stopped"), observer=Stopper(22))
     assert len(complete_numbers(run.path / "checkpoints")) == 2
     return run.path
@@ -58,13 +45,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the stopped run."""
     return Path(shutil.copytree(stopped, tmp_path / "runs" / "small" / stopped.name))
 
 
 @pytest.fixture
 def killed(folder: Path) -> Path:
-    """What is left of the run if it was killed: rows are in segments."""
+    """The run as if it had been killed: its rows are in segments."""
     resumed = gossamer.resume(folder, observer=Stopper(6), overrides=["stop.rounds=20"])
     (resumed.path / "status.json").unlink()
     run = gossamer.results.folder.RunFolder.open(resumed.path)
@@ -78,12 +65,12 @@ def killed(folder: Path) -> Path:
 
 
 def edited(name: str, **changes: Any) -> Callable[[Path], None]:
-    """Another JSON file in the place of one, without its checksum."""
+    """Changes fields of a JSON file and removes its checksum."""
 
     def change(folder: Path) -> None:
-        said = json.loads((folder / name).read_text())
-        del said["crc32"]
-        (folder / name).write_text(json.dumps({**said, **changes}))
+        content = json.loads((folder / name).read_text())
+        del content["crc32"]
+        (folder / name).write_text(json.dumps({**content, **changes}))
 
     return change
 
@@ -113,7 +100,7 @@ def fifo(name: str) -> Callable[[Path], None]:
 
 
 def rewritten(name: str, column: str, value: Any) -> Callable[[Path], None]:
-    """A table with one value in all of a column."""
+    """Sets all values of a column."""
 
     def change(folder: Path) -> None:
         table = pl.read_parquet(folder / name)
@@ -160,7 +147,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("listed", [True, False], ids=["ended", "killed"])
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_damage_is_one_line(
+def test_damaged_file_is_reported_in_one_line(
     cli: Cli, folder: Path, name: str, damage: Callable[[Path], None], listed: bool
 ) -> None:
     damage(folder)
@@ -181,7 +168,7 @@ def test_damage_is_one_line(
 @pytest.mark.parametrize(
     "wrong", ["nodes: 1" + "0" * 300, "nodes: .inf", "seed: x", "evaluation: 7", "engine: [x]"]
 )
-def test_fields_of_a_recorded_experiment_have_their_types(cli: Cli, folder: Path, wrong: str) -> None:
+def test_recorded_experiment_fields_are_type_checked(cli: Cli, folder: Path, wrong: str) -> None:
     name, text = wrong.partition(":")[0], (folder / "experiment.yaml").read_text()
     described = {**yaml.safe_load(text), **yaml.safe_load(wrong)}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(described))
@@ -192,7 +179,7 @@ def test_fields_of_a_recorded_experiment_have_their_types(cli: Cli, folder: Path
 
 
 @pytest.mark.timeout(60)
-def test_a_sweeps_table_has_all_runs_that_are_whole(
+def test_damaged_run_or_index_of_a_sweep_is_reported(
     cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"name": "two", "base": SETTINGS, "seeds": 2}))
@@ -207,9 +194,9 @@ def test_a_sweeps_table_has_all_runs_that_are_whole(
     assert (code, len(err.splitlines())) == (2, 1)
     assert str(second.relative_to(tmp_path)) in err
     code, out, _ = cli("verify", "runs", "--json")
-    said = json.loads(out)["runs"]
+    runs = json.loads(out)["runs"]
     assert code == 1
-    assert {path for path, problems in said.items() if problems} == {str(second.parent.relative_to(tmp_path))}
+    assert {path for path, problems in runs.items() if problems} == {str(second.parent.relative_to(tmp_path))}
     sweep = tmp_path / "runs" / "two" / "sweep.json"
     for text in (
         '{"runs": 1e300}',
@@ -224,9 +211,9 @@ def test_a_sweeps_table_has_all_runs_that_are_whole(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Path, engine: str) -> None:
+def test_resume_falls_back_to_newest_intact_checkpoint(cli: Cli, tmp_path: Path, engine: str) -> None:
     described = Experiment.of({**SETTINGS, "engine": engine, "checkpoint": {"every_rounds": 2, "keep": 9}})
-    whole = gossamer.run(described, tmp_path / "whole")
+    uninterrupted = gossamer.run(described, tmp_path / "whole")
     folder = gossamer.run(described, tmp_path, observer=Stopper(26)).path
     *_, third, second, first = complete_numbers(folder / "checkpoints")
     os.truncate(folder / "checkpoints" / str(first) / "manifest.json", 200)
@@ -242,10 +229,10 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint(cli: Cli, tmp_path: Pa
     assert f"checkpoint {second} can't be used: " in err
     assert f"continues from checkpoint {third}, " in err
     done = load_run(folder)
-    assert torch.equal(done.parameters, whole.parameters)  # type: ignore[arg-type]
+    assert torch.equal(done.parameters, uninterrupted.parameters)  # type: ignore[arg-type]
 
 
-def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> None:
+def test_resume_without_intact_checkpoint_changes_nothing(cli: Cli, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for number in complete_numbers(folder / "checkpoints"):
         path = folder / "checkpoints" / str(number) / "node-1.safetensors"
@@ -260,7 +247,7 @@ def test_without_a_whole_checkpoint_nothing_changes(cli: Cli, folder: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "swapped", "torn", "of another run"])
-def test_rows_in_the_middle_of_a_segment_prove_themselves(cli: Cli, killed: Path, damage: str) -> None:
+def test_damaged_row_inside_segment_is_detected(cli: Cli, killed: Path, damage: str) -> None:
     path = killed / "segments" / "metrics-0.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     line = 5
@@ -284,17 +271,17 @@ def test_rows_in_the_middle_of_a_segment_prove_themselves(cli: Cli, killed: Path
     assert cli("verify", str(killed))[0] == 1
 
 
-def test_a_torn_last_row_of_a_killed_run_is_left_out(cli: Cli, killed: Path) -> None:
+def test_torn_last_row_of_killed_run_is_ignored(cli: Cli, killed: Path) -> None:
     rows = load_run(killed).metrics
     path = killed / "segments" / "metrics-0.jsonl"
     os.truncate(path, path.stat().st_size - 7)
     assert load_run(killed).metrics.height == rows.height - 1
-    said = "intact: 1 run (1 unfinished: running or killed)\n"
-    assert cli("verify", str(killed)) == (0, said, "")
+    report = "intact: 1 run (1 unfinished: running or killed)\n"
+    assert cli("verify", str(killed)) == (0, report, "")
 
 
 @pytest.mark.parametrize("name", ["metrics.parquet", "events.parquet"])
-def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name: str) -> None:
+def test_missing_table_of_finished_run_is_reported(cli: Cli, folder: Path, name: str) -> None:
     (folder / name).unlink()
     for command, code in (("report", 2), ("resume", 2), ("verify", 1)):
         ended, out, err = cli(command, str(folder))
@@ -303,7 +290,7 @@ def test_a_table_of_a_run_that_has_ended_is_missed(cli: Cli, folder: Path, name:
 
 
 @pytest.mark.timeout(60)
-def test_a_file_that_was_blown_up_is_not_read_to_its_end(cli: Cli, folder: Path) -> None:
+def test_oversized_models_file_is_rejected_quickly(cli: Cli, folder: Path) -> None:
     os.truncate(folder / "models.safetensors", 10**12)
     code, out, _ = cli("verify", str(folder))
     assert code == 1

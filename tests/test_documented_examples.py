@@ -1,4 +1,4 @@
-"""Every block of code in README.md and docs/ is run, checked, or listed as one that can't be."""
+"""Every code block in README.md and docs/ is run, checked, or listed as one that can't be run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT = (ROOT / "docs" / "extending.md").read_text()
 
 
 class Block(NamedTuple):
-    """A fenced block of a page: the language after its fence, and its text."""
+    """A fenced block of a page."""
 
     page: str
     language: str
@@ -41,12 +41,12 @@ BLOCKS = [
     if not language.startswith("{")  # a directive of the site, which builds it
 ]
 
-# Everything else is python, yaml or bash, and runs below.
+# All other blocks are python, yaml or bash, and run below.
 NOT_RUN = {
     ("README.md", "console"): 1,  # pip install
     ("docs/checkpoints.md", "text"): 1,  # files
     ("docs/commands.md", "text"): 1,  # an overview of the commands
-    ("docs/deployment.md", "console"): 6,  # several machines, a cluster of Ray, containers, root
+    ("docs/deployment.md", "console"): 6,  # several machines, a Ray cluster, containers, root
     ("docs/deployment.md", "ini"): 1,  # systemd
     ("docs/deployment.md", "slurm"): 1,
     ("docs/design.md", "text"): 1,  # modules
@@ -60,25 +60,27 @@ SLOW = (
     "python -m chaos",
     "stop.rounds=200",
     "run_sweep",
-)  # in blocks that take seconds
+)  # marks of blocks that take seconds
 
 
 def of(language: str) -> list[Any]:
     return [
-        pytest.param(each, id=f"{each.page}-{n}", marks=[pytest.mark.slow] * any(map(each.text.count, SLOW)))
-        for n, each in enumerate(BLOCKS)
-        if each.language == language
+        pytest.param(
+            block, id=f"{block.page}-{number}", marks=[pytest.mark.slow] * any(map(block.text.count, SLOW))
+        )
+        for number, block in enumerate(BLOCKS)
+        if block.language == language
     ]
 
 
 def example(name: str) -> str:
-    (found,) = (each.text for each in BLOCKS if each.page == "docs/extending.md" and name in each.text)
-    return found
+    (text,) = (block.text for block in BLOCKS if block.page == "docs/extending.md" and name in block.text)
+    return text
 
 
 def test_every_block_is_run_or_listed() -> None:
-    others = [each for each in BLOCKS if each.language not in ("python", "yaml", "bash")]
-    assert Counter((each.page, each.language) for each in others) == NOT_RUN
+    others = [block for block in BLOCKS if block.language not in ("python", "yaml", "bash")]
+    assert Counter((block.page, block.language) for block in others) == NOT_RUN
 
 
 MODULES = ("mine", "mine_codec", "asking", "shapes")
@@ -86,7 +88,7 @@ MODULES = ("mine", "mine_codec", "asking", "shapes")
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Iterator[None]:
-    """The files that the text asks for, in the test's folder; other tests have modules of these names too."""
+    """The files that the text asks for, in the folder of the test; other tests have modules of the same names."""
     for name in MODULES:
         sys.modules.pop(name, None)
     (tmp_path / "mine.py").write_text(example("class PushGossip") + "\n\n" + example("def circles"))
@@ -99,7 +101,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "rounds", "least"),
+    ("change", "rounds", "accuracy"),
     [
         ("algorithm.name=mine:PushGossip", 40, 0.3),
         ("task.name=mine:circles", 20, 0.7),
@@ -109,17 +111,17 @@ def examples(tmp_path: Path) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("examples")
-def test_examples_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, least: float) -> None:
+def test_extensions_learn(cli: Cli, tmp_path: Path, change: str, rounds: int, accuracy: float) -> None:
     file = str(ROOT / "experiments" / "quickstart.yaml")
     code, _, errors = cli("run", file, "--set", change, "--set", f"stop.rounds={rounds}", "--out", "runs")
     assert code == 0, errors
     (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
     metrics = load_run(folder).metrics
     last = metrics.filter(metrics["round"] == rounds, metrics["node"] >= 0)
-    assert float(last["test_accuracy"].mean()) > least  # type: ignore[arg-type]
+    assert float(last["test_accuracy"].mean()) > accuracy  # type: ignore[arg-type]
 
 
-def test_every_base_class_has_the_documented_path() -> None:
+def test_documented_base_class_paths_exist() -> None:
     table = TEXT[TEXT.index("| base class |") : TEXT.index("### A codec of your own")]
     paths = re.findall(r"`(gossamer\.[\w.]+)`", table)
     assert len(paths) > 10
@@ -129,7 +131,7 @@ def test_every_base_class_has_the_documented_path() -> None:
 
 
 def alternatives(text: str) -> Iterator[str]:
-    """The parts of a block; one that has a key again begins another part."""
+    """The parts of a block; a repeated key begins the next part."""
     part: dict[str, str] = {}
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE):
         if (key := entry.partition(":")[0]) in part:
@@ -140,7 +142,7 @@ def alternatives(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [text for each in BLOCKS if each.language == "yaml" for text in alternatives(each.text)]
+    "text", [text for block in BLOCKS if block.language == "yaml" for text in alternatives(block.text)]
 )
 def test_experiments_are_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in re.findall("torchvision|timm", text):
@@ -161,7 +163,7 @@ RUN = "runs/mine/20260101-120000-000000-abcd"
 
 @pytest.fixture
 def folder(tmp_path: Path, examples: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the commands find: experiments, a sweep, finished runs "mine" and one of them, RUN, that was stopped."""
+    """The working directory of the commands: experiments, a sweep, finished runs "mine", and a stopped one, RUN."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     experiment = Experiment.load(

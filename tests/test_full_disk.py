@@ -1,4 +1,4 @@
-"""Files that can't be written: a run fails with one line, its record says why and keeps all rows, and it can be resumed."""
+"""Unwritable files: a run fails with one line, its record has the cause and all rows, and it can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.verify import problems_of
 
 Disk = Callable[[str], Path]
-"""A file system with some options; see conftest.py."""
+"""The fixture ``disk`` of conftest.py."""
 
 DEADLINE_S = 100.0
 ENGINES = pytest.mark.parametrize("engine", ["simulate", "processes"])
@@ -47,30 +47,30 @@ class Ended:
     """A program that has ended."""
 
     code: int
-    said: str
+    output: str
 
     @property
     def error(self) -> str:
-        """The one line that says why it failed."""
-        [line] = [line for line in self.said.splitlines() if line.startswith("error:")]
-        assert "Traceback" not in self.said
+        """The only error line."""
+        [line] = [line for line in self.output.splitlines() if line.startswith("error:")]
+        assert "Traceback" not in self.output
         return line
 
 
 def start(folder: Path, *arguments: str, output: Path | None = None) -> Child:
     (folder / "experiment.yaml").write_text(EXPERIMENT)
-    return FORKER.program(*arguments, output=output or folder / "said")
+    return FORKER.program(*arguments, output=output or folder / "output")
 
 
 def gossamer(folder: Path, *arguments: str) -> Ended:
-    said = folder / "said"
-    said.unlink(missing_ok=True)
+    output = folder / "output"
+    output.unlink(missing_ok=True)
     code = start(folder, *arguments).wait(DEADLINE_S)
-    return Ended(code, said.read_text())
+    return Ended(code, output.read_text())
 
 
 def begin(folder: Path, out: Path, engine: str, *settings: str) -> Ended:
-    options = [option for each in settings for option in ("--set", each)]
+    options = [option for setting in settings for option in ("--set", setting)]
     file = str(folder / "experiment.yaml")
     return gossamer(folder, "run", file, "--out", str(out), "--engine", engine, "--no-report", *options)
 
@@ -81,8 +81,8 @@ def only(out: Path) -> Path:
 
 
 def check_failed(out: Path, ended: Ended, why: str) -> Run:
-    """The run has failed: its status says why, all that is there is whole, and no temporary file is left."""
-    assert ended.code == 1, ended.said
+    """Assert that the run failed with this cause, that its record is intact, and that no temporary file is left."""
+    assert ended.code == 1, ended.output
     assert why in ended.error
     run = load_run(only(out))
     assert run.status == "failed"
@@ -104,9 +104,9 @@ def rounds_of(run: Run) -> list[list[int]]:
 
 
 @ENGINES
-def test_without_space_for_its_files_no_run_begins(disk: Disk, tmp_path: Path, engine: str) -> None:
+def test_run_without_space_for_first_files_does_not_start(disk: Disk, tmp_path: Path, engine: str) -> None:
     out = disk("size=4k")
-    for size in (8, 16, 20, 24):  # for nothing, or for one more of the files at the start
+    for size in (8, 16, 20, 24):  # enough for none of the first files, or for some
         disk(f"size={size}k")
         ended = begin(tmp_path, out, engine)
         assert ended.code == 2
@@ -117,7 +117,7 @@ def test_without_space_for_its_files_no_run_begins(disk: Disk, tmp_path: Path, e
 
 @ENGINES
 @pytest.mark.parametrize("size", [32, 44, 116])
-def test_on_a_full_disk_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engine: str, size: int) -> None:
+def test_full_disk_fails_run_with_one_line(disk: Disk, tmp_path: Path, engine: str, size: int) -> None:
     out = disk(f"size={size}k")
     ended = begin(tmp_path, out, engine, TIMELINE)
     run = check_failed(out, ended, "can't be written: No space left on device")
@@ -125,33 +125,33 @@ def test_on_a_full_disk_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engi
     if size < 100:
         return
     assert saved is not None
-    for more in (0, 8):  # not enough: it fails again, and loses nothing
+    for more in (0, 8):  # not enough: the run fails again, and loses nothing
         disk(f"size={size + more}k")
         ended = gossamer(tmp_path, "resume", str(run.path), "--no-report")
         check_failed(out, ended, "No space left on device")
-        again = newest(run.path / "checkpoints", verified=True)
-        assert again is not None
-        assert again.number >= saved.number
+        newer = newest(run.path / "checkpoints", verified=True)
+        assert newer is not None
+        assert newer.number >= saved.number
     disk("size=4m")
     ended = gossamer(tmp_path, "resume", str(run.path), "--no-report")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     assert rounds_of(load_run(run.path)) == [list(range(31))] * 4
     assert problems_of(run.path) == []
 
 
 @ENGINES
-def test_without_inodes_a_run_fails_in_one_line(disk: Disk, tmp_path: Path, engine: str) -> None:
-    out = disk("nr_inodes=10")  # for the files at the start and two segments
+def test_exhausted_inodes_fail_run_with_one_line(disk: Disk, tmp_path: Path, engine: str) -> None:
+    out = disk("nr_inodes=10")  # for the first files and two segments
     check_failed(out, begin(tmp_path, out, engine), "can't be written: No space left on device")
 
 
-def test_a_status_needs_no_space_that_is_not_reserved(disk: Disk) -> None:
+def test_status_fits_into_reserved_space(disk: Disk) -> None:
     out = disk("size=64k")
     folder = RunFolder.create(out, "small", experiment=EXPERIMENT, environment={})
     with pytest.raises(OSError, match="No space"), (out / "rest").open("wb", buffering=0) as rest:
         while True:
             rest.write(bytes(1024))
-    words = "all of them, " * 2000  # more than is reserved
+    words = "all of them, " * 2000  # more than the reserved space
     folder.write_status("failed", error=words, profile={"train": 1.0})
     run = load_run(folder.path)
     assert run.status == "failed"
@@ -160,27 +160,27 @@ def test_a_status_needs_no_space_that_is_not_reserved(disk: Disk) -> None:
     assert len(run.error) == 2000
 
 
-def test_a_sweep_on_a_full_disk_ends_in_one_line(disk: Disk, tmp_path: Path) -> None:
+def test_sweep_on_full_disk_fails_and_can_be_retried(disk: Disk, tmp_path: Path) -> None:
     out = disk("size=48k")
     file = tmp_path / "sweep.yaml"
     file.write_text("{name: sweep, base: experiment.yaml, seeds: 2}")
     command = ("sweep", str(file), "--out", str(out), "--jobs", "1")
     ended = gossamer(tmp_path, *command)
     assert ended.code == 1
-    assert "No space left on device" in ended.said
-    assert "Traceback" not in ended.said
+    assert "No space left on device" in ended.output
+    assert "Traceback" not in ended.output
     assert {load_run(path.parent).status for path in out.rglob("experiment.yaml")} == {"failed"}
     disk("size=4m")
     ended = gossamer(tmp_path, *command, "--retry-failed")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
 
 
-# --- limits and other errors, which need no root
+# --- limits and other errors, without root
 
 
 @contextmanager
 def largest_files(size: int) -> Iterator[None]:
-    """Programs that start meanwhile can't write larger files."""
+    """Limit the file size of programs started in this context."""
     FORKER.start()
     assert FORKER._process is not None
     before = resource.prlimit(FORKER._process.pid, resource.RLIMIT_FSIZE)
@@ -192,18 +192,18 @@ def largest_files(size: int) -> Iterator[None]:
 
 
 @ENGINES
-def test_a_limit_of_file_sizes_ends_a_run_in_one_line(tmp_path: Path, engine: str) -> None:
+def test_file_size_limit_fails_run_with_one_line(tmp_path: Path, engine: str) -> None:
     with largest_files(30_000):
         ended = begin(tmp_path, tmp_path / "runs", engine)
     run = check_failed(tmp_path / "runs", ended, "can't be written: File too large")
     assert len(rounds_of(run)[0]) > 10
     assert newest(run.path / "checkpoints", verified=True) is not None
     ended = gossamer(tmp_path, "resume", str(run.path), "--no-report")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     assert rounds_of(load_run(run.path)) == [list(range(31))] * 4
 
 
-def test_a_limit_of_open_files_ends_a_run_in_one_line(
+def test_open_file_limit_fails_run_with_one_line(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_loop(*_: object) -> None:
@@ -211,12 +211,12 @@ def test_a_limit_of_open_files_ends_a_run_in_one_line(
 
     monkeypatch.setattr("gossamer.runtime.simulate.simulation.VirtualLoop", no_loop)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
-    code, _, said = cli("run", "experiment.yaml")
-    check_failed(tmp_path / "runs", Ended(code, said), "Too many open files")
+    code, _, output = cli("run", "experiment.yaml")
+    check_failed(tmp_path / "runs", Ended(code, output), "Too many open files")
 
 
 @ENGINES
-def test_a_folder_that_is_removed_ends_a_run_in_one_line(tmp_path: Path, engine: str) -> None:
+def test_removed_run_folder_fails_run_with_one_line(tmp_path: Path, engine: str) -> None:
     options = ("--engine", engine, "--set", "stop.rounds=200", "--set", "checkpoint.every_rounds=null")
     file, out = str(tmp_path / "experiment.yaml"), tmp_path / "runs"
     child = start(tmp_path, "run", file, "--out", str(out), *options)
@@ -226,14 +226,14 @@ def test_a_folder_that_is_removed_ends_a_run_in_one_line(tmp_path: Path, engine:
         assert child.poll() is None
         time.sleep(0.005)
     shutil.rmtree(out)
-    ended = Ended(child.wait(DEADLINE_S), (tmp_path / "said").read_text())
-    assert ended.code == 1, ended.said
+    ended = Ended(child.wait(DEADLINE_S), (tmp_path / "output").read_text())
+    assert ended.code == 1, ended.output
     assert "can't be written: No such file or directory" in ended.error
 
 
 @ENGINES
-def test_what_cannot_be_shown_ends_no_run(tmp_path: Path, engine: str) -> None:
+def test_run_is_recorded_as_done_when_output_fails(tmp_path: Path, engine: str) -> None:
     options = ("--engine", engine, "--no-report", "--out", str(tmp_path / "runs"))
     child = start(tmp_path, "run", str(tmp_path / "experiment.yaml"), *options, output=Path("/dev/full"))
-    assert child.wait(DEADLINE_S) == 1  # its summary could not be printed
+    assert child.wait(DEADLINE_S) == 1  # the summary could not be printed
     assert load_run(only(tmp_path / "runs")).status == "done"

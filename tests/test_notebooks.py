@@ -1,4 +1,4 @@
-"""Runs from notebooks and scripts: inside a running event loop, with a live display, with classes of ``__main__``."""
+"""Runs from notebooks and scripts: in a running event loop, with a live display, with classes of ``__main__``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIELDS = {
 }
 
 
-def test_a_run_inside_a_running_event_loop_has_the_same_bits(tmp_path: Path) -> None:
+def test_run_inside_event_loop_has_same_bits(tmp_path: Path) -> None:
     experiment = Experiment(algorithm="d-psgd", **FIELDS)  # type: ignore[arg-type]
 
     async def inside() -> Run:
@@ -49,12 +49,12 @@ def test_a_run_inside_a_running_event_loop_has_the_same_bits(tmp_path: Path) -> 
         assert asyncio.current_task() is task
         return done
 
-    found, alone = asyncio.run(inside()).parameters, run(experiment, tmp_path).parameters
-    assert found is not None
-    assert found.equal(alone)  # type: ignore[arg-type]
+    nested, alone = asyncio.run(inside()).parameters, run(experiment, tmp_path).parameters
+    assert nested is not None
+    assert nested.equal(alone)  # type: ignore[arg-type]
 
 
-def test_a_run_that_fails_leaves_the_outer_loop_as_it_was(tmp_path: Path) -> None:
+def test_interrupted_run_leaves_outer_loop_usable(tmp_path: Path) -> None:
     class Impatient(Observer):
         def row(self, row: Mapping[str, Any]) -> None:
             raise KeyboardInterrupt
@@ -75,7 +75,7 @@ def executed(folder: Path, *cells: str) -> list[Any]:
     return [cell.outputs for cell in book.cells]
 
 
-def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
+def test_notebook_shows_progress_and_results(tmp_path: Path) -> None:
     outputs = executed(
         tmp_path,
         MINE,
@@ -97,10 +97,10 @@ def test_a_notebook_shows_progress_and_results(tmp_path: Path) -> None:
         "algorithm '__main__:Mine': other processes can't import it;"
         " accepted: a class of a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
     )
-    assert {each.output_type for each in outputs[6]} == {"stream"}
+    assert {output.output_type for output in outputs[6]} == {"stream"}
 
 
-def test_a_bar_says_how_far_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_shows_progress_of_run(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Bar(Experiment(name="a", algorithm="d-psgd", **FIELDS))  # type: ignore[arg-type]
     bar.start({"nodes": 3, "parameters": 3})
     assert capsys.readouterr().err.endswith("\r3 nodes, 3 parameters each")
@@ -127,7 +127,7 @@ def main():
 """
 
 
-def test_classes_of_a_script_run_under_both_engines(tmp_path: Path) -> None:
+def test_script_classes_run_under_both_engines(tmp_path: Path) -> None:
     (tmp_path / "study.py").write_text(SCRIPT + 'if __name__ == "__main__":\n    main()\n')
     command = [sys.executable, "study.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
@@ -135,9 +135,7 @@ def test_classes_of_a_script_run_under_both_engines(tmp_path: Path) -> None:
     assert done.stdout.split() == ["study:Mine"]
 
 
-def test_a_script_that_runs_when_it_is_imported_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unguarded_script_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unguarded.py").write_text(SCRIPT + "main()\n")
     with pytest.raises(

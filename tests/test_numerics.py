@@ -1,4 +1,4 @@
-"""The mode of the matrix kernels: set before torch can use them, in every process, and on record."""
+"""The mode of the matrix kernels is set before torch uses them, in every process, and recorded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SMALL = {
 SET = {numerics.VARIABLE, "CUBLAS_WORKSPACE_CONFIG"}
 
 
-def said(code: str, **environment: str) -> str:
-    """What code prints in a process where the mode is not set but by ``environment``."""
+def printed(code: str, **environment: str) -> str:
+    """The output of code in a process whose mode only ``environment`` sets."""
     variables = {name: value for name, value in os.environ.items() if name not in SET}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -41,33 +41,33 @@ def said(code: str, **environment: str) -> str:
 MODE = f"import os; print(os.environ.get({numerics.VARIABLE!r}))"
 
 
-def test_importing_gossamer_sets_the_mode_and_imports_no_torch() -> None:
-    assert said(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
+def test_import_sets_mode_without_importing_torch() -> None:
+    assert printed(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
 
 
-def test_importing_gossamer_sets_the_workspace_of_cublas_unless_it_is_set() -> None:
+def test_import_sets_cublas_workspace_unless_set() -> None:
     code = "import gossamer, os; print(os.environ['CUBLAS_WORKSPACE_CONFIG'])"
-    assert said(code) == ":4096:8"
-    assert said(code, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8"
+    assert printed(code) == ":4096:8"
+    assert printed(code, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8"
 
 
-def test_the_users_mode_stays() -> None:
-    assert said(f"import gossamer; {MODE}", MKL_CBWR="COMPATIBLE") == "COMPATIBLE"
+def test_mode_set_by_user_is_kept() -> None:
+    assert printed(f"import gossamer; {MODE}", MKL_CBWR="COMPATIBLE") == "COMPATIBLE"
 
 
-def test_processes_that_it_starts_have_the_mode() -> None:
+def test_child_processes_inherit_mode() -> None:
     code = f"import gossamer, subprocess, sys; subprocess.run([sys.executable, '-c', {MODE!r}], check=True)"
-    assert said(code) == "AUTO"
+    assert printed(code) == "AUTO"
 
 
-def test_torch_takes_the_mode() -> None:
-    """MKL itself says so, where this torch has MKL."""
+def test_torch_uses_the_mode() -> None:
+    """According to MKL itself, if this torch has MKL."""
     products = "torch.ones(64, 64) @ torch.ones(64, 64)"
-    lines = said(f"import gossamer, torch; {products}", MKL_VERBOSE="1")
+    lines = printed(f"import gossamer, torch; {products}", MKL_VERBOSE="1")
     if "CNR:" not in lines:
         pytest.skip("this torch has no MKL")
     assert "CNR:AUTO" in lines
-    assert "CNR:OFF" in said(f"import torch; {products}", MKL_VERBOSE="1")
+    assert "CNR:OFF" in printed(f"import torch; {products}", MKL_VERBOSE="1")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_torch_takes_the_mode() -> None:
         ("import gossamer", {"MKL_CBWR": ""}, "off"),
     ],
 )
-def test_a_run_records_the_mode_that_is_in_force_and_warns_if_bits_may_depend_on_alignment(
+def test_run_records_mode_and_warns_when_off(
     first: str, environment: dict[str, str], mode: str, tmp_path: os.PathLike[str]
 ) -> None:
     code = f"""
@@ -91,18 +91,18 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 done = run(Experiment.model_validate({SMALL!r}), {os.fspath(tmp_path)!r})
 print(json.dumps(done.environment["numerics"]))
 """
-    *lines, record = said(code, **environment).splitlines()
+    *lines, record = printed(code, **environment).splitlines()
     if json.loads(record)["mkl"] is None:
         pytest.skip("this torch has no MKL")
     assert json.loads(record)["mkl"] == mode
     assert any("bits may depend on memory alignment" in line for line in lines) is (mode == "off")
 
 
-def test_the_tests_themselves_run_with_the_mode() -> None:
+def test_tests_run_with_mode_set() -> None:
     assert numerics.mode() != "off"
 
 
-def test_a_resumed_run_records_where_it_continues_and_says_if_the_mode_differs(
+def test_resume_records_numerics_and_warns_of_differences(
     cli: Cli, tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(Experiment.model_validate({**SMALL, "checkpoint": {"every_rounds": 2}}), tmp_path)
@@ -117,7 +117,7 @@ def test_a_resumed_run_records_where_it_continues_and_says_if_the_mode_differs(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_report_begins_with_the_processor(engine: str, cli: Cli, tmp_path: os.PathLike[str]) -> None:
+def test_report_header_names_processor_and_mode(engine: str, cli: Cli, tmp_path: os.PathLike[str]) -> None:
     experiment = Experiment.model_validate({**SMALL, "engine": {"name": engine, "trainer": "sequential"}})
     done = run(experiment, tmp_path)
     code, _, _ = cli("report", str(done.path))

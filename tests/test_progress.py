@@ -22,25 +22,25 @@ def described(stop: dict[str, float]) -> Experiment:
 
 
 def tally(stop: dict[str, float]) -> Display:
-    said = Display(described(stop))
-    said.wall_s = 30.0
-    return said
+    display = Display(described(stop))
+    display.wall_s = 30.0
+    return display
 
 
-def test_what_is_done_goes_by_the_stop_rule_that_is_nearer() -> None:
+def test_progress_follows_nearest_stop_rule() -> None:
     assert tally({"rounds": 10}).share(rounds=20, time_s=1.0) == 0.5
     assert tally({"time_s": 8}).share(rounds=20, time_s=2.0) == 0.25
     assert tally({"rounds": 10, "time_s": 8}).share(rounds=20, time_s=6.0) == 0.75
     assert tally({"rounds": 10}).share(rounds=99, time_s=0.0) == 1.0
 
 
-def test_the_rest_takes_in_proportion_once_enough_is_done_to_tell() -> None:
-    said = tally({"rounds": 10})
-    assert said.left(0.25) == "90 s left"
-    assert said.left(1.0) == "0 s left"
-    # The thirty seconds until here were the start-up.
-    assert said.left(0.01) == ""
-    assert said.left(0.0) == ""
+def test_remaining_time_is_extrapolated_after_start_up() -> None:
+    display = tally({"rounds": 10})
+    assert display.left(0.25) == "90 s left"
+    assert display.left(1.0) == "0 s left"
+    # The thirty seconds so far were the start-up.
+    assert display.left(0.01) == ""
+    assert display.left(0.0) == ""
 
 
 def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("moment", "rounds"), [("round", [5, 5]), ("tick 3", [7, 5]), ("end", [7, 5])])
-def test_a_line_summarizes_all_nodes_at_one_evaluation_point(
+def test_line_summarizes_all_nodes_at_one_evaluation(
     moment: str, rounds: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = Lines(described({"rounds": 10}))
@@ -72,7 +72,7 @@ def test_a_line_summarizes_all_nodes_at_one_evaluation_point(
     )
 
 
-def test_what_lost_nodes_have_sent_still_counts_and_no_time_is_left_in_the_last_round(
+def test_bytes_of_lost_nodes_count_and_last_line_has_no_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = Lines(described({"rounds": 10}))
@@ -86,7 +86,7 @@ def test_what_lost_nodes_have_sent_still_counts_and_no_time_is_left_in_the_last_
     assert last.endswith("12.5 MB sent  0 s left")
 
 
-def test_nodes_that_are_gone_count_like_the_mean_of_the_others(tmp_path: Path) -> None:
+def test_lost_nodes_count_as_mean_progress_of_others(tmp_path: Path) -> None:
     class Rounds(Observer):
         def __init__(self) -> None:
             self.shares: list[int] = []
@@ -123,7 +123,7 @@ class Ends(Observer):
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_an_observer_ends_a_run_in_any_thread(tmp_path: Path, engine: str) -> None:
+def test_observer_stops_run_in_another_thread(tmp_path: Path, engine: str) -> None:
     experiment = described({"rounds": 1_000_000}).model_copy(
         update={"engine": Simulate() if engine == "simulate" else Processes()}
     )
@@ -133,7 +133,7 @@ def test_an_observer_ends_a_run_in_any_thread(tmp_path: Path, engine: str) -> No
     assert run.parameters is not None
 
 
-def test_runs_in_several_threads_take_turns(tmp_path: Path) -> None:
+def test_concurrent_runs_give_same_bits(tmp_path: Path) -> None:
     experiment = described({"rounds": 3}).model_copy(update={"engine": Simulate()})
     with ThreadPoolExecutor(3) as threads:
         runs = list(threads.map(lambda k: gossamer.run(experiment, tmp_path / str(k)), range(3)))
@@ -144,9 +144,7 @@ def test_runs_in_several_threads_take_turns(tmp_path: Path) -> None:
         assert torch.equal(run.parameters, alone.parameters)
 
 
-def test_a_failed_run_leaves_no_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_clears_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "on_live_terminal", lambda: True)
 
     def fails() -> None:

@@ -25,18 +25,18 @@ def test_different_arguments_have_different_keys(
         return key(seed, purpose, rank, *counters)
 
     assert of(one) == of(one)
-    # The parts are separated, so 1, 12 is not 11, 2; a purpose with the separator in it may collide.
+    # A separator keeps 1, 12 apart from 11, 2; a purpose that contains it may collide.
     if one != other and "\x1f" not in one[1] + other[1]:
         assert of(one) != of(other)
 
 
-def test_a_key_is_what_it_always_was() -> None:
-    """A saved experiment gives the same result again in another process and another year."""
+def test_key_value_is_stable() -> None:
+    """A saved experiment gives the same result in another process and another year."""
     assert key(1, "partition", SHARED) == 0xB008B25C872EC4C7ED8176F4F42F43A2
     assert 0 <= key(1, "partition", SHARED) < 2**128
 
 
-def test_a_generator_is_numpys_philox_under_that_key() -> None:
+def test_generator_is_philox_with_that_key() -> None:
     expected = np.random.Generator(np.random.Philox(key=key(7, "batch", 3, 2)))
     assert generator(7, "batch", 3, 2).random(9).tolist() == expected.random(9).tolist()
 
@@ -61,7 +61,7 @@ def test_streams_of_neighbouring_keys_are_uncorrelated() -> None:
     assert draws.mean() == pytest.approx(0, abs=5 / np.sqrt(32_000))
 
 
-def test_torch_takes_the_seed() -> None:
+def test_torch_seeds_are_distinct_and_valid() -> None:
     seeds = {torch_seed(seed, "train", rank, 0) for seed in range(5) for rank in range(5)}
     assert len(seeds) == 25
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -1,4 +1,4 @@
-"""Resuming as a user meets it: after a kill, a failure, or to get another end; and when it is refused."""
+"""Resuming after a kill, after a failure, or to a later end; and refusals to resume."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small(**changes: Any) -> Experiment:
 
 
 class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, when so many rows are recorded."""
+    """Stops a run, as Ctrl-C does, after a number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._left = rows
@@ -55,22 +55,22 @@ class Stopper(Observer):
             signal.raise_signal(signal.SIGINT)
 
 
-def assert_same(one: Run, other: Run) -> None:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    assert torch.equal(one.parameters, other.parameters)
-    left, right = (run.metrics.drop("wall_s").sort("node", "round") for run in (one, other))
+def assert_same(first: Run, second: Run) -> None:
+    assert first.parameters is not None
+    assert second.parameters is not None
+    assert torch.equal(first.parameters, second.parameters)
+    left, right = (run.metrics.drop("wall_s").sort("node", "round") for run in (first, second))
     assert left.equals(right)
 
 
-def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
-    whole = gossamer.run(small(), tmp_path / "whole")
+def test_run_resumed_twice_equals_uninterrupted_run(tmp_path: Path) -> None:
+    uninterrupted = gossamer.run(small(), tmp_path / "whole")
     stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    again = gossamer.resume(stopped.path, observer=Stopper(6))
-    assert (stopped.status, again.status, again.path) == ("stopped", "stopped", stopped.path)
-    assert again.parameters is not None
+    resumed = gossamer.resume(stopped.path, observer=Stopper(6))
+    assert (stopped.status, resumed.status, resumed.path) == ("stopped", "stopped", stopped.path)
+    assert resumed.parameters is not None
     done = gossamer.resume(stopped.path)
-    assert_same(done, whole)
+    assert_same(done, uninterrupted)
     events = done.events.filter(pl.col("event") == "resumed")
     assert events.height == 2
     assert events["detail"].str.contains(r"^from checkpoint \d+, rounds? \d").all()
@@ -81,7 +81,7 @@ def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> None:
+def test_finished_run_resumes_with_later_end(tmp_path: Path, engine: str) -> None:
     changes = {"engine": {"name": engine, "trainer": "sequential"}}
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
     with pytest.raises(BadInput, match=r"the run is done; accepted: another end, e.g. --set stop.rounds="):
@@ -92,36 +92,36 @@ def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> Non
     assert load_run(done.path).experiment["stop"]["rounds"] == 5
     longer = gossamer.resume(done.path, ["stop.rounds=10"])
     assert longer.experiment["stop"]["rounds"] == 10
-    whole = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")
+    uninterrupted = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")
     assert longer.parameters is not None
-    assert whole.parameters is not None
-    assert torch.equal(longer.parameters, whole.parameters)
+    assert uninterrupted.parameters is not None
+    assert torch.equal(longer.parameters, uninterrupted.parameters)
     columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
-    assert longer.metrics.select(columns).equals(whole.metrics.select(columns))
+    assert longer.metrics.select(columns).equals(uninterrupted.metrics.select(columns))
 
 
-def test_a_run_ends_by_time_and_goes_on_until_later(tmp_path: Path) -> None:
+def test_run_ended_by_time_resumes_to_later_time(tmp_path: Path) -> None:
     evaluation = {"every_rounds": None, "every_s": 0.02}
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7}
     described = {"evaluation": evaluation, "compute": compute, "checkpoint": {"every_s": 0.03}}
-    whole = gossamer.run(small(**described, stop={"time_s": 0.2}), tmp_path / "whole")
+    uninterrupted = gossamer.run(small(**described, stop={"time_s": 0.2}), tmp_path / "whole")
     early = gossamer.run(small(**described, stop={"time_s": 0.11}), tmp_path)
     late = gossamer.resume(early.path, ["stop.time_s=0.2"])
     nodes = pl.col("node") >= 0
     left, right = (
         run.metrics.filter(nodes).drop("wall_s", "consensus_distance").sort("node", "time_s")
-        for run in (late, whole)
+        for run in (late, uninterrupted)
     )
     assert left.equals(right)
-    # Of instants at which some nodes were saved ahead of others, the network has no row.
+    # The network has no row for times at which some nodes were saved ahead of others.
     kept = late.metrics.filter(~nodes).drop("wall_s")
     assert kept.join(
-        whole.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
+        uninterrupted.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
     ).is_empty()
     assert kept["time_s"].max() == 0.2
 
 
-def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
+def test_failed_run_resumes_from_last_checkpoint(tmp_path: Path) -> None:
     broken = [True]
 
     async def script(node: Node) -> None:
@@ -148,7 +148,7 @@ def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
 # --- refused ---
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
     run = gossamer.run(small(checkpoint={}), tmp_path, observer=Stopper(6))
     assert not (run.path / "checkpoints").exists()
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
     assert load_run(run.path).status == "stopped"
 
 
-def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
+def test_damaged_checkpoints_leave_run_unchanged(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(9))
     for path in run.path.glob("checkpoints/*/node-2.safetensors"):
         path.write_bytes(b"torn")
@@ -183,14 +183,14 @@ def test_damaged_checkpoints_leave_the_run_as_it_is(tmp_path: Path) -> None:
     assert load_run(run.path).metrics.equals(rows)
 
 
-def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+def test_running_run_is_not_resumed(tmp_path: Path) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
     with locked(run.path), pytest.raises(BadInput, match="the run is ongoing; accepted"):
         gossamer.resume(run.path)
     assert gossamer.resume(run.path).status == "done"
 
 
-def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path) -> None:
+def test_unfinished_run_of_same_experiment_is_found(tmp_path: Path) -> None:
     assert unfinished(small(), tmp_path) is None
     first = gossamer.run(small(), tmp_path, observer=Stopper(6))
     second = gossamer.run(small(), tmp_path, observer=Stopper(6))
@@ -208,10 +208,10 @@ def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_killed_program_is_started_again_and_goes_on(
+def test_killed_program_continues_when_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
+    """kill -9 of the launcher after a checkpoint, then the same command line again, as a batch system would run it."""
     rounds = 200
     engines = {"name": engine, "trainer": "sequential"}
     described = {
@@ -224,31 +224,31 @@ def test_a_killed_program_is_started_again_and_goes_on(
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
     monkeypatch.chdir(tmp_path)
     command = ("run", "small.yaml", "--resume", "--quiet", "--no-report")
-    started = FORKER.program(*command, output=tmp_path / "said")
+    started = FORKER.program(*command, output=tmp_path / "log")
     try:
         while not list(tmp_path.glob("runs/small/*/checkpoints/*/manifest.json")):
             assert started.poll() is None
-            time.sleep(0.01)  # between two looks at the disk
+            time.sleep(0.01)
     finally:
         started.end()
     [folder] = (tmp_path / "runs" / "small").iterdir()
     assert load_run(folder).status == "running or killed"
-    assert FORKER.program(*command, output=tmp_path / "said").wait(100) == 0, (tmp_path / "said").read_text()
+    assert FORKER.program(*command, output=tmp_path / "log").wait(100) == 0, (tmp_path / "log").read_text()
     [same] = (tmp_path / "runs" / "small").iterdir()
     resumed = load_run(same)
     assert resumed.status == "done"
     assert resumed.events["event"].to_list() == ["resumed"]
-    whole = gossamer.run(
+    uninterrupted = gossamer.run(
         Experiment.of({**described, "engine": SETTINGS["engine"], "checkpoint": {}}), tmp_path
     )
     assert resumed.parameters is not None
-    assert whole.parameters is not None
-    assert torch.equal(resumed.parameters, whole.parameters)
+    assert uninterrupted.parameters is not None
+    assert torch.equal(resumed.parameters, uninterrupted.parameters)
     columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
-    assert resumed.metrics.select(columns).equals(whole.metrics.select(columns))
+    assert resumed.metrics.select(columns).equals(uninterrupted.metrics.select(columns))
 
 
-def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
+def test_resume_command_prints_where_it_continues(tmp_path: Path, cli: Cli) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
     cut = newest(run.path / "checkpoints")
     assert cut is not None
@@ -256,15 +256,15 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert code == 0
     assert str(run.path) in out
     first, _, *lines = err.splitlines()
-    evaluations = [line for line in lines if "wall time" in line]  # (on a busy machine there are others)
+    evaluations = [line for line in lines if "wall time" in line]  # (a busy machine prints others too)
     begins = (
         f"continues from checkpoint {cut.number}, round 2, time {max(cut.times_s.values()):.4g} s, after "
     )
     assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
-    # The wall time is the record's: with what was spent before.
+    # The wall time includes the time before the stop.
     walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]
     assert [re.search(r"wall time (\S+ s)", line)[1] for line in evaluations] == [
-        f"{each:.1f} s" for each in walls
+        f"{wall:.1f} s" for wall in walls
     ]  # type: ignore[index]
     code, _, err = cli("resume", str(run.path))
     assert code == 2
@@ -274,7 +274,7 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert load_run(run.path).metrics["round"].max() == 12
 
 
-def test_a_simulation_that_was_killed_after_its_last_checkpoint_gets_its_models(tmp_path: Path) -> None:
+def test_resume_after_final_checkpoint_writes_models(tmp_path: Path) -> None:
     settings = {
         "nodes": 4,
         "task": "least-squares",

@@ -1,4 +1,4 @@
-"""The documentation site builds without warnings, documents all public names, and loads nothing from elsewhere."""
+"""The documentation site builds without warnings, documents all public names, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
     pages = {page.relative_to(tmp_path).as_posix(): page.read_text() for page in tmp_path.rglob("*.html")}
     api = pages["api.html"]
     assert [name for name in gossamer.__all__ if f'id="gossamer.{name}"' not in api] == []
-    notebooks = [f"tutorials/{each.stem}.html" for each in (ROOT / "docs" / "tutorials").glob("*.ipynb")]
+    notebooks = [f"tutorials/{path.stem}.html" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb")]
     assert {"index.html", "api.html", *notebooks} <= pages.keys()
-    assert {name: found for name, page in pages.items() if (found := LOADED.findall(page))} == {}
+    assert {name: links for name, page in pages.items() if (links := LOADED.findall(page))} == {}
     assert "krum" in (tmp_path / "searchindex.js").read_text()

@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials run as printed there, and are committed with outputs that change with them alone.
+"""The notebooks of docs/tutorials run as printed, and are committed with reproducible outputs.
 
 ``python tests/test_tutorials.py`` (``make tutorials``) runs them all and writes their outputs."""
 
@@ -26,7 +26,7 @@ CHANGING = (
 
 
 def executed(path: Path, folder: Path) -> Any:
-    """The notebook with the outputs of a fresh kernel in an empty folder; an error in a cell is raised."""
+    """The notebook with the outputs of a fresh kernel in an empty folder; raises the error of a cell."""
     book = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": folder}}
     NotebookClient(
@@ -43,15 +43,15 @@ def small(picture: str) -> str:
 
 
 def settled(book: Any) -> Any:
-    """The notebook without what differs from one execution to the next, and with small pictures."""
+    """The notebook without parts that differ between executions, and with small pictures."""
     book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for number, cell in enumerate(book.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type != "code":
             continue
-        # The progress of runs goes to standard error.
-        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
-        for data in (each.data for each in cell.outputs if "data" in each):
+        # Runs print their progress to standard error.
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        for data in (output.data for output in cell.outputs if "data" in output):
             for pattern, text in CHANGING:
                 for kind in data.keys() & {"text/plain", "text/html"}:
                     data[kind] = pattern.sub(text, data[kind])
@@ -59,19 +59,19 @@ def settled(book: Any) -> Any:
                 data["image/png"] = small(data["image/png"])
             if "text/html" in data:
                 embedded = r"(?<=data:image/png;base64,)[\w+/=]+"
-                data["text/html"] = re.sub(embedded, lambda found: small(found[0]), data["text/html"])
+                data["text/html"] = re.sub(embedded, lambda match: small(match[0]), data["text/html"])
     return book
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     assert not DIFFERENT.search(nbformat.writes(executed(path, tmp_path)))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
+def test_notebook_outputs_are_small_and_machine_independent(path: Path) -> None:
     text = path.read_text()
     assert len(text) < MAX_BYTES
     assert not re.findall(r"(?:/home/|/root/|/tmp/|/work/|site-packages)[^\s\"]*", text)
@@ -79,10 +79,10 @@ def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
     assert not DIFFERENT.search(text)
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
-    assert not any(each.output_type == "error" or each.get("name") == "stderr" for each in outputs)
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
 
 
-def test_there_are_notebooks() -> None:
+def test_all_notebooks_are_found() -> None:
     assert len(NOTEBOOKS) == 6
 
 

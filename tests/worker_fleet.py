@@ -1,4 +1,4 @@
-"""Workers as processes of their own, which join within a second (see :mod:`forked`)."""
+"""Workers as separate processes that join within a second (see :mod:`forked`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN = "a token for the tests"
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at, and that the system gives to nobody who asks for any."""
+    """A free loopback port outside the range of ephemeral ports."""
     for port in range(10_000 + os.getpid() % 20_000, 32_768):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -33,23 +33,23 @@ class Fleet:
         self._started: dict[int, Child] = {}
 
     def start(self, address: str, *options: str, slots: int = 4, token: str = TOKEN, space: str = "") -> int:
-        """Start a worker; gives its process id."""
+        """Start a worker; returns its process id."""
         arguments = ["worker", address, "--join", token, "--slots", str(slots), *options]
         return self.run(arguments, space)
 
     def run(self, arguments: Sequence[str], space: str = "") -> int:
-        """Run gossamer, in a network namespace if one is named."""
+        """Run gossamer, in network namespace ``space`` if given; returns the process id."""
         output = self.folder / f"output-{len(self._started) + 1}.txt"
         child = FORKER.program(*arguments, output=output, space=space)
         self._started[child.pid] = child
         return child.pid
 
     def said(self) -> str:
-        """What all have said."""
+        """The output of all workers."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("output-*.txt")))
 
     def wait(self, pid: int) -> int:
-        """Wait until a worker has ended; gives its exit code."""
+        """Wait for the end of a worker; returns its exit code."""
         return self._started[pid].wait()
 
     def kill(self, pid: int) -> None:
@@ -57,6 +57,6 @@ class Fleet:
         self._started[pid].kill()
 
     def close(self) -> None:
-        """End all."""
+        """End all workers."""
         for child in self._started.values():
             child.end()

@@ -1,4 +1,4 @@
-"""The experiment that the commands run."""
+"""The experiment file of the command tests."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from command_line import SMALL
 
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path) -> None:
-    """An experiment in the folder in which gossamer runs."""
+    """Write small.yaml into the working directory."""
     (tmp_path / "small.yaml").write_text(SMALL)

@@ -1,4 +1,4 @@
-"""What the shell offers, asked as the scripts of zsh and bash ask."""
+"""Shell completion, queried as the script of fish does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def offered(cli: Cli, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyp
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"gossamer {line}")
         code, out, err = cli()
         assert (code, err) == (0, "")
-        return [each.split("\t")[0] for each in out.splitlines() if each]
+        return [candidate.split("\t")[0] for candidate in out.splitlines() if candidate]
 
     return ask
 
@@ -53,17 +53,17 @@ def offered(cli: Cli, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyp
         ("new study --algorithm swift-", {"swift-artifact"}),
     ],
 )
-def test_the_shell_offers(offered, line: str, expected: set[str]) -> None:  # type: ignore[no-untyped-def]
+def test_completion_offers_expected_words(offered, line: str, expected: set[str]) -> None:  # type: ignore[no-untyped-def]
     assert set(offered(line)) == expected
 
 
-def test_every_field_has_its_path(offered) -> None:  # type: ignore[no-untyped-def]
+def test_completion_offers_field_paths(offered) -> None:  # type: ignore[no-untyped-def]
     assert {"nodes", "task", "engine", "codec"} <= set(offered("run quickstart --set "))
     assert {"stop.rounds", "stop.target"} <= set(offered("run quickstart --set stop."))
     assert offered("run quickstart --set stop.target.") == ["stop.target.metric", "stop.target.value"]
 
 
-def test_scripts_for_shells_are_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_script_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/bin/bash")
     text = cli("--help")[1]
     assert "--install-completion" in text
@@ -74,7 +74,7 @@ def test_scripts_for_shells_are_printed(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"complete -o default -F \w+ gossamer", script)
 
 
-def test_the_schema_is_kept_until_the_source_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_schema_is_cached_until_source_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
     made = []
     monkeypatch.setattr("gossamer.config.schema.json_schema", lambda: made.append(1) or {"made": len(made)})

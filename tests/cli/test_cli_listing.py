@@ -10,7 +10,7 @@ import pytest
 from command_line import Cli
 
 
-def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None:
+def test_list_shows_kinds_names_and_parameters(cli: Cli) -> None:
     text = cli("list")[1]
     assert re.search(r"^wrapper +\(none\) *$", text, re.MULTILINE)
     assert re.search(r"^experiment +.*quickstart", text, re.MULTILINE | re.DOTALL)
@@ -25,15 +25,15 @@ def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None
     described = " ".join(cli("list", "algorithm", "d-psgd")[1].split())
     assert "local_steps integer ≥ 1, ≤ 1000000; default 1: mini-batch steps a round." in described
     for wide in (text, of_kind, one, cli("list", "experiment")[1]):
-        assert "…" not in wide  # nothing is cut in a pipe, which a test's output is
+        assert "…" not in wide  # output to a pipe, as here, is never truncated
     listed = [line.split()[0] for line in cli("list", "experiment")[1].splitlines()]
-    assert {"divshare/cifar10", "cifar10/processes-1024"} <= set(listed)  # a name is never cut
+    assert {"divshare/cifar10", "cifar10/processes-1024"} <= set(listed)  # a name is never truncated
     code, _, err = cli("list", "topology", "rign")
     assert (code, err[:55]) == (2, "error: topology: unknown name 'rign' (did you mean 'rin")
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("algorithm=d-psgd", ""),
         (
@@ -44,21 +44,21 @@ def test_a_table_of_names_then_a_line_for_each_then_parameters(cli: Cli) -> None
         ("topology={name: ring, weights: random}", "the weights change during the run"),
     ],
 )
-def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
+def test_topology_figures_note_changes_during_run(cli: Cli, override: str, expected: str) -> None:
     code, out, _ = cli("topology", "small.yaml", "--set", override)
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note")]
     notes = [note for note in notes if "consensus" not in note]
-    assert [said in note for note in notes] == ([True] if said else [])
+    assert [expected in note for note in notes] == ([True] if expected else [])
 
 
-def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
-    said = "the weights move the consensus away from the mean"
-    assert said not in cli("topology", "small.yaml")[1]
+def test_weights_that_bias_consensus_are_noted(cli: Cli) -> None:
+    note = "the weights move the consensus away from the mean"
+    assert note not in cli("topology", "small.yaml")[1]
     # A star of four with uniform weights: the closed neighbourhoods have 4, 2, 2 and 2 nodes.
     star = ("topology", "small.yaml", "--set", "topology={name: star, centre: 2, weights: uniform}")
     text = cli(*star)[1]
-    assert said in text
+    assert note in text
     assert re.search(
         r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
     )
@@ -73,7 +73,7 @@ def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
     assert sizes["influence"] == pytest.approx([0.5, 0.25, 0.125, 0.125])
 
 
-def test_list_and_topology(cli: Cli) -> None:
+def test_list_and_topology_print_json(cli: Cli) -> None:
     listed = json.loads(cli("list", "--json")[1])
     assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
     assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"

@@ -1,4 +1,4 @@
-"""The program itself: its version, its help, and what the parser of options refuses."""
+"""The version, the help, the imports, and errors of the option parser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import gossamer
 from command_line import Cli
 
 
-def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
+def test_missing_experiment_or_run_is_one_line(cli: Cli) -> None:
     assert cli("run", "none.yaml") == (
         2,
         "",
@@ -23,16 +23,16 @@ def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
     assert "nothing" in err
 
 
-def test_the_version(cli: Cli) -> None:
+def test_version_is_printed(cli: Cli) -> None:
     assert cli("--version") == (0, f"gossamer {gossamer.__version__}\n", "")
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_cli_import_does_not_load_torch() -> None:
     code = "import sys, gossamer.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
-def test_a_run_does_not_wait_for_scipy() -> None:
+def test_run_imports_do_not_load_scipy() -> None:
     code = (
         "import sys, gossamer.algorithms, gossamer.results.report, gossamer.runtime.simulate.simulation,"
         " gossamer.runtime.processes.launcher, gossamer.runtime.processes.worker.worker; sys.exit('scipy' in sys.modules)"
@@ -40,7 +40,7 @@ def test_a_run_does_not_wait_for_scipy() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
-def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
+def test_missing_command_prints_help(cli: Cli) -> None:
     code, out, err = cli()
     assert (code, err.strip()) == (2, "")
     assert "Usage: gossamer" in out
@@ -48,7 +48,7 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("worker", "host:9000"), "Missing option '--join'"),
         (("worker", "host", "--join", "0123456789abcdef"), "HOST:PORT: got 'host'; accepted: HOST:PORT"),
@@ -75,8 +75,8 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
         (("--verbose",), "No such option: --verbose (Possible options: --version)"),
     ],
 )
-def test_what_the_parser_refuses_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_parser_error_is_one_line(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()
-    assert line.startswith(f"error: {said}")
+    assert line.startswith(f"error: {message}")

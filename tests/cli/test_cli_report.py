@@ -26,18 +26,18 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "figures/captions.md").exists()
 
 
-def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
+def test_joint_page_does_not_overwrite_pages_of_runs(cli: Cli, tmp_path: Path) -> None:
     first, second = (
         Path(json.loads(cli("run", "small.yaml", "--json", "--set", f"seed={s}")[1])["run"]) for s in (1, 2)
     )
-    own = (first / "report.html").read_bytes()
+    page = (first / "report.html").read_bytes()
     assert cli("report", str(first), str(second))[:2] == (0, "report.html\n")
     assert (tmp_path / "report.html").is_file()
-    assert (first / "report.html").read_bytes() == own
+    assert (first / "report.html").read_bytes() == page
     assert cli("report", str(second))[1] == f"{second / 'report.html'}\n"
 
 
-def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
+def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     for name in ("d-psgd", "local"):
         for seed in (1, 2):
             arguments = (
@@ -49,33 +49,33 @@ def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
                 "evaluation.every_rounds=1",
             )
             assert cli("run", "small.yaml", "--quiet", "--no-report", *arguments)[0] == 0
-    asked = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
-    code, out, _ = cli(*asked)
+    args = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
+    code, out, _ = cli(*args)
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
-    there, never = [line for line in lines if line[0] == "d-psgd"][1:]
-    assert there == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
+    reached, never = [line for line in lines if line[0] == "d-psgd"][1:]
+    assert reached == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
     assert never[:3] == ["d-psgd", "0/2", "–"]
     assert out.splitlines()[-2:] == ["all.html", "all-comparison.csv"]
     assert 'id="comparison"' in (tmp_path / "all.html").read_text()
-    said = json.loads(cli(*asked, "--json")[1])
-    assert said["comparison"] == "all-comparison.csv"
-    times = [row for row in said["table"] if row["measure"].startswith("time_s to")]
+    report = json.loads(cli(*args, "--json")[1])
+    assert report["comparison"] == "all-comparison.csv"
+    times = [row for row in report["table"] if row["measure"].startswith("time_s to")]
     assert [(row["group"], row["measure"], row["known"]) for row in times] == [
         ("d-psgd", "time_s to test_loss=1e+06", 2),
         ("local", "time_s to test_loss=1e+06", 2),
         ("d-psgd", "time_s to test_loss=0", 0),
         ("local", "time_s to test_loss=0", 0),
     ]
-    assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == said["table"]
+    assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == report["table"]
 
 
-def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> None:
-    """JSON knows no infinity, and no NaN."""
+def test_report_of_diverged_run_is_valid_json(cli: Cli, tmp_path: Path) -> None:
+    """JSON has neither infinity nor NaN."""
     assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
     [table] = tmp_path.glob("runs/small/*/metrics.parquet")
-    (table.parent / "status.json").unlink()  # which has the checksum of the table
+    (table.parent / "status.json").unlink()  # it has the checksum of the table
     recorded = pl.read_parquet(table)
     last = pl.col("round") == recorded["round"].max()
     for value in (math.inf, math.nan):
@@ -92,7 +92,7 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--baseline", "x"), "--baseline x: no group is called that; accepted: small"),
         (("--time-to", "test_loss"), "--time-to test_loss: accepted: METRIC=LEVEL"),
@@ -111,13 +111,13 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
     ],
 )
-def test_what_cannot_be_reported_is_one_line(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], said: str
+def test_bad_report_option_is_one_line(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert cli("run", "small.yaml", "--quiet", "--no-report", "--set", "stop.rounds=1")[0] == 0
     code, out, err = cli("report", "runs", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert not (tmp_path / "report.html").exists()
 
 
@@ -139,27 +139,27 @@ cells:
 """
 
 
-def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
+def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "spread.yaml").write_text(SWEEP)
     assert cli("sweep", "spread.yaml", "--jobs", "1", "--quiet")[0] == 0
     code, out, _ = cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--out", "all.html")
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["0 hops", "1 hop", "2 hops"] in lines  # of a leaf, the hub, and the other leaves
+    assert ["0 hops", "1 hop", "2 hops"] in lines  # a leaf, the hub, and the other leaves
     table = {line[0]: line[1:] for line in lines if line[0] in ("uniform", "degree")}
     assert table.keys() == {"uniform", "degree"}
     assert all(re.match(r"[\d.]+ ± [\d.]+ %", cell) for row in table.values() for cell in row)
-    said = json.loads(cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--json")[1])["by_hops"]
-    assert [(row["group"], row["hops"], row["runs"], row["nodes"]) for row in said] == [
+    rows = json.loads(cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--json")[1])["by_hops"]
+    assert [(row["group"], row["hops"], row["runs"], row["nodes"]) for row in rows] == [
         (group, hops, 2, nodes) for group in ("uniform", "degree") for hops, nodes in enumerate((1, 1, 3))
     ]
-    assert all(row["area_half"] is not None for row in said)
-    asked = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
-    out = cli("report", "runs/spread", *asked, "--out", "all.html")[1]
+    assert all(row["area_half"] is not None for row in rows)
+    options = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
+    out = cli("report", "runs/spread", *options, "--out", "all.html")[1]
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     assert ["group", "runs", "area", "difference", "ratio"] in lines
-    said = json.loads(cli("report", "runs/spread", *asked, "--json")[1])["table"]
-    assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in said] == [
+    rows = json.loads(cli("report", "runs/spread", *options, "--json")[1])["table"]
+    assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in rows] == [
         (group, measure, 2, pairs)
         for measure in ("ood_accuracy", "area ood_accuracy")
         for group, pairs in (("uniform", 0), ("degree", 2))
@@ -168,7 +168,7 @@ def test_a_sweep_by_hops_has_a_row_a_strategy(cli: Cli, tmp_path: Path) -> None:
 
 def test_an_animation_is_written(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
-    asked = ("report", "runs", "--animate", "loss.gif", "--metrics", "test_loss", "--out", "page.html")
-    assert cli(*asked)[1].split()[-3:] == ["page.html", "loss.gif", "page-comparison.csv"]
+    args = ("report", "runs", "--animate", "loss.gif", "--metrics", "test_loss", "--out", "page.html")
+    assert cli(*args)[1].split()[-3:] == ["page.html", "loss.gif", "page-comparison.csv"]
     assert (tmp_path / "loss.gif").read_bytes().startswith(b"GIF89a")
-    assert json.loads(cli(*asked, "--json")[1])["animation"] == "loss.gif"
+    assert json.loads(cli(*args, "--json")[1])["animation"] == "loss.gif"

@@ -1,4 +1,4 @@
-"""gossamer run, as a user meets it: what is printed where, and the exit codes."""
+"""gossamer run: output and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer import Experiment, load_run
 from gossamer.results.formatting import numerals
 
 
-def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
+def test_run_writes_record_and_names_report(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("run", "small.yaml")
     assert code == 0
     [folder] = (tmp_path / "runs" / "small").iterdir()
@@ -43,10 +43,10 @@ def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
     assert rounds == [0, 2, 4]
 
 
-def test_json_is_one_object_and_quiet_is_quiet(cli: Cli) -> None:
+def test_json_prints_one_object_and_quiet_prints_nothing(cli: Cli) -> None:
     code, out, err = cli("run", "small.yaml", "--json", "--no-report")
-    said = json.loads(out)
-    assert (code, said["status"], said["nodes"], said["rounds"], said["report"], err) == (
+    summary = json.loads(out)
+    assert (code, summary["status"], summary["nodes"], summary["rounds"], summary["report"], err) == (
         0,
         "done",
         4,
@@ -54,11 +54,11 @@ def test_json_is_one_object_and_quiet_is_quiet(cli: Cli) -> None:
         None,
         "",
     )
-    assert Path(said["run"]).is_dir()
+    assert Path(summary["run"]).is_dir()
     assert cli("run", "small.yaml", "--quiet", "--no-report") == (0, "", "")
 
 
-def test_a_profile_says_where_the_time_went(cli: Cli, tmp_path: Path) -> None:
+def test_profile_shows_where_time_went(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("run", "small.yaml", "--profile")
     assert code == 0
     parts = {"train", "mix", "evaluate", "record", "events"}
@@ -70,7 +70,7 @@ def test_a_profile_says_where_the_time_went(cli: Cli, tmp_path: Path) -> None:
     assert 0 < sum(done.figures["profile"].values()) <= (done.wall_s or 0)
 
 
-def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
+def test_recorded_experiment_reproduces_bits(cli: Cli) -> None:
     first = json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", "engine.trainer=auto")[1])
     recorded = Path(first["run"]) / "experiment.yaml"
     assert yaml.safe_load(recorded.read_text())["engine"]["trainer"] != "auto"
@@ -82,7 +82,7 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--set", "nodse=3"], "nodse: unknown field (did you mean 'nodes'?); accepted: "),
         (
@@ -112,20 +112,20 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    cli: Cli, tmp_path: Path, arguments: list[str], said: str
+    cli: Cli, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     code, out, err = cli("run", "small.yaml", *arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()
     assert line.startswith("error: ")
-    assert said in line
+    assert message in line
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize(
     "wrong",
-    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # found here, and by the fork server
+    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # found here and by the fork server
 )
 def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)
@@ -133,7 +133,7 @@ def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_real_processes_are_resumed(cli: Cli, tmp_path: Path) -> None:
+def test_run_of_real_processes_is_resumed(cli: Cli, tmp_path: Path) -> None:
     started = ("run", "small.yaml", "--engine", "processes", "--set", "checkpoint.every_rounds=1", "--quiet")
     assert cli(*started)[0] == 0
     [folder] = (tmp_path / "runs").glob("*/*")
@@ -143,8 +143,8 @@ def test_real_processes_are_resumed(cli: Cli, tmp_path: Path) -> None:
     assert load_run(folder).metrics["round"].max() == 5
 
 
-def test_an_experiment_comes_from_a_pipe_too(cli: Cli, tmp_path: Path) -> None:
-    """Such a file can be read once."""
+def test_experiment_is_read_from_a_pipe(cli: Cli, tmp_path: Path) -> None:
+    """A pipe can be read only once."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=(SMALL,))
@@ -155,9 +155,7 @@ def test_an_experiment_comes_from_a_pipe_too(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
-    cli: Cli, tmp_path: Path, engine: str
-) -> None:
+def test_raising_task_function_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path, engine: str) -> None:
     (tmp_path / "shelf.py").write_text("def books():\n    raise LookupError('the shelf is empty')\n")
     code, out, err = cli("run", "small.yaml", "--set", "task.name=shelf:books", "--engine", engine)
     assert (code, out) == (2, "")
@@ -167,7 +165,7 @@ def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_setting_without_a_type_is_one_line_and_exit_code_2(
+def test_untyped_setting_is_one_line_and_exit_code_2(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "untyped_setting.py").write_text(
@@ -198,13 +196,13 @@ def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     assert (
         "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
     )
-    said = "The record so far was kept. To view it: gossamer report "
-    done = load_run(err.splitlines()[-1].removeprefix(said))
+    hint = "The record so far was kept. To view it: gossamer report "
+    done = load_run(err.splitlines()[-1].removeprefix(hint))
     assert done.status == "failed"
     assert done.metrics.filter(pl.col("round") == 2).height > 0
 
 
-def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
+def test_interrupted_run_is_reported_as_stopped(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "stops.py").write_text(
         "import signal\n"
         "from gossamer import Algorithm\n"
@@ -228,7 +226,7 @@ def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
     assert (code, json.loads(out)["status"]) == (130, "stopped")
 
 
-def test_a_run_that_diverges_says_so(cli: Cli, tmp_path: Path) -> None:
+def test_diverging_run_is_reported_as_diverged(cli: Cli, tmp_path: Path) -> None:
     wild = ("run", "small.yaml", "--set", "optimizer.lr=1e30", "--set", "algorithm.local_steps=9")
     code, out, _ = cli(*wild)
     assert code == 3
@@ -240,14 +238,14 @@ def test_a_run_that_diverges_says_so(cli: Cli, tmp_path: Path) -> None:
     assert (code, json.loads(out)["status"]) == (3, "diverged")
 
 
-def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_exits_with_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("gossamer.api.run", run)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a background process of a shell ignores it
+    )  # a background process of a shell ignores the signal
     try:
         code, out, err = cli("run", "small.yaml")
     finally:
@@ -255,7 +253,7 @@ def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.M
     assert (code, out, err) == (130, "", "error: interrupted\n")
 
 
-def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_silences_the_log(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
     automatic = ("run", "small.yaml", "--no-report", "--set", "engine.trainer=auto")
     assert cli(*automatic, "--quiet")[0] == 0
     assert caplog.messages == []
@@ -264,16 +262,16 @@ def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixtur
     assert logging.getLogger("gossamer").level == logging.INFO
 
 
-def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_bar_labels_its_times(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     code, _, err = cli("run", "small.yaml", "--no-report")
     assert code == 0
-    for said in ("round 4/4", "left", "virtual time", "test loss"):
-        assert said in err
+    for text in ("round 4/4", "left", "virtual time", "test loss"):
+        assert text in err
 
 
-def test_data_root_on_the_command_line_is_relative_to_the_working_directory(cli: Cli, tmp_path: Path) -> None:
+def test_command_line_data_root_is_relative_to_working_directory(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "e.yaml").write_text(SMALL + "data_root: data\n")
     in_file = Experiment.load("deep/e.yaml")

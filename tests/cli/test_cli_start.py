@@ -1,4 +1,4 @@
-"""gossamer demo and gossamer new; and all of it from a wheel, in an empty folder."""
+"""gossamer demo and gossamer new, also from a wheel in an empty folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = {"algorithm.py", "experiment.yaml", "experiment.schema.json", "test_algorithm.py"}
 
 
-def test_the_demo_is_quickstart(cli: Cli, tmp_path: Path) -> None:
+def test_demo_runs_quickstart(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("demo")
     assert (code, err.count("round 100 ")) == (0, 1)
     page = Path(out.splitlines()[-1].split()[-1])
@@ -30,7 +30,7 @@ def test_the_demo_is_quickstart(cli: Cli, tmp_path: Path) -> None:
     assert Experiment.load(page.parent / "experiment.yaml").name == "quickstart"
 
 
-def test_a_new_folder_has_an_experiment_that_runs(
+def test_new_study_runs_and_is_not_overwritten(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, _ = cli("new", "a study")
@@ -56,7 +56,7 @@ def test_a_new_folder_has_an_experiment_that_runs(
     assert (code, err.partition(": already")[0]) == (2, f"error: {study / 'algorithm.py'}")
 
 
-def test_an_unknown_algorithm_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_new_with_unknown_algorithm_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("new", "study", "--algorithm", "d-pgsd")
     assert (code, err.partition(";")[0]) == (
         2,
@@ -66,7 +66,7 @@ def test_an_unknown_algorithm_writes_nothing(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(names("algorithm")))
-def test_the_copy_of_an_algorithm_gives_its_bits(
+def test_copied_algorithm_gives_same_bits(
     name: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gossamer.config.schema.json_schema", dict)
@@ -79,18 +79,18 @@ def test_the_copy_of_an_algorithm_gives_its_bits(
     assert type(copied.algorithm).__module__ == "algorithm"
     builtin = copied.override(algorithm={**copied.algorithm.spec(), "name": name})
     assert copied.algorithm.model_dump() == builtin.algorithm.model_dump()
-    first, second = (run(each, tmp_path / "runs").metrics.drop("wall_s") for each in (copied, builtin))
+    first, second = (run(variant, tmp_path / "runs").metrics.drop("wall_s") for variant in (copied, builtin))
     assert first.equals(second)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
+def test_wheel_works_in_empty_folder(tmp_path: Path) -> None:
     source, empty = tmp_path / "source", tmp_path / "empty"
     files = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout
-    for name in filter(None, files.split("\0")):  # without what earlier builds have left
+    for name in filter(None, files.split("\0")):  # without leftovers of earlier builds
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             subprocess.run(["cp", "-P", ROOT / name, source / name], check=True)
@@ -108,7 +108,7 @@ def test_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
     ]
     subprocess.run(build, check=True)
     [wheel] = tmp_path.glob("*.whl")
-    site = tmp_path / "site"  # a wheel of pure Python is installed by unpacking it
+    site = tmp_path / "site"  # unpacking installs a pure-Python wheel
     zipfile.ZipFile(wheel).extractall(site)
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}

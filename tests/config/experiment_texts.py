@@ -1,4 +1,4 @@
-"""Experiment files, whole and small."""
+"""A full and a small experiment file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ engine: {name: simulate, trainer: auto}
 
 
 def text(**changes: Any) -> str:
-    """A small valid experiment file; a field that is ... is left out."""
+    """A small valid experiment file; omits fields whose value is ``...``."""
     fields = {name: value for name, value in {**BASE, **changes}.items() if value is not ...}
     return yaml.safe_dump(fields)
 

@@ -1,4 +1,4 @@
-"""Classes of components as users write them, with the usual mistakes."""
+"""User-defined components, with the usual mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.config.registry import Component, FunctionComponent, build
 STATE = "local variables of run(), or node.state, which checkpoints keep"
 
 
-def test_no_field_is_called_name() -> None:
+def test_field_called_name_is_refused() -> None:
     with pytest.raises(
         BadInput, match=r"^Mine.name: the name of the component; accepted: another field name$"
     ):
@@ -24,7 +24,7 @@ def test_no_field_is_called_name() -> None:
             name: str = "x"
 
 
-def test_a_task_s_function_may_have_a_parameter_that_pydantic_knows_too() -> None:
+def test_task_parameter_may_shadow_pydantic_attribute() -> None:
     with pytest.warns(UserWarning, match="shadows"):
         made = create_model("task", __base__=FunctionComponent, validate=(bool, True))
     assert made.model_fields["validate"].default is True
@@ -49,7 +49,7 @@ class Counts(Algorithm):
 
 
 @pytest.mark.parametrize("name", ["steps", "limit", "new", "_new", "_count", "_typed", "_private"])
-def test_an_object_takes_no_assignment_and_says_what_to_do(name: str) -> None:
+def test_assignment_to_component_is_refused_with_advice(name: str) -> None:
     counts = Counts()
     with pytest.raises(AttributeError) as caught:
         setattr(counts, name, 1)
@@ -70,7 +70,7 @@ class Counted(NodeWrapper):
         self.count = 0
 
 
-def test_what_init_raises_is_said_with_its_line() -> None:
+def test_error_in_init_names_its_line() -> None:
     with pytest.raises(BadInput) as caught:
         build("wrapper", f"{__name__}:Counted")
     line = Counted.__init__.__code__.co_firstlineno + 2
@@ -82,13 +82,13 @@ def test_what_init_raises_is_said_with_its_line() -> None:
 
 
 class Runs(Algorithm):
-    """Its method has another name."""
+    """Lacks run()."""
 
     async def runs(self, node: Node) -> None:
         """Should be called run."""
 
 
-def test_a_method_that_is_missing_is_named() -> None:
+def test_missing_method_is_named() -> None:
     with pytest.raises(BadInput) as caught:
         build("algorithm", f"{__name__}:Runs")
     assert (
@@ -98,34 +98,32 @@ def test_a_method_that_is_missing_is_named() -> None:
 
 
 def several(*sizes: int) -> None:
-    """Of parameters without names."""
+    """Has a variadic parameter."""
 
 
-def test_a_function_has_its_parameters_by_name() -> None:
+def test_variadic_function_parameter_is_refused() -> None:
     with pytest.raises(BadInput, match=r"parameter \*sizes: .*int.*; accepted: parameters by name$"):
         build("task", f"{__name__}:several")
 
 
-def test_a_file_that_can_not_be_imported_is_named_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_import_names_module_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "untyped_module.py").write_text(
         "from gossamer import Algorithm\n\n\nclass Mine(Algorithm):\n    rate = 0.1\n"
     )
     (tmp_path / "unknown_module.py").write_text("import math\n\nx = math.pie\n")
     (tmp_path / "torn_module.py").write_text("x = (\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for module, said in {
+    for module, message in {
         "untyped_module": r"in 'untyped_module': A non-annotated attribute was detected: `rate = 0.1`; accepted: a type",
         "unknown_module": r"importing 'unknown_module' raised AttributeError: .* \(unknown_module.py, line 3\)$",
         "torn_module": r"importing 'torn_module' raised SyntaxError: '\(' was never closed \(torn_module.py, line 1\)$",
     }.items():
-        with pytest.raises(BadInput, match=f"^algorithm '{module}:Mine': {said}") as caught:
+        with pytest.raises(BadInput, match=f"^algorithm '{module}:Mine': {message}") as caught:
             build("algorithm", f"{module}:Mine")
         assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_algorithm_is_named_with_its_field() -> None:
-    said = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
-    with pytest.raises(BadInput, match=f"^{said}$"):
+def test_non_algorithm_is_refused_with_its_field() -> None:
+    error = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
+    with pytest.raises(BadInput, match=f"^{error}$"):
         build("algorithm", "json:loads")

@@ -1,4 +1,4 @@
-"""Experiments that come with gossamer have names."""
+"""Experiments that ship with gossamer load by name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gossamer.reproduce import load as load_reproduction
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 
-def test_every_file_has_a_name() -> None:
-    every = {*examples.names(), *examples.names(sweeps=True)}
-    assert {FOLDER / f"{name}.yaml" for name in every} == set(FOLDER.rglob("*.yaml"))
-    assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in every)
-    assert all(examples.summary(name) for name in every)
+def test_every_example_has_name_and_summary() -> None:
+    all_names = {*examples.names(), *examples.names(sweeps=True)}
+    assert {FOLDER / f"{name}.yaml" for name in all_names} == set(FOLDER.rglob("*.yaml"))
+    assert all(examples.located(name).resolve() == FOLDER / f"{name}.yaml" for name in all_names)
+    assert all(examples.summary(name) for name in all_names)
 
 
 def test_a_summary_is_a_whole_sentence() -> None:
-    said = examples.summary("topology-aware/beyond")
-    assert said.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
+    text = examples.summary("topology-aware/beyond")
+    assert text.startswith("Questions that the paper of Sakarvadia et al. (arXiv 2505.11760) leaves open, ")
 
 
 def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -31,11 +31,11 @@ def test_experiments_and_sweeps_load_by_name(monkeypatch: pytest.MonkeyPatch, tm
         FOLDER / "quickstart.yaml", ["nodes=8"]
     )
     assert Sweep.load("sweeps/quickstart").name == "quickstart-sweep"
-    # What an example names is beside it.
+    # Its network file lies in the folder of the example.
     assert Experiment.load("divshare/kollaps").network.path.name == "star-60.xml"
 
 
-def test_a_local_file_wins_and_a_folder_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_shadows_example_but_folder_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     assert Experiment.load("quickstart").name == "quickstart"
@@ -46,7 +46,7 @@ def test_a_local_file_wins_and_a_folder_does_not(monkeypatch: pytest.MonkeyPatch
     assert Experiment.load("quickstart").name == "mine"
 
 
-def test_an_unknown_name_is_an_error_that_lists_them() -> None:
+def test_unknown_example_lists_accepted_names() -> None:
     with pytest.raises(
         BadInput, match=r"^quikstart: no file .*'quickstart'\?\); accepted: a YAML file, or cifar10/d-psgd"
     ):

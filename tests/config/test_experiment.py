@@ -1,4 +1,4 @@
-"""Accepted experiments: from text and from files, for every engine."""
+"""Valid experiments, from text and files, for every engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.learning.optimizer import SGD
 from gossamer.network import UniformNetwork
 
 
-def test_the_designs_experiment() -> None:
+def test_full_experiment_is_parsed() -> None:
     experiment = Experiment.parse(DESIGN)
     assert (experiment.name, experiment.seed, experiment.nodes, experiment.batch_size) == (
         "quickstart",
@@ -35,7 +35,7 @@ def test_the_designs_experiment() -> None:
     assert experiment.engine == Simulate(trainer="auto")
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_omitted_fields_have_defaults() -> None:
     experiment = Experiment.parse(text())
     assert experiment.optimizer == SGD(lr=0.1)
     assert experiment.engine == Simulate()
@@ -52,12 +52,12 @@ def test_an_experiment_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("nodes", ["all", "average", 3, [0, 2]])
-def test_nodes_to_evaluate(nodes: Any) -> None:
+def test_every_form_of_evaluation_nodes_is_accepted(nodes: Any) -> None:
     experiment = Experiment.parse(text(evaluation={"nodes": nodes}))
     assert experiment.evaluation.nodes == nodes
 
 
-def test_a_file_is_loaded_and_saved(tmp_path: Path) -> None:
+def test_experiment_survives_save_and_load(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(DESIGN)
     experiment = Experiment.load(file)
@@ -101,16 +101,16 @@ Settings = st.fixed_dictionaries(
 
 @settings(max_examples=40)
 @given(Settings)
-def test_the_resolved_experiment_is_the_whole_truth(changes: dict[str, Any]) -> None:
+def test_resolved_experiment_round_trips_with_all_fields(changes: dict[str, Any]) -> None:
     experiment = Experiment.parse(text(**changes))
     resolved = experiment.to_yaml()
-    again = Experiment.parse(resolved)
-    assert again == experiment
-    assert again.to_yaml() == resolved
+    parsed = Experiment.parse(resolved)
+    assert parsed == experiment
+    assert parsed.to_yaml() == resolved
     assert set(yaml.safe_load(resolved)) == set(Experiment.model_fields)
 
 
-def test_paths_are_relative_to_the_file_and_on_the_command_line_to_the_working_directory(
+def test_paths_are_relative_to_file_or_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -124,7 +124,7 @@ def test_paths_are_relative_to_the_file_and_on_the_command_line_to_the_working_d
     overridden = Experiment.load(file, ["data_root=mine", "topology.path=my-edges.txt"])
     assert overridden.data_root == tmp_path / "here" / "mine"
     assert overridden.topology.spec()["path"] == str(tmp_path / "here" / "my-edges.txt")
-    # Resolved paths are absolute: the saved experiment means the same anywhere.
+    # Resolved paths are absolute, so the saved experiment is the same in any folder.
     monkeypatch.chdir(tmp_path)
     assert Experiment.parse(experiment.to_yaml()) == experiment
 
@@ -135,7 +135,7 @@ class Masked(NodeWrapper):
     path: FilePath
 
 
-def test_a_wrapper_reads_paths_as_other_components_and_is_named_by_its_index(tmp_path: Path) -> None:
+def test_wrapper_resolves_paths_and_is_named_by_index(tmp_path: Path) -> None:
     wrapper = {"name": f"{__name__}:Masked", "path": "masks.txt"}
     experiment = Experiment.parse(text(wrappers=[wrapper]), folder=tmp_path)
     assert experiment.wrappers == (Masked(path=tmp_path / "masks.txt"),)
@@ -145,18 +145,18 @@ def test_a_wrapper_reads_paths_as_other_components_and_is_named_by_its_index(tmp
 
 @pytest.mark.parametrize("trainer", ["auto", "sequential", "batched"])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_another_engine_keeps_the_experiment_valid(trainer: str, threads: int) -> None:
+def test_switching_engine_keeps_experiment_valid(trainer: str, threads: int) -> None:
     source = text(engine={"name": "simulate", "trainer": trainer, "threads": threads, "device": "cpu"})
     kept = "auto" if trainer == "batched" else trainer  # real processes have no batches of nodes
     assert Experiment.parse(source, engine="processes").engine == Processes(trainer=kept)  # type: ignore[arg-type]
 
 
-def test_evaluation_by_time_is_not_also_by_rounds() -> None:
+def test_evaluation_by_time_disables_default_rounds() -> None:
     assert Experiment.parse(text(evaluation={"every_s": 2})).evaluation.every_rounds is None
     assert Experiment.parse(text(evaluation={"every_s": 2, "every_rounds": 3})).evaluation.every_rounds == 3
 
 
-def test_back_to_the_simulator() -> None:
+def test_switching_engine_drops_engine_options() -> None:
     source = text(engine={"name": "processes", "start_timeout_s": 5.0})
     assert Experiment.parse(source, engine="simulate").engine == Simulate()
     assert Experiment.parse(text(), engine="processes").engine == Processes()
@@ -171,7 +171,7 @@ def test_the_same_engine_keeps_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "overrides", "engine", "found"),
+    ("text", "overrides", "engine", "expected"),
     [
         ("", (), None, "simulate"),
         ("engine: processes", (), None, "processes"),
@@ -182,9 +182,9 @@ def test_the_same_engine_keeps_its_options() -> None:
         ("nodes: wrong, and not looked at", ("engine=processes",), None, "processes"),
     ],
 )
-def test_the_engine_s_name_is_found_before_all_else_is_read(
-    tmp_path: Path, said: str, overrides: tuple[str, ...], engine: str | None, found: str
+def test_engine_name_is_read_without_validating_the_rest(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], engine: str | None, expected: str
 ) -> None:
     file = tmp_path / "experiment.yaml"
-    file.write_text(said or "{}")
-    assert engine_name(Experiment.read(file, overrides, engine).get("engine", {})) == found
+    file.write_text(text or "{}")
+    assert engine_name(Experiment.read(file, overrides, engine).get("engine", {})) == expected

@@ -1,4 +1,4 @@
-"""Assignments of the command line."""
+"""Overrides from the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.learning.optimizer import SGD
 from gossamer.network import LogNormal, Slowdowns, UniformNetwork
 
 
-def test_overrides_are_typed_and_reach_inside() -> None:
+def test_overrides_are_typed_and_reach_nested_fields() -> None:
     experiment = Experiment.parse(
         DESIGN,
         [
@@ -33,12 +33,12 @@ def test_overrides_are_typed_and_reach_inside() -> None:
     assert (experiment.stop.rounds, experiment.stop.time_s) == (None, 2.5)
 
 
-def test_the_experiments_own_name_can_be_overridden() -> None:
+def test_experiment_name_can_be_overridden() -> None:
     experiment = Experiment.parse(DESIGN, ["name=other"])
     assert experiment == Experiment.parse(DESIGN).override(name="other")
 
 
-def test_a_field_is_set_once_and_a_whole_one_before_its_parts() -> None:
+def test_field_is_set_once_and_whole_before_its_parts() -> None:
     assert refused(DESIGN, "nodes=8", "nodes=20") == (
         "--set nodes=20: nodes is set already; accepted: every field once",
     )
@@ -50,14 +50,14 @@ def test_a_field_is_set_once_and_a_whole_one_before_its_parts() -> None:
         assert (stop.time_s, stop.rounds) == (2, 3)
 
 
-def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:
+def test_replaced_component_drops_old_parameters() -> None:
     changed = Experiment.parse(DESIGN, ["compute.name=log-normal", "compute.sigma=0.1"])
     assert changed.compute == LogNormal(sigma=0.1)
     same = Experiment.parse(DESIGN, ["compute.name=constant"])
     assert same.compute == Experiment.parse(DESIGN).compute
 
 
-def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order() -> None:
+def test_component_name_applies_first_in_any_order() -> None:
     source = text(topology={"name": "erdos-renyi", "p": 0.5})
     for overrides in (
         ["topology.degree=3", "topology.name=random-regular"],
@@ -80,24 +80,24 @@ def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order
     ],
     ids=["all of it", "its name"],
 )
-def test_what_holds_a_component_is_there_before_the_component_is_named(overrides: list[str]) -> None:
+def test_outer_component_applies_before_nested_name(overrides: list[str]) -> None:
     overrides = [*overrides, "compute.random={per_hour: 1, mean_s: 1, factor: 2}"]
     compute = Experiment.parse(DESIGN, overrides).compute
     assert isinstance(compute, Slowdowns)
     assert compute.base == LogNormal(sigma=0.2)
 
 
-def test_a_parameter_of_a_component_that_is_only_named() -> None:
+def test_parameter_of_component_given_by_name_is_set() -> None:
     assert Experiment.parse(text(), ["algorithm.local_steps=3"]).algorithm == DPSGD(local_steps=3)
 
 
-def test_a_parameter_of_a_component_that_is_left_to_its_default() -> None:
+def test_parameter_of_default_component_is_set() -> None:
     experiment = Experiment.parse(text(), ["optimizer.lr=0.05", "network.latency_s=0.5"])
     assert experiment.optimizer == SGD(lr=0.05)
     assert experiment.network == UniformNetwork(latency_s=0.5)
 
 
-def test_override_gives_a_changed_copy() -> None:
+def test_override_returns_a_changed_copy() -> None:
     experiment = Experiment.parse(DESIGN)
     changed = experiment.override(nodes=8, optimizer={"name": "sgd", "lr": 0.5})
     assert (changed.nodes, changed.optimizer) == (8, SGD(lr=0.5))
@@ -108,11 +108,11 @@ def test_override_gives_a_changed_copy() -> None:
 
 
 @pytest.mark.parametrize("override", ["nodes", "=3", "a b=3", ".nodes=3", "nodes.=3"])
-def test_an_override_that_is_no_assignment(override: str) -> None:
+def test_malformed_override_is_refused(override: str) -> None:
     assert refused(text(), override) == (f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05",)
 
 
-def test_an_override_that_leads_nowhere() -> None:
+def test_override_of_unknown_field_is_refused() -> None:
     assert refused(text(), "nodes=[") == (
         "--set nodes=[: '[' is not YAML; accepted: a YAML value, e.g. 0.05 or '{name: ring}'",
     )
@@ -126,7 +126,7 @@ def test_an_override_that_leads_nowhere() -> None:
     assert problem.startswith("stop.round: unknown field (did you mean 'rounds'?)")
 
 
-def test_an_unknown_engine_on_the_command_line() -> None:
+def test_unknown_engine_on_command_line_is_refused() -> None:
     (problem,) = refused(text(), engine="proceses")
     assert problem.startswith("engine.name: got 'proceses'")
     assert "(did you mean 'processes'?)" in problem
@@ -135,12 +135,12 @@ def test_an_unknown_engine_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     "override", ["engine.name=processes", "engine=processes", "engine={name: processes}"]
 )
-def test_one_name_of_the_engine_may_be_said_twice(override: str) -> None:
+def test_same_engine_name_may_be_given_twice(override: str) -> None:
     source = text(engine={"name": "simulate", "trainer": "batched"})
     assert Experiment.parse(source, [override], "processes").engine == Processes()
 
 
-def test_what_is_said_of_the_engine_is_kept_or_refused_when_its_name_is_given_apart() -> None:
+def test_engine_overrides_apply_to_engine_option() -> None:
     source = text(engine={"name": "simulate", "trainer": "batched"})
     for override in ("engine.pace=true", "engine={pace: true}"):
         assert Experiment.parse(source, [override], "processes").engine == Processes(pace=True)
@@ -148,13 +148,13 @@ def test_what_is_said_of_the_engine_is_kept_or_refused_when_its_name_is_given_ap
     assert problem.startswith("engine.workers: unknown field")
 
 
-def test_the_engine_of_a_mapping_without_a_name_is_replaced() -> None:
-    """Its options are those of simulate, the default."""
+def test_unnamed_engine_options_give_way_to_another_engine() -> None:
+    """Unnamed options belong to simulate, the default engine."""
     text = "task: least-squares\nalgorithm: d-psgd\nnodes: 2\nstop: {rounds: 1}\nengine: {workers: 2}"
     assert Experiment.parse(text, ["engine.name=processes"]).engine == Processes()
     assert Experiment.parse(text, ["engine.threads=2"]).engine == Simulate(workers=2, threads=2)
 
 
-def test_a_field_of_the_initial_model_may_be_set() -> None:
-    found = Experiment.parse(text(), ["initial.from=none"]).model_dump(mode="json")["initial"]
-    assert found["from"].endswith("none")
+def test_field_of_initial_model_can_be_set() -> None:
+    initial = Experiment.parse(text(), ["initial.from=none"]).model_dump(mode="json")["initial"]
+    assert initial["from"].endswith("none")

@@ -1,4 +1,4 @@
-"""Refused experiments: one clear line for each problem, in words that need no knowledge of pydantic."""
+"""Invalid experiments: one clear line per problem, without pydantic jargon."""
 
 from __future__ import annotations
 
@@ -161,41 +161,41 @@ JARGON = (
 )
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
-def test_bad_input_is_one_clear_line(changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
+def test_bad_input_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
     problems = refused(text(**changes))
     assert len(problems) == 1
-    assert problems[0].startswith(said)
+    assert problems[0].startswith(message)
     assert "\n" not in problems[0]
     assert [word for word in JARGON if word in problems[0]] == []
     assert "accepted:  or" not in problems[0]
 
 
-def test_a_misspelt_field_comes_before_the_one_that_is_missing_because_of_it() -> None:
+def test_misspelt_field_is_listed_before_missing_one() -> None:
     first, second = refused(text(codec={"name": "top-k", "fracton": 0.1}))
     assert first.startswith("codec.fracton: unknown field (did you mean 'fraction'?); accepted: ")
     assert second == "codec.fraction: missing; a value is required"
 
 
-def test_several_problems_are_a_line_each() -> None:
+def test_every_problem_has_its_own_line() -> None:
     problems = refused(text(nodes=0, seed=-1, initial="x"))
     assert sorted(problem.partition(":")[0] for problem in problems) == ["initial", "nodes", "seed"]
 
 
 @pytest.mark.parametrize("source", ["nodes: [", "a: b: c", "\t- x"])
-def test_broken_yaml_says_where(source: str) -> None:
+def test_yaml_error_names_line_and_column(source: str) -> None:
     (problem,) = refused(source)
     assert re.match(r"experiment, line [12], column \d+: not YAML: ", problem)
     assert "\n" not in problem
 
 
 @pytest.mark.parametrize("source", ["", "- nodes", "text"])
-def test_a_file_that_holds_no_mapping(source: str) -> None:
+def test_file_without_mapping_is_refused(source: str) -> None:
     (problem,) = refused(source)
     assert "accepted: a mapping of fields such as 'task' and 'nodes'" in problem
 
 
-def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
+def test_missing_or_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"none\.yaml: No such file or directory; accepted: a YAML experiment file"
     ):
@@ -207,7 +207,7 @@ def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
         Experiment.load(tmp_path / "binary.yaml")
 
 
-def test_infinity_in_a_file_is_refused_in_one_line() -> None:
+def test_infinite_override_is_refused_in_one_line() -> None:
     for field in ("stop.time_s", "gather.timeout_s", "optimizer.lr", "evaluation.every_s"):
         (problem,) = refused(text(), f"{field}=.inf")
         assert problem.startswith(f"{field}: got inf; accepted: a finite number")

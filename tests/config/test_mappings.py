@@ -1,4 +1,4 @@
-"""Mappings in YAML files: the accepted ones, and one line for each refused one."""
+"""Mappings in YAML files: accepted ones, and one line for each refused one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_mapping_is_read(tmp_path: Path) -> None:
     assert read_mapping(file, "a file") == {"a": {"b": [1, 2.5, "ü"]}}
 
 
-def test_what_is_merged_may_be_said_again() -> None:
+def test_merged_keys_may_be_overridden() -> None:
     text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*a, *b], 1: u, '1': v}"
     assert parse_mapping(text, "there")["b"] == {"x": 3, "y": 2}
     assert parse_mapping(text, "there")["c"] == {"x": 1, "y": 2, 1: "u", "1": "v"}
@@ -25,7 +25,7 @@ def test_what_is_merged_may_be_said_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "a: [",
@@ -54,17 +54,17 @@ def test_what_is_merged_may_be_said_again() -> None:
         ("# nothing\n", "there: got null (empty); accepted: a mapping with 'a'"),
     ],
 )
-def test_anything_else_is_one_line(text: str, said: str) -> None:
+def test_invalid_mapping_is_one_line(text: str, message: str) -> None:
     with pytest.raises(BadInput) as refused:
         parse_mapping(text, "there", "a mapping with 'a'")
     [problem] = refused.value.problems
-    assert problem.startswith(said)
+    assert problem.startswith(message)
     assert "\n" not in problem
     assert "unicode string" not in problem
     assert "^" not in problem
 
 
-def test_a_file_that_cannot_be_read_says_what_it_should_be(tmp_path: Path) -> None:
+def test_unreadable_file_error_names_expected_content(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"none\.yaml: No such file or directory; accepted: a list of birds$"):
         read_mapping(tmp_path / "none.yaml", "a list of birds")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

@@ -38,7 +38,7 @@ MINE = f"{__name__}:Mine"
 NUMBER = 7
 
 
-def test_built_in_names_of_every_kind() -> None:
+def test_built_in_names_resolve_for_every_kind() -> None:
     for kind in KINDS:
         for name, cls in names(kind).items():
             assert find(kind, name) is cls
@@ -48,7 +48,7 @@ def test_built_in_names_of_every_kind() -> None:
     assert expected | {"hypercube", "exponential", "edge-list", "adjacency"} <= set(names("topology"))
 
 
-def test_an_unknown_name_lists_what_is_accepted_and_suggests_the_nearest() -> None:
+def test_unknown_name_lists_accepted_and_suggests_nearest() -> None:
     with pytest.raises(BadInput) as failure:
         find("optimizer", "adm")
     assert str(failure.value) == (
@@ -61,7 +61,7 @@ def test_an_unknown_name_lists_what_is_accepted_and_suggests_the_nearest() -> No
     assert "did you mean" not in str(failure.value)
 
 
-def test_a_class_by_its_path() -> None:
+def test_class_is_found_by_path() -> None:
     assert find("task", MINE) is Mine
     assert Mine.name_of() == MINE
     built = build("task", {"name": MINE, "size": 5})
@@ -70,7 +70,7 @@ def test_a_class_by_its_path() -> None:
     assert build("task", built.spec()) == built
 
 
-def test_a_function_by_its_path_has_its_parameters_as_fields() -> None:
+def test_function_found_by_path_has_parameters_as_fields() -> None:
     path = f"{__name__}:double"
     built = build("task", {"name": path, "size": "4"})
     assert isinstance(built, FunctionComponent)
@@ -94,20 +94,20 @@ def test_the_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("no_such_module:X", r"no module named 'no_such_module' \(the working directory is searched too\)"),
         (f"{__name__}:Mien", r"has no 'Mien' \(did you mean 'Mine'\?\)"),
         (f"{__name__}:NUMBER", "is int; accepted: a Component class or a function"),
     ],
 )
-def test_a_path_that_leads_nowhere(path: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said) as failure:
+def test_unresolvable_path_is_refused(path: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as failure:
         find("task", path)
     assert "\n" not in str(failure.value)
 
 
-def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_module_import_states_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match="importing 'broken_module' raised ZeroDivisionError: division"):
@@ -117,14 +117,14 @@ def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch:
 class Point:
     """An entry point."""
 
-    def __init__(self, name: str, value: str, found: Any) -> None:
-        self.name, self.value, self._found = name, value, found
+    def __init__(self, name: str, value: str, target: Any) -> None:
+        self.name, self.value, self._target = name, value, target
 
     def load(self) -> Any:
-        return self._found
+        return self._target
 
 
-def test_entry_points_are_found_after_the_built_in_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_names_precede_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     class Theirs(Component):
         registered_name: ClassVar[str] = ""
 
@@ -139,7 +139,7 @@ def test_entry_points_are_found_after_the_built_in_names(monkeypatch: pytest.Mon
     assert "theirs" in names("topology")
 
 
-def test_a_name_is_given_once() -> None:
+def test_duplicate_registration_is_refused() -> None:
     class Again(Component):
         pass
 
@@ -147,7 +147,7 @@ def test_a_name_is_given_once() -> None:
         register("topology", "ring")(Again)
 
 
-def test_a_component_is_frozen_and_has_no_other_fields() -> None:
+def test_component_is_frozen_and_refuses_unknown_fields() -> None:
     component = Mine()
     with pytest.raises(AttributeError, match="Mine.size can't be set: the object holds settings only"):
         component.size = 4
@@ -156,12 +156,12 @@ def test_a_component_is_frozen_and_has_no_other_fields() -> None:
 
 
 @pytest.mark.parametrize("value", [3, None, [], {"size": 3}, {"name": 3}])
-def test_what_is_no_component(value: Any) -> None:
+def test_non_component_value_is_refused(value: Any) -> None:
     with pytest.raises(BadInput, match=r"^place: got .*; accepted: a name, or a mapping with 'name'"):
         build("task", value, field="place")
 
 
-def test_a_bad_parameter_names_its_field_value_and_bounds() -> None:
+def test_bad_parameter_error_names_field_value_and_bounds() -> None:
     with pytest.raises(BadInput, match=r"^optimizer\.lr: got -1; accepted: greater than 0$"):
         build("optimizer", {"name": "sgd", "lr": -1})
 
@@ -175,9 +175,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("home", ["experiments", "elsewhere"])
-def test_relative_paths(tmp_path: Path, elsewhere: Path, home: str) -> None:
-    said = placed("data.txt", Path() if home == elsewhere.name else None)
-    built = build("task", {"name": MINE, "path": said}, {"folder": tmp_path / "experiments"})
+def test_relative_path_is_resolved_against_its_folder(tmp_path: Path, elsewhere: Path, home: str) -> None:
+    path = placed("data.txt", Path() if home == elsewhere.name else None)
+    built = build("task", {"name": MINE, "path": path}, {"folder": tmp_path / "experiments"})
     assert isinstance(built, Mine)
     assert built.path == tmp_path / home / "data.txt"
     assert build("task", built.spec(), {"folder": Path("/other")}) == built

@@ -1,4 +1,4 @@
-"""The JSON Schema accepts every experiment file of the project, and refuses what the experiment does."""
+"""The JSON Schema accepts every experiment file of the project, and refuses what Experiment refuses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def validator(schema: dict[str, Any]) -> Draft202012Validator:
 
 
 def experiments() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every experiment file, and the base of every sweep that has its own."""
+    """Every experiment file, and the inline base of every sweep."""
     for file in sorted(EXPERIMENTS.rglob("*.yaml")):
         raw = yaml.safe_load(file.read_text())
-        found = raw.get("base", raw)
-        if isinstance(found, dict):
-            yield str(file.relative_to(EXPERIMENTS)), found
+        experiment = raw.get("base", raw)
+        if isinstance(experiment, dict):
+            yield str(file.relative_to(EXPERIMENTS)), experiment
 
 
 @pytest.mark.parametrize(("name", "raw"), [*experiments()])
@@ -67,12 +67,12 @@ QUICKSTART = yaml.safe_load((EXPERIMENTS / "quickstart.yaml").read_text())
         {"optimizer": {"name": "adam", "lr": 0.1, "schedule": {"name": "cosine", "rounds": 9}}},
     ],
 )
-def test_other_forms_of_fields_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
+def test_other_field_forms_are_accepted(validator: Draft202012Validator, change: dict[str, Any]) -> None:
     Experiment.of({**QUICKSTART, **change})
     validator.validate({**QUICKSTART, **change})
 
 
-def test_a_class_of_ones_own_takes_any_parameters(validator: Draft202012Validator) -> None:
+def test_user_class_accepts_any_parameters(validator: Draft202012Validator) -> None:
     for algorithm in ("mine:Mine", {"name": "mine:Mine", "rate": 0.5}):
         validator.validate({**QUICKSTART, "algorithm": algorithm})
 
@@ -83,7 +83,7 @@ def test_a_class_of_ones_own_takes_any_parameters(validator: Draft202012Validato
         {"nodes": 0},
         {"node": 16},
         {"topology": "rign"},
-        {"topology": "random-regular"},  # which needs a degree
+        {"topology": "random-regular"},  # without its degree
         {"topology": {"name": "random-regular", "degree": "four"}},
         {"topology": {"name": "random-regular", "degree": 4, "weights": "metropolis"}},
         {"topology": {"name": "layers", "layers": {"near": "rign"}}},
@@ -93,7 +93,7 @@ def test_a_class_of_ones_own_takes_any_parameters(validator: Draft202012Validato
         {"stop": {"round": 1}},
     ],
 )
-def test_what_the_experiment_refuses_is_refused(
+def test_schema_refuses_what_experiment_refuses(
     validator: Draft202012Validator, change: dict[str, Any]
 ) -> None:
     with pytest.raises(BadInput):
@@ -102,24 +102,24 @@ def test_what_the_experiment_refuses_is_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_component_is_there_with_its_parameters(schema: dict[str, Any], kind: str) -> None:
-    found = components(schema, kind)
-    assert set(found) == set(names(kind))
+def test_schema_lists_every_component_with_parameters(schema: dict[str, Any], kind: str) -> None:
+    listed = components(schema, kind)
+    assert set(listed) == set(names(kind))
     for name, cls in names(kind).items():
         fields = {field.alias or key for key, field in cls.model_fields.items()}
-        assert set(found[name]["properties"]) == {"name", *fields}
-        assert found[name]["description"]
+        assert set(listed[name]["properties"]) == {"name", *fields}
+        assert listed[name]["description"]
 
 
-def test_bases_of_components_stand_for_their_kinds(schema: dict[str, Any]) -> None:
-    """A field that is typed as a base class, without a ComponentField, would accept nothing but the base's fields."""
+def test_abstract_bases_are_not_in_schema(schema: dict[str, Any]) -> None:
+    """A field typed as a base class, without a ComponentField, would accept only the fields of the base."""
     bases = {
         cls.__name__
         for kind in KINDS
-        for each in names(kind).values()
-        for cls in each.__mro__
+        for component in names(kind).values()
+        for cls in component.__mro__
         if inspect.isabstract(cls)
     }
-    inner = {name for each in schema["$defs"].values() for name in each.get("$defs", {})}
+    inner = {name for definition in schema["$defs"].values() for name in definition.get("$defs", {})}
     assert bases
     assert not bases & inner

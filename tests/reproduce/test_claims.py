@@ -1,4 +1,4 @@
-"""Verdicts on claims, from runs whose numbers and intervals are computed here in another way."""
+"""Verdicts on claims, against numbers and intervals computed independently here."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SEEDS = 3
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
-    """Two cells of three seeds, one of which learns faster."""
-    found = []
+    """Two cells of three seeds each; one cell learns faster."""
+    groups = []
     for cell, rate in RATES.items():
         folder = tmp_path_factory.mktemp(cell)
         runs = [synthetic(folder, name=cell, seed=seed, rate=rate) for seed in range(1, SEEDS + 1)]
-        found.append(
+        groups.append(
             Group(cell, tuple(Run(run.path, cell, {"cell": cell}) for run in runs), {"cell": cell}, SEEDS)
         )
-    return found
+    return groups
 
 
 def accuracies(group: Group) -> np.ndarray:
-    """The mean accuracy at the end, by seed."""
+    """The final mean accuracy, by seed."""
     last = (pl.col("round") == 100) & (pl.col("node") >= 0)  # the average model is node -1
     ends = [run.metrics.filter(last)["test_accuracy"].mean() for run in group.runs]
     return np.array(ends)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean, and half of the 95 % interval by Student's t."""
+    """The mean, and half of the 95 % interval of Student's t."""
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(half)
 
@@ -47,16 +47,16 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 def verdict(groups: list[Group], **check: object) -> tuple[str, float | None, float | None]:
     """The verdict on one condition, with its number and interval."""
     claim = Claim.model_validate({"text": "a claim", "checks": [check]})
-    together_, [found] = find(claim, groups)
-    assert together_ == found.verdict
-    return found.verdict, found.value, found.half
+    combined, [finding] = find(claim, groups)
+    assert combined == finding.verdict
+    return finding.verdict, finding.value, finding.half
 
 
-def test_a_difference_is_paired_by_seed_and_judged_by_its_interval(groups: list[Group]) -> None:
+def test_difference_is_paired_by_seed_and_judged_by_interval(groups: list[Group]) -> None:
     slow, fast = map(accuracies, groups)
     mean, half = interval(fast - slow)
     assert half > 0
-    of = {"cell": "fast", "baseline": "slow", "measure": "test_accuracy", "number": "difference"}
+    condition = {"cell": "fast", "baseline": "slow", "measure": "test_accuracy", "number": "difference"}
     for bounds, expected in [
         ({"at_least": mean - 1.01 * half}, "holds"),
         ({"at_least": mean}, "not decidable here"),
@@ -66,11 +66,11 @@ def test_a_difference_is_paired_by_seed_and_judged_by_its_interval(groups: list[
         ({"at_least": mean - 2 * half, "at_most": mean + 2 * half}, "holds"),
         ({"at_least": mean - 2 * half, "at_most": mean}, "not decidable here"),
     ]:
-        found, value, width = verdict(groups, **of, **bounds)
-        assert (found, value, width) == (expected, pytest.approx(mean), pytest.approx(half)), bounds
+        judged, value, half_width = verdict(groups, **condition, **bounds)
+        assert (judged, value, half_width) == (expected, pytest.approx(mean), pytest.approx(half)), bounds
 
 
-def test_means_ratios_times_and_budgets(groups: list[Group]) -> None:
+def test_verdicts_on_means_ratios_times_and_budgets(groups: list[Group]) -> None:
     slow, fast = map(accuracies, groups)
     mean, half = interval(slow)
     assert verdict(groups, cell="slow", measure="test_accuracy", at_most=1) == (
@@ -78,39 +78,39 @@ def test_means_ratios_times_and_budgets(groups: list[Group]) -> None:
         pytest.approx(mean),
         pytest.approx(half),
     )
-    found, value, _ = verdict(
+    judged, value, _ = verdict(
         groups, cell="fast", baseline="slow", measure="test_accuracy", number="ratio", at_least=1
     )
-    assert (found, value) == ("holds", pytest.approx(fast.mean() / slow.mean()))
-    # All runs send the same, so that the interval is a point.
+    assert (judged, value) == ("holds", pytest.approx(fast.mean() / slow.mean()))
+    # All runs send the same number of bytes, so the interval is a point.
     assert verdict(
         groups, cell="fast", baseline="slow", measure="bytes", number="ratio", at_least=1, at_most=1
     )[:2] == ("holds", 1)
-    found, value, _ = verdict(groups, cell="fast", measure="bytes to test_accuracy=0.3", at_most=1e12)
-    assert (found, value is not None) == ("holds", True)
-    found, value, _ = verdict(groups, cell="fast", measure="test_accuracy at bytes=1e6", at_least=0)
-    assert (found, value is not None) == ("holds", True)
+    judged, value, _ = verdict(groups, cell="fast", measure="bytes to test_accuracy=0.3", at_most=1e12)
+    assert (judged, value is not None) == ("holds", True)
+    judged, value, _ = verdict(groups, cell="fast", measure="test_accuracy at bytes=1e6", at_least=0)
+    assert (judged, value is not None) == ("holds", True)
 
 
-def test_what_has_no_number_or_no_interval_is_not_decidable(groups: list[Group]) -> None:
+def test_missing_number_or_interval_is_not_decidable(groups: list[Group]) -> None:
     never = {"cell": "slow", "measure": "time_s to test_accuracy=0.999", "at_least": 0}
     assert verdict(groups, **never) == ("not decidable here", None, None)
-    [found] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
-    assert str(found).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
+    [finding] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
+    assert str(finding).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
     one = [Group(group.label, group.runs[:1], group.labels, 1) for group in groups]
-    found, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
-    assert (found, half) == ("not decidable here", None)
+    judged, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
+    assert (judged, half) == ("not decidable here", None)
     assert value is not None
 
 
-def test_a_claim_holds_in_part_where_some_conditions_hold_and_some_do_not() -> None:
+def test_verdicts_of_several_conditions_are_combined() -> None:
     assert combined_verdict(["holds", "holds"]) == "holds"
     assert combined_verdict(["does not hold"]) == "does not hold"
     assert combined_verdict(["holds", "does not hold", "not decidable here"]) == "holds in part"
     assert combined_verdict(["holds", "not decidable here"]) == "not decidable here"
 
 
-def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:
+def test_unknown_cell_is_bad_input(groups: list[Group]) -> None:
     with pytest.raises(BadInput, match="fasd.*did you mean 'fast'|fasd.*fast"):
         verdict(groups, cell="fasd", measure="test_accuracy", at_least=0)
 
@@ -119,12 +119,12 @@ def test_a_cell_that_is_none_is_bad_input(groups: list[Group]) -> None:
     "changes",
     [{"at_least": None}, {"baseline": "slow"}, {"number": "ratio"}, {"measure": "time to 0.9"}, {"bound": 3}],
 )
-def test_a_condition_that_says_too_little_or_too_much_is_refused(changes: dict[str, object]) -> None:
+def test_inconsistent_condition_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accept|at_least|baseline|METRIC|extra"):
         Check.model_validate({"cell": "fast", "measure": "bytes", "at_least": 1, **changes})
 
 
-def test_a_cell_that_is_several_groups_is_bad_input(groups: list[Group]) -> None:
+def test_ambiguous_cell_is_bad_input(groups: list[Group]) -> None:
     twice = [
         Group(f"{group.label} {k}", group.runs, {"cell": group.label, "k": k}, SEEDS)
         for group in groups

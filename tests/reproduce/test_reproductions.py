@@ -1,4 +1,4 @@
-"""Reproductions as a user runs them: what is missing is run, a page says what came of it."""
+"""gossamer reproduce: missing runs are executed, and a page states the verdicts."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ FILE: dict[str, Any] = {
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """A file with some fields of its section changed."""
+    """The file with changed fields of its section ``reproduction``."""
     section = {**FILE["reproduction"], **changes}
     (folder / "steps.yaml").write_text(yaml.safe_dump({**FILE, "reproduction": section}, sort_keys=False))
     return folder / "steps.yaml"
 
 
-def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
+def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     code, out, _ = cli("reproduce", str(file), "--json")
     assert code == 0
-    [said] = json.loads(out)["verdicts"]
-    assert (said["claim"], said["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
-    page = (tmp_path / said["page"]).read_text()
+    [entry] = json.loads(out)["verdicts"]
+    assert (entry["claim"], entry["verdict"]) == (FILE["reproduction"]["claims"][0]["text"], "holds in part")
+    page = (tmp_path / entry["page"]).read_text()
     for text in (
         "# More steps take longer",
         "Nobody et al.",
@@ -75,12 +75,12 @@ def test_the_page_has_claims_settings_results_and_verdicts(tmp_path: Path, cli: 
     assert "bytes of four steps, ratio to one step: 1 ± 0; claimed: ≥ 2: does not hold" in page
     assert "| four steps | 3/3 |" in page
     assert "**Cost:** 6 of 6 runs" in page
-    figures = sorted(each.name for each in (tmp_path / "runs" / "steps" / "figures").glob("test-loss*"))
+    figures = sorted(path.name for path in (tmp_path / "runs" / "steps" / "figures").glob("test-loss*"))
     assert [Path(name).suffix for name in figures] == [".pdf", ".png"]
     assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
 
 
-def test_each_reproduction_is_named_and_paths_of_pages_are_whole(tmp_path: Path, cli: Cli) -> None:
+def test_output_names_reproduction_and_full_page_path(tmp_path: Path, cli: Cli) -> None:
     out = f"{'a-long-name-of-a-folder' * 4}/runs"
     code, printed, err = cli("reproduce", str(written(tmp_path)), "--out", out)
     assert code == 0
@@ -88,7 +88,7 @@ def test_each_reproduction_is_named_and_paths_of_pages_are_whole(tmp_path: Path,
     assert printed.splitlines()[-1] == f"{out}/steps/reproduction.md"
 
 
-def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Path, cli: Cli) -> None:
+def test_finished_runs_are_skipped_and_sizes_have_own_folders(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     for _ in range(2):
         assert cli("reproduce", str(file), "--small", "--quiet") == (0, "", "")
@@ -99,7 +99,7 @@ def test_only_what_is_missing_is_run_and_a_size_has_its_own_folder(tmp_path: Pat
     assert (full.name, full.seeds, full.planned[0].experiment.nodes) == ("steps-full", (1, 2, 3, 4), 8)
 
 
-def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> None:
+def test_small_size_states_undecidable_claims(tmp_path: Path, cli: Cli) -> None:
     claims = [{**FILE["reproduction"]["claims"][0], "small": False}]
     code, out, _ = cli("reproduce", str(written(tmp_path, claims=claims)), "--small", "--json")
     [verdict] = json.loads(out)["verdicts"]
@@ -111,7 +111,7 @@ def test_what_a_small_size_can_not_decide_is_said(tmp_path: Path, cli: Cli) -> N
     )
 
 
-def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
+def test_sweep_command_accepts_reproduction_file(tmp_path: Path, cli: Cli) -> None:
     assert "6 runs" in cli("sweep", str(written(tmp_path)), "--dry-run")[1]
 
 
@@ -124,9 +124,7 @@ def test_a_sweep_takes_the_file_too(tmp_path: Path, cli: Cli) -> None:
         ({"figure": {"axis": "rounds"}}, "reproduction.figure.axis"),
     ],
 )
-def test_a_section_that_is_wrong_is_refused_before_anything_runs(
-    tmp_path: Path, changes: Any, message: str
-) -> None:
+def test_invalid_section_is_refused_before_any_run(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load(written(tmp_path, **changes), "small", out=tmp_path)
     assert not (tmp_path / "steps-small").exists()
@@ -139,10 +137,10 @@ def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("name", names())
-def test_what_comes_with_gossamer_can_be_used(name: str, size: Any, tmp_path: Path) -> None:
-    """All experiments are valid, the cells that claims name exist, and a small one needs no data."""
+def test_shipped_reproductions_are_valid(name: str, size: Any, tmp_path: Path) -> None:
+    """All experiments are valid, claims name existing cells, and the small size needs no data."""
     described, sweep = load(name, size, out=tmp_path)
-    cells = {each.short for each in sweep.planned}
+    cells = {planned.short for planned in sweep.planned}
     named = {check.cell for claim in described.claims for check in claim.checks}
     named |= {
         check.baseline for claim in described.claims for check in claim.checks if check.baseline is not None
@@ -150,4 +148,4 @@ def test_what_comes_with_gossamer_can_be_used(name: str, size: Any, tmp_path: Pa
     assert named <= cells
     assert len(sweep.seeds) >= 3
     if size == "small":
-        assert {each.experiment.task.name_of() for each in sweep.planned} == {"digits"}
+        assert {planned.experiment.task.name_of() for planned in sweep.planned} == {"digits"}

@@ -19,23 +19,23 @@ RING = np.array([0xE1, 0x44, 0x1B])  # of the palette
 def frames(path: Path) -> list[np.ndarray]:
     """The pixels of all frames, each [height, width, 3]."""
     with image.open(path) as opened:
-        found = []
+        pixels = []
         for number in range(opened.n_frames):
             opened.seek(number)
-            found.append(np.asarray(opened.convert("RGB")).astype(int))
-        return found
+            pixels.append(np.asarray(opened.convert("RGB")).astype(int))
+        return pixels
 
 
-def differ(one: np.ndarray, other: np.ndarray) -> float:
-    """The share of pixels of another colour; a GIF renders colours by dithering, a little differently in each frame."""
-    return float((np.abs(one - other).sum(axis=2) > 40).mean())
+def differ(first: np.ndarray, second: np.ndarray) -> float:
+    """The share of pixels that differ by more than dithering, which varies between the frames of a GIF."""
+    return float((np.abs(first - second).sum(axis=2) > 40).mean())
 
 
 def ringed(pixels: np.ndarray) -> int:
     return int((np.abs(pixels - RING).sum(axis=2) < 60).sum())
 
 
-def test_a_frame_for_each_evaluation(tmp_path: Path) -> None:
+def test_animation_has_a_frame_per_evaluation(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=12, rounds=(0, 10, 20, 40), poisoned=(3,))
     for name in ("graph.gif", "graph.png"):
         write_animation([run], "ood_accuracy", tmp_path / name)
@@ -45,7 +45,7 @@ def test_a_frame_for_each_evaluation(tmp_path: Path) -> None:
         assert ringed(first) > 50
 
 
-def test_several_runs_side_by_side_and_points_without_a_value(tmp_path: Path) -> None:
+def test_runs_are_animated_side_by_side(tmp_path: Path) -> None:
     short, long, changing = (
         synthetic(tmp_path, nodes=8, rounds=(0, 10), seed=1),
         synthetic(tmp_path, nodes=6, rounds=(0, 10, 20, 30), seed=2, lost=(2,)),
@@ -54,17 +54,17 @@ def test_several_runs_side_by_side_and_points_without_a_value(tmp_path: Path) ->
     write_animation([short, long, changing], "test_loss", tmp_path / "graphs.gif")
     shown = frames(tmp_path / "graphs.gif")
     assert len(shown) == 4
-    width = shown[0].shape[1] // 4  # the first run has ended, the second goes on
+    width = shown[0].shape[1] // 4  # the first run has ended, the second continues
     assert differ(shown[1][60:, :width], shown[3][60:, :width]) < 0.001
     assert differ(shown[1], shown[3]) > 0.002
     assert not ringed(shown[0])
 
 
-def test_what_cannot_be_animated_is_refused(tmp_path: Path) -> None:
+def test_invalid_animation_request_is_refused(tmp_path: Path) -> None:
     run, path = synthetic(tmp_path, nodes=3, rounds=(0, 10)), tmp_path / "graph.gif"
     with pytest.raises(BadInput, match="have not recorded test_acuracy .*did you mean 'test_accuracy'"):
         write_animation([run], "test_acuracy", path)
     with pytest.raises(BadInput, match="the nodes of .* have not recorded"):
-        write_animation([run], "consensus_distance", path)  # it is the network's
+        write_animation([run], "consensus_distance", path)  # a metric of the network
     with pytest.raises(BadInput, match=f"got 5 runs; accepted: 1 to {MAX_RUNS}"):
         write_animation([run] * 5, "test_accuracy", path)

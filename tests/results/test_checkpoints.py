@@ -1,4 +1,4 @@
-"""A run's checkpoints on disk: a kill at any instant leaves the newest complete one; what is damaged is refused."""
+"""Checkpoints on disk: a kill at any time leaves a complete one, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(path: Path, number: int, described: Experiment | None = None) -> None:
 
 @contextmanager
 def killed_at(step: int) -> Iterator[list[str]]:
-    """The process is killed at one of the steps by which something gets onto the disk."""
+    """Kill the process at a given step of those that change the disk."""
     steps: list[str] = []
 
     def count(name: str, call: Any) -> Any:
@@ -78,9 +78,9 @@ def killed_at(step: int) -> Iterator[list[str]]:
         yield steps
 
 
-def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> None:
-    step, whole = 0, False
-    while not whole:
+def test_kill_at_any_step_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    step, finished = 0, False
+    while not finished:
         step += 1
         path = tmp_path / str(step)
         with mock.patch("gossamer.results.folder.sync"):
@@ -89,23 +89,23 @@ def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> No
         with killed_at(step) as steps:
             try:
                 make(path, 3)
-                whole = True
+                finished = True
             except Killed:
                 pass
-        found = newest(path)
-        assert found is not None
-        assert found.number in (2, 3)
-        if found.number == 2:
-            found.verify()
-            assert found.read(1).round == 20
-            assert "drop" not in steps  # the old ones go last
-    assert found.number == 3
+        checkpoint = newest(path)
+        assert checkpoint is not None
+        assert checkpoint.number in (2, 3)
+        if checkpoint.number == 2:
+            checkpoint.verify()
+            assert checkpoint.read(1).round == 20
+            assert "drop" not in steps  # old checkpoints are dropped last
+    assert checkpoint.number == 3
     assert step > 15
-    # Before the old ones go it's on disk that there is a new one.
+    # The new checkpoint is flushed before old ones are dropped.
     assert steps.index("flush the folders") < steps.index("drop")
 
 
-def test_a_part_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+def test_failed_write_removes_unfinished_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, 1)
     folder = CheckpointFolder(tmp_path, experiment())
     folder.write(2, node(0, 2))
@@ -115,38 +115,38 @@ def test_a_part_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
     with full, pytest.raises(RecordError, match=r"node-1.safetensors can't be written: No space left"):
         folder.write(2, node(1, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-    found = newest(tmp_path, verified=True)
-    assert found is not None
-    assert found.number == 1
+    checkpoint = newest(tmp_path, verified=True)
+    assert checkpoint is not None
+    assert checkpoint.number == 1
 
 
-def test_one_that_no_node_has_a_part_in_is_none_to_go_on_from(tmp_path: Path) -> None:
+def test_checkpoint_without_nodes_is_ignored(tmp_path: Path) -> None:
     make(tmp_path, 1)
     (tmp_path / "2").mkdir()
     CheckpointFolder(tmp_path, experiment()).complete(2, {}, {}, 2.5)
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.number == 1
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.number == 1
 
 
-def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert newest(tmp_path) is None
     assert highest(tmp_path) == 0
     for number in (1, 2, 4):
         make(tmp_path, number)
-    CheckpointFolder(tmp_path, experiment()).write(5, node(0, 5))  # not complete
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "4", "5"]
-    found = newest(tmp_path)
-    assert found is not None
-    assert (found.number, found.rounds, found.times_s) == (4, {0: 40, 1: 40}, {0: 4.0, 1: 4.0})
-    assert found.wall_s == 2.5
+    CheckpointFolder(tmp_path, experiment()).write(5, node(0, 5))  # incomplete
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4", "5"]
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.number, checkpoint.rounds, checkpoint.times_s) == (4, {0: 40, 1: 40}, {0: 4.0, 1: 4.0})
+    assert checkpoint.wall_s == 2.5
     assert highest(tmp_path) == 5
 
 
-def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     make(tmp_path, 1)
-    found = newest(tmp_path)
-    assert found is not None
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
     file = tmp_path / "1" / "node-1.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -154,12 +154,12 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"node-1.safetensors: its checksum does not fit: it is damaged; accepted"
     ):
-        found.verify()
+        checkpoint.verify()
     file.unlink()
     with pytest.raises(
         BadInput, match=r"node-1.safetensors: No such file or directory; accepted: a checkpoint"
     ):
-        found.verify()
+        checkpoint.verify()
     (tmp_path / "1" / "manifest.json").write_text('{"number": 1}')
     with pytest.raises(
         BadInput,
@@ -168,16 +168,16 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         newest(tmp_path)
 
 
-def test_a_node_of_another_experiment_is_noticed(tmp_path: Path) -> None:
+def test_node_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 1)
     CheckpointFolder(tmp_path, experiment(seed=2)).write(1, node(1, 1))
-    found = newest(tmp_path)
-    assert found is not None
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
     with pytest.raises(BadInput, match="node-1.safetensors: its experiment is [0-9a-f]{16}, not "):
-        found.verify()
+        checkpoint.verify()
 
 
-def test_a_node_of_another_checkpoint_run_or_rank_is_noticed(tmp_path: Path) -> None:
+def test_node_file_of_another_checkpoint_run_or_rank_is_refused(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     write_json(tmp_path / "here" / "environment.json", {"run": "here"})
     for number in (1, 2):
@@ -185,29 +185,29 @@ def test_a_node_of_another_checkpoint_run_or_rank_is_noticed(tmp_path: Path) -> 
     (tmp_path / "there").mkdir()
     write_json(tmp_path / "there" / "environment.json", {"run": "there"})
     make(tmp_path / "there" / "checkpoints", 2)
-    found = newest(tmp_path / "here" / "checkpoints")
-    assert found is not None
-    for other, said in (
-        (found.folder.parent / "1" / "node-1.safetensors", "its checkpoint is 1, not 2"),
+    checkpoint = newest(tmp_path / "here" / "checkpoints")
+    assert checkpoint is not None
+    for other, message in (
+        (checkpoint.folder.parent / "1" / "node-1.safetensors", "its checkpoint is 1, not 2"),
         (tmp_path / "there" / "checkpoints" / "2" / "node-1.safetensors", "its run is there, not here"),
-        (found.folder / "node-0.safetensors", "its rank is 0, not 1"),
+        (checkpoint.folder / "node-0.safetensors", "its rank is 0, not 1"),
     ):
-        shutil.copy(other, found.folder / "node-1.safetensors")
-        with pytest.raises(BadInput, match=f"node-1.safetensors: {said}"):
-            found.verify()
+        shutil.copy(other, checkpoint.folder / "node-1.safetensors")
+        with pytest.raises(BadInput, match=f"node-1.safetensors: {message}"):
+            checkpoint.verify()
 
 
-def test_only_the_same_experiment_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_accepts_only_the_same_experiment(tmp_path: Path) -> None:
     make(tmp_path, 1)
-    found = newest(tmp_path)
-    assert found is not None
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
     for same in (
         {"stop": {"rounds": 9}},
         {"checkpoint": {}},
         {"name": "x"},
         {"engine": {"name": "simulate", "workers": 1}},
     ):
-        found.check(experiment(**same))
+        checkpoint.check(experiment(**same))
     for name, other in (
         ("optimizer.lr", {"optimizer": {"name": "sgd", "lr": 0.5}}),
         ("seed", {"seed": 2}),
@@ -217,4 +217,4 @@ def test_only_the_same_experiment_goes_on(tmp_path: Path) -> None:
         with pytest.raises(
             BadInput, match=rf"^{name}: .* when the checkpoint .*/1 was made; accepted: the same"
         ):
-            found.check(experiment(**other))
+            checkpoint.check(experiment(**other))

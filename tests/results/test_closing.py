@@ -1,4 +1,4 @@
-"""How records are closed: whatever can't be written, there is a status that says so, and rows stay."""
+"""Closing of records: a status records any write failure, and rows stay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_SPACE = "the record can't be written: [Errno 28] No space left on device"
 
 
 def recorded(folder: RunFolder, status: str, error: str | None) -> bool:
-    """Whether that is on record; its rows are, in any case."""
+    """Whether the record has this status and error; asserts that it has its row."""
     run = load_run(folder.path)
     assert run.metrics.height == 1
     return (run.status, run.error) == (status, error)
@@ -57,7 +57,7 @@ def test_a_record_is_closed_with_its_status(folder: RunFolder, reason: str, stat
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("error", [None, "it failed before"])
-def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error: str | None) -> None:
+def test_failed_closing_is_returned_and_recorded(folder: RunFolder, error: str | None) -> None:
     assert close_record(folder, "rounds", error) == NO_SPACE
     assert recorded(folder, "failed", error or NO_SPACE)
     assert folder.segments.exists()
@@ -67,11 +67,11 @@ def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error:
 @pytest.mark.parametrize(
     ("error", "status"), [(ArithmeticError("the well is dry"), "failed"), (KeyboardInterrupt(), "stopped")]
 )
-def test_what_ended_a_run_is_on_record_rather_than_what_came_of_it(
+def test_original_error_is_recorded_over_closing_error(
     folder: RunFolder, error: BaseException, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         close_after(error, folder)
     assert caplog.messages == [NO_SPACE]
-    said = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
-    assert recorded(folder, "failed", said)  # (its tables are not there)
+    cause = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
+    assert recorded(folder, "failed", cause)  # (its tables are missing)

@@ -1,4 +1,4 @@
-"""Measures of groups, and differences of pairs, worked by hand and against the rows that were recorded."""
+"""Measures of groups and differences of pairs, against hand calculations and recorded rows."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ TIME, BYTES = (measure(f"{axis} to test_accuracy=0.5") for axis in ("time_s", "b
 
 
 def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **settings: Any) -> Run:
-    """A run of two nodes around these means, so many seconds apart; each sends 100 bytes a second."""
+    """A run of two nodes around these means, ``step_s`` apart; each sends 100 bytes per second."""
     points = [(step_s * k, (value - 0.1, value + 0.1)) for k, value in enumerate(accuracies)]
     return timed(out, points, seed=seed, **settings)
 
 
-def group(out: Path, label: str, **there_at: int) -> Group:
-    """Runs by seed, which reach a half at some second."""
-    runs = {int(seed[1:]): [0.1] * at + [0.6] for seed, at in there_at.items()}
+def group(out: Path, label: str, **seconds: int) -> Group:
+    """Runs that reach 0.5 at the given second of each seed."""
+    runs = {int(seed[1:]): [0.1] * second + [0.6] for seed, second in seconds.items()}
     return Group(label, tuple(rising(out, *curve, seed=seed) for seed, curve in runs.items()))
 
 
-def only(of: Group | Run, measure: Measure) -> dict[str, Any]:
-    one = of if isinstance(of, Group) else Group("a", (of,))
-    return compare([one], [measure]).rows.row(0, named=True)
+def only(subject: Group | Run, measure: Measure) -> dict[str, Any]:
+    group = subject if isinstance(subject, Group) else Group("a", (subject,))
+    return compare([group], [measure]).rows.row(0, named=True)
 
 
-def test_the_first_point_that_is_there_counts_and_a_tie_is_there(tmp_path: Path) -> None:
+def test_first_point_at_level_counts_and_equality_suffices(tmp_path: Path) -> None:
     # Exactly 0.5 at 2 s, below it again at 3 s.
     run = rising(tmp_path, 0.25, 0.375, 0.5, 0.25, 0.75)
     row = only(run, TIME)
@@ -46,26 +46,26 @@ def test_the_first_point_that_is_there_counts_and_a_tie_is_there(tmp_path: Path)
     assert only(run, measure("test_accuracy"))["mean"] == pytest.approx(0.75)
 
 
-def test_a_group_that_is_not_there_with_every_seed_has_no_mean(tmp_path: Path) -> None:
+def test_group_with_an_unreached_seed_has_no_mean(tmp_path: Path) -> None:
     curves = [(0.1, 0.9), (0.1, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4)]
     late = Group("a", tuple(rising(tmp_path, *curve, seed=seed) for seed, curve in enumerate(curves)))
     row = only(late, TIME)
     assert (row["runs"], row["known"], row["mean"]) == (3, 1, None)
 
 
-def test_a_run_that_was_repeated_counts_once(tmp_path: Path) -> None:
-    runs = tuple(rising(tmp_path, *[0.1] * at, 0.6, seed=seed) for seed, at in ((1, 9), (1, 1), (2, 3)))
+def test_repeated_run_counts_once(tmp_path: Path) -> None:
+    runs = tuple(rising(tmp_path, *[0.1] * steps, 0.6, seed=seed) for seed, steps in ((1, 9), (1, 1), (2, 3)))
     row = only(Group("a", runs), TIME)
     assert (row["runs"], row["mean"]) == (2, 2.0)  # 1 s and 3 s
 
 
-def test_grids_may_differ(tmp_path: Path) -> None:
+def test_runs_on_different_grids_are_measured(tmp_path: Path) -> None:
     fine = rising(tmp_path, 0.1, 0.2, 0.3, 0.4, 0.5, step_s=0.25, evaluation={"every_s": 0.25})
     by_round = rising(tmp_path, 0.1, 0.2, 0.5, step_s=0.7, evaluation={"every_rounds": 1})
     assert (only(fine, TIME)["mean"], only(by_round, TIME)["mean"]) == (1.0, pytest.approx(1.4))
 
 
-def test_a_mean_that_is_not_a_number_is_not_there(tmp_path: Path) -> None:
+def test_nan_mean_does_not_reach_level(tmp_path: Path) -> None:
     points = [(0.0, (0.1, 0.1)), (1.0, (0.9, math.nan)), (2.0, (0.9, 0.9))]
     assert only(timed(tmp_path, points), TIME)["mean"] == 2.0
     lower = [(0.0, (1.0, 1.0)), (1.0, (0.1, math.nan)), (2.0, (math.nan, math.nan))]
@@ -74,45 +74,45 @@ def test_a_mean_that_is_not_a_number_is_not_there(tmp_path: Path) -> None:
     assert math.isnan(only(diverged, measure("test_loss"))["mean"])
 
 
-def test_losses_are_reached_from_above(tmp_path: Path) -> None:
+def test_loss_level_is_reached_from_above(tmp_path: Path) -> None:
     points = [(0.0, (3.0, 1.0)), (1.0, (1.5, 0.5)), (2.0, (0.5, 0.25))]
     time = measure("time_s to test_rmse=1")
     assert only(timed(tmp_path, points, metric="test_rmse"), time)["mean"] == 1.0
     assert time.table == "test rmse ≤ 1"
 
 
-def test_fast_nodes_alone_are_not_there_but_those_that_outlive_others_are(tmp_path: Path) -> None:
+def test_level_needs_all_surviving_nodes(tmp_path: Path) -> None:
     points = [(0.0, (0.1, 0.1)), (1.0, (0.9, None)), (2.0, (0.9, None))]
     assert only(timed(tmp_path, points, evaluation={"every_rounds": 1}), TIME)["known"] == 0
     assert only(timed(tmp_path, points, lost=(1,)), TIME)["mean"] == 1.0
 
 
-def test_a_budget_takes_the_last_evaluation_within_it(tmp_path: Path) -> None:
+def test_budget_uses_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
     budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
-    found = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
-    # A run that has not used up its budget might have come further.
-    assert found == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
+    values = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
+    # A run that has not spent its budget might have reached more.
+    assert values == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
 
-def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     base, fast = group(tmp_path, "base", s1=4, s2=6, s3=8), group(tmp_path, "fast", s3=5, s1=2, s2=3)
     never = Group("never", tuple(rising(tmp_path, 0.1, 0.2, seed=seed) for seed in (1, 2, 3)))
     others = group(tmp_path, "others", s7=1, s8=1)
-    every = [base, fast, never, others]
-    compared = compare(every, [TIME], find_baseline("base", every))
-    itself, faster, none, apart = compared.rows.rows(named=True)
+    all_groups = [base, fast, never, others]
+    compared = compare(all_groups, [TIME], find_baseline("base", all_groups))
+    itself, faster, unreached, apart = compared.rows.rows(named=True)
     differences = np.array([2, 3, 5]) - np.array([4, 6, 8])
     assert (faster["pairs"], faster["difference"]) == (3, pytest.approx(differences.mean()))
     half = t.ppf(0.975, 2) * differences.std(ddof=1) / math.sqrt(3)
     assert faster["difference_half"] == pytest.approx(half)
-    # Of the unpaired times the interval is wide; that of the differences leaves out what the seed does.
+    # The interval of the unpaired times is wide; that of the differences excludes the effect of the seed.
     assert faster["mean_half"] > half
     assert faster["ratio"] == pytest.approx(10 / 18)
     residuals = np.array([2, 3, 5]) - 10 / 18 * np.array([4, 6, 8])
     assert faster["ratio_half"] == pytest.approx(t.ppf(0.975, 2) * residuals.std(ddof=1) / math.sqrt(3) / 6)
-    assert (itself["pairs"], none["pairs"], apart["pairs"]) == (0, 0, 0)
-    against_never = compare(every, [TIME], find_baseline("never", every)).rows
+    assert (itself["pairs"], unreached["pairs"], apart["pairs"]) == (0, 0, 0)
+    against_never = compare(all_groups, [TIME], find_baseline("never", all_groups)).rows
     assert against_never["difference"].to_list() == [None] * 4
     [(title, head, lines)] = compared.tables()
     assert (title, head) == (
@@ -124,24 +124,24 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
     assert "same seed" in compared.note
 
 
-def test_every_group_is_compared_with_the_baseline_of_its_own_grid_point(tmp_path: Path) -> None:
-    def cell(name: str, count: int, *there_at: int) -> Group:
-        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": at for k, at in enumerate(there_at)})
+def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
+    def cell(name: str, count: int, *seconds: int) -> Group:
+        made = group(tmp_path, f"{name}, count={count}", **{f"s{k}": time for k, time in enumerate(seconds)})
         return Group(made.label, made.runs, {"cell": name, "count": count})
 
-    every = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]
-    baseline = find_baseline("old", every)
+    all_groups = [cell("new", 0, 2, 4), cell("new", 9, 4, 8), cell("old", 0, 3, 6), cell("old", 9, 12, 24)]
+    baseline = find_baseline("old", all_groups)
     assert baseline.title == "old at the same count"
-    rows = compare(every, [TIME], baseline).rows
+    rows = compare(all_groups, [TIME], baseline).rows
     assert rows["difference"].to_list() == [-1.5, -12.0, None, None]
-    # What the count costs each: by a value of the grid.
-    by_count = compare(every, [TIME], find_baseline("count=0", every)).rows
+    # A value of the grid as baseline.
+    by_count = compare(all_groups, [TIME], find_baseline("count=0", all_groups)).rows
     assert by_count["difference"].to_list() == [None, 3.0, None, 13.5]
-    # A line for each cell, over the grid; the pairs stay those of one point.
-    merged = compare(every, [TIME], baseline, ["cell"]).rows.rows(named=True)
+    # One row per cell, over the grid; pairs are still of one grid point.
+    merged = compare(all_groups, [TIME], baseline, ["cell"]).rows.rows(named=True)
     assert [(row["group"], row["runs"], row["pairs"]) for row in merged] == [("new", 4, 4), ("old", 4, 0)]
     assert merged[0]["difference"] == -6.75
-    first = default_baseline(every)
+    first = default_baseline(all_groups)
     assert first is not None
     assert first.title == "new at the same count"
 
@@ -176,19 +176,19 @@ def area(run: Run, metric: str = "test_loss") -> float:
     return float(np.trapezoid(rows[metric], rows["round"]) / 5)
 
 
-def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None:
-    every = groups(runs)
+def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
+    all_groups = groups(runs)
     areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
-    rows = compare(every, areas, find_baseline("slow", every), ["cell"]).rows
+    rows = compare(all_groups, areas, find_baseline("slow", all_groups), ["cell"]).rows
     slow, alone, slow_relative, _ = rows.rows(named=True)
-    by = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
+    area_of = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
     assert (slow["runs"], alone["runs"], alone["pairs"]) == (4, 2, 2)
-    own = [by["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
-    assert slow["mean"] == pytest.approx(np.mean(own))
-    assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(own, ddof=1) / 2)
-    # It counts once, with the mean of its partners.
+    slow_areas = [area_of["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
+    assert slow["mean"] == pytest.approx(np.mean(slow_areas))
+    assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(slow_areas, ddof=1) / 2)
+    # The shared run counts once, paired with the mean of its partners.
     means = [
-        np.mean([by["alone", graph, seed] - by["slow", graph, seed] for graph in ("few", "all")])
+        np.mean([area_of["alone", graph, seed] - area_of["slow", graph, seed] for graph in ("few", "all")])
         for seed in (1, 2)
     ]
     assert alone["difference"] == pytest.approx(np.mean(means))
@@ -210,7 +210,7 @@ def test_areas_and_a_run_that_several_experiments_share(runs: list[Run]) -> None
         ({"budgets": ["bytes="]}, "--budget bytes=: accepted: bytes=N"),
     ],
 )
-def test_names_and_numbers_that_do_not_fit_are_refused(runs: list[Run], asked: Any, message: str) -> None:
+def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         measures(runs, **asked)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):

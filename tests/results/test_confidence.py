@@ -12,7 +12,7 @@ from gossamer.results.formatting import interval_text
 from gossamer.results.tidy import Interval, confidence, student_t
 
 TABLE = {
-    # degrees of freedom: the quantiles at 0.95, 0.975 and 0.995 as printed tables have them
+    # degrees of freedom: the quantiles at 0.95, 0.975 and 0.995 of printed tables
     1: (6.314, 12.706, 63.657),
     2: (2.920, 4.303, 9.925),
     3: (2.353, 3.182, 5.841),
@@ -26,27 +26,27 @@ TABLE = {
 
 
 @pytest.mark.parametrize("degrees", TABLE)
-def test_quantiles_are_those_of_the_printed_table(degrees: int) -> None:
+def test_quantiles_match_printed_table(degrees: int) -> None:
     for p, expected in zip((0.95, 0.975, 0.995), TABLE[degrees], strict=True):
         assert student_t(degrees, p) == pytest.approx(expected, abs=5.1e-4)
 
 
-def test_quantiles_of_one_and_two_degrees_are_those_of_the_closed_forms() -> None:
+def test_quantiles_match_closed_forms_for_small_degrees() -> None:
     for p in (0.6, 0.9, 0.975):
         assert student_t(1, p) == pytest.approx(math.tan(math.pi * (p - 0.5)))
         assert student_t(2, p) == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)))
 
 
-def test_many_degrees_are_the_normal_distribution() -> None:
+def test_many_degrees_approach_normal_distribution() -> None:
     assert student_t(10**6) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), rel=1e-5)
 
 
-def test_an_interval_worked_by_hand() -> None:
-    found = confidence([1.0, 2.0, 3.0])
-    assert found is not None
-    assert (found.mean, found.count) == (2.0, 3)
-    assert found.half_width == pytest.approx(4.303 * 1.0 / math.sqrt(3), rel=1e-3)
-    assert interval_text(found.mean, found.half_width) == "2.0 ± 2.5"
+def test_interval_matches_hand_calculation() -> None:
+    interval = confidence([1.0, 2.0, 3.0])
+    assert interval is not None
+    assert (interval.mean, interval.count) == (2.0, 3)
+    assert interval.half_width == pytest.approx(4.303 * 1.0 / math.sqrt(3), rel=1e-3)
+    assert interval_text(interval.mean, interval.half_width) == "2.0 ± 2.5"
 
 
 def test_one_value_has_a_mean_and_no_interval() -> None:
@@ -56,43 +56,41 @@ def test_one_value_has_a_mean_and_no_interval() -> None:
     assert confidence([]) is None
 
 
-def test_equal_values_have_an_interval_of_no_width() -> None:
+def test_equal_values_have_zero_width_interval() -> None:
     assert confidence([0.7, 0.7, 0.7]) == Interval(0.7, 0.0, 3)
 
 
 @pytest.mark.parametrize("values", [[1.0, math.nan], [1.0, math.inf], [math.inf, -math.inf]])
-def test_values_that_are_not_finite_leave_no_interval(values: list[float]) -> None:
-    found = confidence(values)
-    assert found is not None
-    assert not math.isfinite(found.mean)
-    assert found.half_width is None
+def test_non_finite_values_have_no_interval(values: list[float]) -> None:
+    interval = confidence(values)
+    assert interval is not None
+    assert not math.isfinite(interval.mean)
+    assert interval.half_width is None
 
 
-def test_values_as_large_as_floats_get_do_not_overflow() -> None:
-    found = confidence([1.7e308, 1.7e308])
-    assert found is not None
-    assert found.mean == pytest.approx(1.7e308)
+def test_largest_floats_do_not_overflow() -> None:
+    interval = confidence([1.7e308, 1.7e308])
+    assert interval is not None
+    assert interval.mean == pytest.approx(1.7e308)
 
 
-def test_the_interval_holds_the_true_mean_as_often_as_it_says() -> None:
+def test_interval_has_nominal_coverage() -> None:
     rng = generator(1, "confidence")
     draws = rng.normal(3.0, 2.0, size=(2000, 4))
     held = 0
     for draw in draws:
-        found = confidence(draw.tolist())
-        assert found is not None
-        assert found.half_width is not None
-        held += abs(found.mean - 3.0) <= found.half_width
+        interval = confidence(draw.tolist())
+        assert interval is not None
+        assert interval.half_width is not None
+        held += abs(interval.mean - 3.0) <= interval.half_width
     assert held / len(draws) == pytest.approx(0.95, abs=0.015)  # three standard deviations of the share
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-1e3, 1e3))
-def test_the_interval_moves_and_stretches_with_the_values(
-    values: list[float], by: float, shift: float
-) -> None:
-    plain, moved = confidence(values), confidence([by * value + shift for value in values])
+def test_interval_shifts_and_scales_with_the_values(values: list[float], factor: float, shift: float) -> None:
+    plain, moved = confidence(values), confidence([factor * value + shift for value in values])
     assert plain is not None
     assert moved is not None
     assert plain.half_width is not None
-    assert moved.mean == pytest.approx(by * plain.mean + shift, rel=1e-9, abs=1e-6)
-    assert moved.half_width == pytest.approx(by * plain.half_width, rel=1e-9, abs=1e-6)
+    assert moved.mean == pytest.approx(factor * plain.mean + shift, rel=1e-9, abs=1e-6)
+    assert moved.half_width == pytest.approx(factor * plain.half_width, rel=1e-9, abs=1e-6)

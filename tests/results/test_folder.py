@@ -18,7 +18,7 @@ def create(out: Path, name: str = "test") -> RunFolder:
     return RunFolder.create(out, name, experiment="name: test\n", environment={"command": []})
 
 
-def test_runs_of_one_moment_get_folders_of_their_own_that_sort_by_time(tmp_path: Path) -> None:
+def test_simultaneous_runs_get_distinct_sorted_folders(tmp_path: Path) -> None:
     folders = [create(tmp_path) for _ in range(20)]
     ids = [folder.path.name for folder in folders]
     assert len(set(ids)) == 20
@@ -28,20 +28,20 @@ def test_runs_of_one_moment_get_folders_of_their_own_that_sort_by_time(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a\nb", "a  b", " a"])
-def test_a_name_that_can_name_no_folder_is_bad_input(tmp_path: Path, name: str) -> None:
+def test_invalid_folder_name_is_bad_input(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="name: got"):
         create(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.write_text("")
+def test_out_path_that_is_a_file_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "file"
+    out.write_text("")
     with pytest.raises(BadInput, match=r"--out .*file: not a directory"):
-        create(place)
+        create(out)
 
 
-def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_out_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, *_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system", str(self))
 
@@ -50,7 +50,7 @@ def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         create(tmp_path)
 
 
-def test_open_wants_a_run(tmp_path: Path) -> None:
+def test_open_requires_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no experiment\.yaml"):
         RunFolder.open(tmp_path)
     made = create(tmp_path)
@@ -70,7 +70,7 @@ def test_models_are_written_without_padding_as_float32(tmp_path: Path) -> None:
     ).stat().st_mode
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     write_text(path, "old")
 
@@ -95,16 +95,16 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
         "failed", error="node 1: loss is nan", wall_s=2.5, profile={"train": 1.5}, peak_vectors=12
     )
     assert json.loads((folder.path / "setup.json").read_text())["graphs"] == {"0": [[0, 1]], "10": []}
-    said = json.loads((folder.path / "status.json").read_text())
-    assert {*said.pop("files")} == {
+    status = json.loads((folder.path / "status.json").read_text())
+    assert {*status.pop("files")} == {
         "environment.json",
         "events.parquet",
         "experiment.yaml",
         "metrics.parquet",
         "setup.json",
     }
-    assert len(said.pop("crc32")) == 8
-    assert said == {
+    assert len(status.pop("crc32")) == 8
+    assert status == {
         "run": folder.path.name,
         "status": "failed",
         "error": "node 1: loss is nan",
@@ -114,11 +114,11 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_the_environment_names_versions_machine_and_command() -> None:
-    found = environment(["gossamer", "run", "x.yaml"])
-    assert found["command"] == ["gossamer", "run", "x.yaml"]
-    assert found["python"] == "{}.{}.{}".format(*sys.version_info[:3])
-    assert found["packages"]["polars"] == metadata.version("polars")
-    assert "gossamer" in found["packages"]
-    assert found["machine"]["cpus"] >= 1
-    assert json.loads(json.dumps(found)) == found
+def test_environment_records_versions_machine_and_command() -> None:
+    recorded = environment(["gossamer", "run", "x.yaml"])
+    assert recorded["command"] == ["gossamer", "run", "x.yaml"]
+    assert recorded["python"] == "{}.{}.{}".format(*sys.version_info[:3])
+    assert recorded["packages"]["polars"] == metadata.version("polars")
+    assert "gossamer" in recorded["packages"]
+    assert recorded["machine"]["cpus"] >= 1
+    assert json.loads(json.dumps(recorded)) == recorded

@@ -23,7 +23,7 @@ def divshare(**parameters: Any) -> dict[str, Any]:
     return {"name": "divshare", "fragments": 10, "queue": "flush", **parameters}
 
 
-def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_together(tmp_path: Path) -> None:
+def test_runs_differing_only_in_seed_or_execution_are_grouped(tmp_path: Path) -> None:
     engine = {"name": "simulate", "trainer": "batched", "workers": 4}
     window = {"every_s": 1.0, "timeline": {"from_s": 0.0, "to_s": 1.0, "nodes": 1}}
     runs = [
@@ -34,7 +34,7 @@ def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_tog
         run(tmp_path, 1, engine={"name": "processes"}),
     ]
     first, second = groups(runs)
-    assert [each.experiment["seed"] for each in first.runs] == [1, 2, 3, 4]
+    assert [run.experiment["seed"] for run in first.runs] == [1, 2, 3, 4]
     assert second.runs == (runs[-1],)
     assert (first.label, second.label) == ("simulate", "processes")
     assert shows_groups([first, second])
@@ -43,7 +43,7 @@ def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_tog
     assert not shows_groups([second, second])
 
 
-def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
+def test_labels_are_minimal_differences(tmp_path: Path) -> None:
     algorithms = [
         {"name": "d-psgd", "local_steps": 5},
         divshare(),
@@ -51,7 +51,7 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
         divshare(fragments=1),
         divshare(fragments=1, queue="keep"),
     ]
-    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=each) for each in algorithms])]
+    labels = [group.label for group in groups([run(tmp_path, 1, algorithm=spec) for spec in algorithms])]
     assert labels == [
         "d-psgd",
         "divshare, fragments 10, queue flush",
@@ -65,7 +65,7 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
         f"bandwidth_mbps {rate}, latency_s {rate / 10}" for rate in (1, 2)
     ]
     assert [group.label for group in groups(both[::2])] == ["timed"]
-    older = run(tmp_path, 1)  # of a time when there was no such field
+    older = run(tmp_path, 1)  # from a version without this field
     assert [group.label for group in groups([older, run(tmp_path, 1, batch_size=8)])] == [
         "batch_size –",
         "batch_size 8",
@@ -76,7 +76,7 @@ def test_labels_are_the_fewest_differences(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
+def test_sweep_runs_keep_their_cell_names(tmp_path: Path) -> None:
     runs = [
         Run(run(tmp_path, seed, batch_size=size).path, cell, {"batch_size": size})
         for size, cell in ((8, "small"), (16, "large"))
@@ -92,7 +92,7 @@ def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
     ]
 
 
-def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
+def test_common_grid_values_are_omitted_from_names(tmp_path: Path) -> None:
     def cell(seed: int, entry: str, size: int) -> Run:
         point = {"local_steps": 16, "batch_size": size}
         name = ", ".join([entry, *(f"{key}={value}" for key, value in point.items())])
@@ -111,7 +111,7 @@ def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
     assert labels([small]) == ["a, no flush, seed 1"]
 
 
-def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -> None:
+def test_group_curve_is_mean_over_runs_with_interval(tmp_path: Path) -> None:
     curves = [(0.0, 0.4, 0.9), (0.2, 0.6), (0.1, 0.8)]
     runs = tuple(
         timed(
@@ -122,7 +122,7 @@ def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -
         for seed, curve in enumerate(curves)
     )
     table = group_curve(Group("a", runs), "test_accuracy")
-    assert table["point"].to_list() == [0, 1]  # the third is of one run alone
+    assert table["point"].to_list() == [0, 1]  # only one run has the third
     assert table["mean"].to_list() == pytest.approx([0.1, 0.6])
     assert table["time_s"].to_list() == pytest.approx([0.01, 1.01])
     assert table["bytes"].to_list() == pytest.approx([2, 202])
@@ -133,7 +133,7 @@ def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -
     assert group_curve(Group("a", runs), "test_loss").is_empty()
 
 
-def test_of_repeated_runs_of_a_seed_the_newest_that_is_done_is_a_sample(tmp_path: Path) -> None:
+def test_newest_finished_run_of_a_seed_is_the_sample(tmp_path: Path) -> None:
     def recorded(seed: int, value: float, status: str = "done", **settings: Any) -> Run:
         run = timed(tmp_path, [(0.0, (value, value))], seed=seed, **settings)
         RunFolder.open(run.path).write_status(status)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def test_of_repeated_runs_of_a_seed_the_newest_that_is_done_is_a_sample(tmp_path
     other = recorded(2, 0.5)
     failed, again = recorded(3, 0.6, status="failed"), recorded(3, 0.7, status="failed")
     [group] = groups([broken, second, first, other, failed, again])
-    assert len(group.runs) == 6  # all can still be looked at
+    assert len(group.runs) == 6  # all stay accessible
     assert group.samples == (second, other, again)
     table = group_curve(group, "test_accuracy")
     assert table.select("mean", "count").rows() == [(pytest.approx(0.5), 3)]
@@ -153,30 +153,30 @@ def test_of_repeated_runs_of_a_seed_the_newest_that_is_done_is_a_sample(tmp_path
 
 
 def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
-    """Two nodes, recorded every so many rounds of 1 s, the second up to half of the first's last; the accuracy is the
-    time in 1/100 s. Then their end."""
+    """Two nodes with rows every ``every`` rounds of 1 s and at their end. The second gets half as far; accuracy is time
+    / 100 s."""
     config = {"name": "t", "seed": seed, "nodes": 2, "evaluation": {"every_rounds": every}}
     folder = RunFolder.create(out, "t", experiment=yaml.safe_dump(config), environment={})
     with folder.segment("metrics") as metrics:
         for node, until in enumerate((last, last // 2)):
-            at = [(k, float(k), "round") for k in range(0, until + 1, every)] + [(until, end_s, "end")]
-            for k, time_s, moment in at:
+            points = [(k, float(k), "round") for k in range(0, until + 1, every)] + [(until, end_s, "end")]
+            for k, time_s, moment in points:
                 row = {"node": node, "round": k, "step": k, "time_s": time_s, "moment": moment}
                 metrics.append({**row, "test_accuracy": time_s / 100})
     return Run(folder.path)
 
 
-def test_runs_are_joined_where_they_are_complete_in_the_same_round_or_at_the_end(tmp_path: Path) -> None:
+def test_runs_join_at_common_complete_rounds_and_end(tmp_path: Path) -> None:
     runs = (rounds(tmp_path, 1, 2, last=12, end_s=20.0), rounds(tmp_path, 2, 3, last=24, end_s=30.0))
     table = group_curve(Group("a", runs), "test_accuracy")
-    # The second node got to rounds 6 and 12: rounds 0 and 6 are both runs' whole.
+    # The second nodes reached rounds 6 and 12, so rounds 0 and 6 are complete in both runs.
     assert table["point"].to_list() == [0, 1, 2]
     assert table["round"].to_list() == [0, 6, (9 + 18) / 2]
     assert table["time_s"].to_list() == [0, 6, 25]
     assert table["mean"].to_list() == pytest.approx([0, 0.06, 0.25])
 
 
-def test_runs_on_grids_of_time_are_joined_at_equal_instants(tmp_path: Path) -> None:
+def test_runs_on_time_grids_join_at_equal_times(tmp_path: Path) -> None:
     def on_grid(every_s: float, count: int) -> Run:
         points = [(every_s * k, (every_s * k, every_s * k)) for k in range(count)]
         return timed(tmp_path, points, evaluation={"every_s": every_s}, seed=count)
@@ -184,6 +184,6 @@ def test_runs_on_grids_of_time_are_joined_at_equal_instants(tmp_path: Path) -> N
     by_tenths, by_fifths = on_grid(0.1, 8), on_grid(0.2, 9)
     table = group_curve(Group("a", (by_tenths, by_fifths)), "test_accuracy")
     assert table["mean"].to_list() == pytest.approx([0, 0.2, 0.4, 0.6])
-    # Round 1 and the instant of 1 s are not the same, though both are called 1.
+    # Round 1 and the time 1 s differ, although both are labelled 1.
     by_round = timed(tmp_path, [(k / 2, (0.5, 0.5)) for k in range(4)], evaluation={"every_rounds": 1})
     assert group_curve(Group("a", (by_fifths, by_round)), "test_accuracy").is_empty()

@@ -49,7 +49,7 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
     ]
     assert table.select("node", "round").rows() == [(0, 0), (1, 0), (0, 1)]
     assert table["node"].dtype == pl.Int32
-    assert table["test_accuracy"].dtype == pl.Float64  # also where only whole numbers came
+    assert table["test_accuracy"].dtype == pl.Float64  # also with whole numbers only
     assert table["messages_lost"].dtype == pl.Int64
     assert math.isnan(table["test_loss"][1])
     assert table["test_loss"][0] is None
@@ -67,7 +67,7 @@ def test_compacting_keeps_the_table_and_removes_the_segments(folder: RunFolder) 
     assert events["event"].to_list() == ["join", "lost"]
 
 
-def test_a_crash_before_the_segments_are_removed_repeats_nothing(
+def test_crash_before_segment_removal_duplicates_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(folder, "metrics", 0, {"node": 0, "round": 0, "bytes_sent": 5}, {"node": 1, "round": 0})
@@ -81,7 +81,7 @@ def test_a_crash_before_the_segments_are_removed_repeats_nothing(
     assert read_events(folder.path).height == 1
 
 
-def test_a_failed_table_leaves_the_segments(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_table_write_keeps_segments(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(folder, "metrics", 0, {"node": 0, "round": 0})
 
     def full(*_: Any, **__: Any) -> None:
@@ -95,34 +95,34 @@ def test_a_failed_table_leaves_the_segments(folder: RunFolder, monkeypatch: pyte
     assert read_metrics(folder.path).height == 1
 
 
-def test_rows_of_one_evaluation_become_one_and_the_later_value_counts(folder: RunFolder) -> None:
-    at = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
+def test_rows_of_one_evaluation_merge_with_later_value(folder: RunFolder) -> None:
+    point = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
     fill(
         folder,
         "metrics",
         0,
-        {**at, "test_loss": 1.0, "a": 1},
-        {**at, "a": 2, "b": 3},
-        {**at, "time_s": 0.6, "a": 4},
+        {**point, "test_loss": 1.0, "a": 1},
+        {**point, "a": 2, "b": 3},
+        {**point, "time_s": 0.6, "a": 4},
     )
     table = read_metrics(folder.path)
     assert table.select("time_s", "test_loss", "a", "b").rows() == [(0.5, 1.0, 2, 3), (0.6, None, 4, None)]
 
 
-def test_a_row_of_several_moments_has_them_all_also_after_a_crash(
+def test_merged_row_lists_all_moments_after_a_crash(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
+    point = {"node": 0, "round": 3, "step": 15, "time_s": 0.5}
     fill(
         folder,
         "metrics",
         0,
-        {**at, "moment": "round", "train_loss": 1.0},
-        {**at, "moment": "tick 2", "train_loss": None},
-        {**at, "moment": "end", "train_loss": None},
+        {**point, "moment": "round", "train_loss": 1.0},
+        {**point, "moment": "tick 2", "train_loss": None},
+        {**point, "moment": "end", "train_loss": None},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "round"},
         {"node": -1, "round": 3, "time_s": 0.5, "moment": "end"},
-        {"node": 1, "round": 3},  # of a time when there was no such column
+        {"node": 1, "round": 3},  # from a version without this column
         {"node": 1, "round": 3},
     )
     with monkeypatch.context() as patched:
@@ -132,7 +132,7 @@ def test_a_row_of_several_moments_has_them_all_also_after_a_crash(
     assert rows == [(-1, "round, end", None), (0, "round, tick 2, end", 1.0), (1, None, None)]
 
 
-def test_a_resumed_run_goes_on_where_the_table_ends(folder: RunFolder) -> None:
+def test_resumed_run_extends_the_table(folder: RunFolder) -> None:
     fill(folder, "metrics", 0, {"node": 0, "round": 0, "x": 1})
     compact(folder)
     fill(folder, "metrics", 0, {"node": 0, "round": 1, "x": 2.5})
@@ -159,13 +159,13 @@ def test_recorded_values_of_any_kind_are_kept(
     assert read_metrics(folder.path)["x"].to_list() == expected
 
 
-def test_a_kind_that_changes_between_processes_is_kept(folder: RunFolder) -> None:
+def test_column_of_mixed_kinds_becomes_text(folder: RunFolder) -> None:
     fill(folder, "metrics", 0, {"node": 0, "round": 0, "x": 1})
     fill(folder, "metrics", 1, {"node": 1, "round": 0, "x": "one"})
     assert read_metrics(folder.path)["x"].to_list() == ["1", "one"]
 
 
-def test_a_row_without_node_or_round_is_named(folder: RunFolder) -> None:
+def test_row_without_round_names_its_segment(folder: RunFolder) -> None:
     fill(folder, "metrics", 2, {"node": 0, "round": 0}, {"node": 0})
     with pytest.raises(BadInput, match=r"metrics-2\.jsonl: rows without 'round'"):
         read_metrics(folder.path)
@@ -182,7 +182,7 @@ def test_a_run_without_rows_has_empty_tables(folder: RunFolder) -> None:
     offset=st.sampled_from([0.0, 1000.0]),
     values=st.lists(st.floats(-4, 4, width=32), min_size=18, max_size=18),
 )
-def test_consensus_distance_is_the_mean_of_pairwise_distances(
+def test_consensus_distance_matches_pairwise_distances(
     nodes: int, offset: float, values: list[float]
 ) -> None:
     x = np.asarray(values[: 3 * nodes], np.float32).reshape(nodes, 3) + np.float32(offset)

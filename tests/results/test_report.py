@@ -25,14 +25,14 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed
 
 
 def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    result: dict[str, Any] = json.loads(found.group(1))
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    result: dict[str, Any] = json.loads(match.group(1))
     return result
 
 
 def opened(page: Path, folder: Path, fragment: str = "") -> str:
-    """The page's DOM once its script has run."""
+    """The DOM of the page after its script has run."""
     assert CHROMIUM is not None
     flags = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -60,7 +60,7 @@ def body(dom: str) -> dict[str, str]:
 
 
 def curve_path(dom: str) -> str:
-    """The mean's path in the first chart: its last line."""
+    """The path of the mean in the first chart, its last line."""
     chart = dom[dom.index('id="curve-0"') : dom.index('id="curve-1"')]
     return str(re.findall(r'class="line" d="([^"]*)"', chart)[-1])
 
@@ -74,14 +74,12 @@ def node_colours(dom: str) -> list[str]:
     return re.findall(r'class="node-mark"[^>]*fill="(rgb\([^)]*\))', panel)
 
 
-def test_the_page_tells_the_key_figures(tmp_path: Path) -> None:
+def test_page_shows_key_figures(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=4, rounds=(0, 50), bytes_a_round=10_000, lost=(2,))
     page = render([run])
     shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     assert shown["rounds"] == "50"
-    assert (
-        shown["sent"] == "1.5 MB"
-    )  # three nodes of 50 rounds; the lost one sent nothing before its loss at round 0
+    assert shown["sent"] == "1.5 MB"  # three nodes of 50 rounds; the fourth was lost in round 0
     assert shown["sent per node"] == "375 kB"
     assert shown["time"] == "3.05 s"
     assert shown["parameters"] == "50"
@@ -92,7 +90,7 @@ def test_the_page_tells_the_key_figures(tmp_path: Path) -> None:
     assert '<span class="badge open">done, 1 node lost</span>' in page
 
 
-def test_the_page_tells_what_became_of_the_messages(tmp_path: Path) -> None:
+def test_page_shows_fates_of_messages(tmp_path: Path) -> None:
     run = timed(tmp_path, [(0.0, (0.1, 0.2))])
     counters = {"received": 700, "lost": 250, "late": 5, "superseded": 100, "cancelled": 250}
     with RunFolder.open(run.path).segment("metrics") as metrics:
@@ -106,7 +104,7 @@ def test_the_page_tells_what_became_of_the_messages(tmp_path: Path) -> None:
     assert "<dt>messages</dt><dd>1,000</dd>" in page
 
 
-def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -> None:
+def test_killed_run_is_shown_up_to_last_complete_evaluation(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), status=None)
     segment = run.path / "segments" / "metrics-0.jsonl"
     lines = segment.read_text().splitlines(keepends=True)
@@ -116,9 +114,9 @@ def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -
     assert "<dt>parameters</dt><dd>50</dd>" in page
 
 
-def test_the_page_asks_for_nothing_from_the_network(tmp_path: Path) -> None:
+def test_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     page = render([synthetic(tmp_path, nodes=3, rounds=(0, 10))])
-    assert "default-src 'none'" in page  # the browser then refuses everything else
+    assert "default-src 'none'" in page  # the browser refuses all other sources
     assert not re.search(
         r"<(link|img|iframe|base)\b[^>]*(href|src)=",
         re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL),
@@ -126,7 +124,7 @@ def test_the_page_asks_for_nothing_from_the_network(tmp_path: Path) -> None:
     assert not re.search(r"<script[^>]*\bsrc=", page)
 
 
-def test_texts_of_the_experiment_cannot_break_out(tmp_path: Path) -> None:
+def test_experiment_texts_are_escaped(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>&\u2028"
     run = synthetic(
         tmp_path,
@@ -144,7 +142,7 @@ def test_texts_of_the_experiment_cannot_break_out(tmp_path: Path) -> None:
     assert json.loads(embed({"a": evil})) == {"a": evil}
 
 
-def test_values_reach_the_page_as_recorded(tmp_path: Path) -> None:
+def test_page_data_matches_recorded_values(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), asynchronous=True)
     [data] = page_data([run])["runs"]
     assert data["points"]["time_s"] == [0, 5, 10]
@@ -155,8 +153,8 @@ def test_values_reach_the_page_as_recorded(tmp_path: Path) -> None:
     assert data["labels"] == run.setup["labels"]
 
 
-def test_what_is_the_same_to_all_digits_has_no_spread(tmp_path: Path) -> None:
-    """A chart would show what the last bits of floats do."""
+def test_rounding_noise_is_not_shown_as_spread(tmp_path: Path) -> None:
+    """A chart would show the rounding errors of floats."""
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10))
     noise = run.metrics.with_columns(test_loss=0.8 + 2e-16 * pl.col("node"))
     run.__dict__["metrics"] = noise
@@ -175,7 +173,7 @@ def test_each_point_shows_the_graph_of_its_round(tmp_path: Path) -> None:
         ]
 
 
-def test_long_runs_are_thinned_for_single_nodes_only(tmp_path: Path) -> None:
+def test_long_runs_are_thinned_only_for_single_nodes(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=2, rounds=range(301))
     [data] = page_data([run])["runs"]
     assert len(data["metrics"]["test_loss"]["mean"]) == 301
@@ -184,13 +182,13 @@ def test_long_runs_are_thinned_for_single_nodes_only(tmp_path: Path) -> None:
     assert data["nodes"]["at"][-1] == 300
 
 
-def test_bad_calls_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_needs_writable_path_but_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(tmp_path, nodes=1, rounds=(0,))
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"--out .*file/report"):
         write_report([run], tmp_path / "file" / "report.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write_report([run], tmp_path / "r.html")  # a plain install has a page
+    write_report([run], tmp_path / "r.html")  # a plain install can write a page
 
 
 UNUSUAL: dict[str, dict[str, Any]] = {
@@ -225,18 +223,18 @@ def test_unusual_runs_have_a_page(unusual: list[Run]) -> None:
     assert len({entry["label"] for entry in page_data(unusual)["runs"]}) == len(UNUSUAL)
 
 
-def test_above_some_nodes_their_spread_is_shown_by_quantiles(tmp_path: Path) -> None:
+def test_spread_of_many_nodes_is_shown_by_quantiles(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=24, rounds=(0, 10))
     [data] = page_data([run])["runs"]
     assert data["quantiles"]
     values = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 10)["test_loss"]
-    found = [series[1] for series in data["metrics"]["test_loss"]["quantiles"]]
-    assert found == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
+    quantiles = [series[1] for series in data["metrics"]["test_loss"]["quantiles"]]
+    assert quantiles == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
     assert "the middle 50 % and 90 % of the nodes" in render([run])
     assert "± one standard deviation" in render([synthetic(tmp_path, nodes=20, rounds=(0, 10))])
 
 
-def test_a_mean_over_the_nodes_that_are_ahead_is_not_drawn(tmp_path: Path) -> None:
+def test_mean_over_only_fast_nodes_is_not_drawn(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), lost=())
     ahead = run.metrics.filter((pl.col("round") < 20) | (pl.col("node") == 0))
     run.__dict__["metrics"] = ahead
@@ -244,18 +242,18 @@ def test_a_mean_over_the_nodes_that_are_ahead_is_not_drawn(tmp_path: Path) -> No
     assert [mean is None for mean in data["metrics"]["test_loss"]["mean"]] == [False, False, True]
 
 
-def test_the_default_axis_is_one_on_which_runs_can_be_compared(tmp_path: Path) -> None:
+def test_default_axis_suits_all_runs(tmp_path: Path) -> None:
     plain = synthetic(tmp_path, nodes=2, rounds=(0, 10))
     own_pace = synthetic(tmp_path, nodes=2, rounds=(0, 10), asynchronous=True)
     assert [page_data(runs)["axis"] for runs in ([plain], [plain, own_pace])] == ["round", "time_s"]
 
 
-def test_a_page_of_many_runs_has_less_than_a_megabyte(tmp_path: Path) -> None:
+def test_page_of_many_runs_is_under_a_megabyte(tmp_path: Path) -> None:
     runs = [synthetic(tmp_path, nodes=40, rounds=range(120), seed=seed, changing=True) for seed in range(6)]
     assert len(render(runs).encode()) < 1_000_000
 
 
-def test_of_several_runs_what_differs_is_listed(tmp_path: Path) -> None:
+def test_differing_fields_of_runs_are_listed(tmp_path: Path) -> None:
     page = render(compared(tmp_path))
     [table] = re.findall(r'<table class="differing">(.*?)</table>', page, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
@@ -269,7 +267,7 @@ def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
     page = write_report(runs, tmp_path / "report.html")
     plain = opened(page, tmp_path)
     assert body(plain) == {"x": "round", "point": "3", "drawn": "6"}
-    assert plain.count('class="plot"><svg role="img"') == 4  # and two tall ones
+    assert plain.count('class="plot"><svg role="img"') == 4  # and two tall charts
     assert 'id="slider" min="0" value="0" step="1" aria-label="Evaluation" max="3"' in plain
     assert re.findall(r'data-x="(\w+)" aria-pressed="(\w+)"', plain) == [
         ("round", "true"),
@@ -290,7 +288,7 @@ def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
 
 
 @browser
-def test_nodes_are_coloured_by_any_evaluation_set_and_poisoned_ones_are_ringed(tmp_path: Path) -> None:
+def test_nodes_are_coloured_by_metric_and_poisoned_ones_ringed(tmp_path: Path) -> None:
     run = synthetic(tmp_path, rounds=(0, 20, 40), poisoned=(3, 5))
     page = write_report([run], tmp_path / "report.html")
     [data] = page_data([run])["runs"]
@@ -326,13 +324,13 @@ def test_unusual_runs_are_drawn_without_an_error(unusual: list[Run], tmp_path: P
 
 
 @browser
-def test_the_caption_speaks_of_the_average_model_only_where_it_is_drawn(tmp_path: Path) -> None:
+def test_caption_omits_average_model_that_is_not_drawn(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=2, rounds=(0, 10), tested=False)
     assert '<span id="dashed" hidden="">' in opened(write_report([run], tmp_path / "r.html"), tmp_path)
 
 
 def compared(out: Path) -> list[Run]:
-    """Two groups of two seeds; one of them is there later."""
+    """Two groups of two seeds; the second reaches its level later."""
     return [
         timed(
             out, [(0.0, (0.1, 0.2)), (1.0, (0.5, 0.6 * skill)), (2.0, (0.9, 0.8))], seed=seed, batch_size=size
@@ -379,7 +377,7 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     assert data_of(render(runs[::2]))["groups"] == []
 
 
-def test_the_table_is_written_beside_the_page(tmp_path: Path) -> None:
+def test_comparison_table_is_written_next_to_page(tmp_path: Path) -> None:
     rows = compare(
         groups(compared(tmp_path)),
         [measure("time_s to test_accuracy=0.5"), measure("bytes to test_accuracy=0.5")],

@@ -45,8 +45,8 @@ def test_a_killed_run_is_read_from_its_segments(tmp_path: Path) -> None:
     assert killed.metrics.equals(done.metrics)
     assert killed.events.equals(done.events)
     assert killed.parameters is None
-    assert killed.setup["parameters"] == PARAMETERS  # as set up
-    assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # the last row's
+    assert killed.setup["parameters"] == PARAMETERS
+    assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # of the last row
 
 
 def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
     assert (later.lost, later.away) == ([3], [0, 3])
 
 
-def test_a_folder_stands_for_its_only_run(tmp_path: Path) -> None:
+def test_folder_with_one_run_loads_that_run(tmp_path: Path) -> None:
     first = synthetic(tmp_path, name="b", nodes=1, rounds=(0,))
     assert load_run(tmp_path / "b") == load_run(str(tmp_path)) == first
     second = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
@@ -73,7 +73,7 @@ def test_a_folder_stands_for_its_only_run(tmp_path: Path) -> None:
     assert load_run(tmp_path / "b") == first
 
 
-def test_the_mean_model_leaves_out_lost_nodes() -> None:
+def test_mean_model_excludes_lost_nodes() -> None:
     parameters = torch.tensor([[1.0, 2.0], [math.nan, math.nan], [4.0, 5.0]])
     mean = model_of({"parameters": parameters}, None)
     assert mean.parameters.tolist() == [2.5, 3.5]
@@ -84,12 +84,12 @@ def test_the_mean_model_leaves_out_lost_nodes() -> None:
     with pytest.raises(BadInput, match="rank: 3; accepted: 0 to 2"):
         model_of(both, 3)
     with pytest.raises(BadInput, match="rank: 'first'; accepted: 0 to 2"):
-        inspect.unwrap(model_of)(both, "first")  # as users call it, whose types nothing checks
+        inspect.unwrap(model_of)(both, "first")  # without the type checks of the tests
     with pytest.raises(BadInput, match="rank: null, of a run without finite models"):
         model_of({"parameters": parameters[1:2]}, None)
 
 
-def test_a_run_draws_into_given_axes(tmp_path: Path) -> None:
+def test_run_plots_into_given_axes(tmp_path: Path) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     first, second = (synthetic(tmp_path, nodes=3, rounds=(0, 10), seed=seed) for seed in (1, 2))
@@ -112,9 +112,7 @@ def test_a_run_draws_into_given_axes(tmp_path: Path) -> None:
     pyplot.close("all")
 
 
-def test_a_notebook_shows_the_summary_and_the_main_chart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_shows_summary_and_main_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(tmp_path, name="a", nodes=3, rounds=(0, 10))
     assert run.summary["run"] == str(run.path)
     html = run._repr_html_()
@@ -126,7 +124,7 @@ def test_a_notebook_shows_the_summary_and_the_main_chart(
     assert ">running or killed</td>" in begun._repr_html_()
 
 
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+def test_folder_without_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere: no such folder"):
         load_run(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -151,7 +149,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, read: str
         getattr(run, read)
 
 
-def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
+def test_labels_show_what_distinguishes_runs(tmp_path: Path) -> None:
     def made(name: str, seed: int, algorithm: str) -> object:
         return synthetic(
             tmp_path,
@@ -181,7 +179,7 @@ def test_labels_of_equal_experiments_are_their_ids(tmp_path: Path) -> None:
     assert labels(runs) == [run.id for run in runs]
 
 
-def test_a_run_whose_setup_is_missing_still_reads(tmp_path: Path) -> None:
+def test_run_without_setup_is_still_read(tmp_path: Path) -> None:
     run = load_run(synthetic(tmp_path, nodes=3, rounds=(0,)).path)
     (run.path / "setup.json").unlink()
     shutil.rmtree(run.path / "segments", ignore_errors=True)
@@ -190,7 +188,7 @@ def test_a_run_whose_setup_is_missing_still_reads(tmp_path: Path) -> None:
     assert json.loads((run.path / "status.json").read_text())["status"] == "done"
 
 
-def test_a_folder_of_runs_and_sweeps_is_all_of_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folder_loads_all_its_runs_and_sweeps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = (synthetic(tmp_path, name=name, nodes=1, rounds=(0,)) for name in ("a", "b"))
     sweep = tmp_path / "sweep"
     swept = [synthetic(sweep, name="x", nodes=1, rounds=(0,), seed=seed) for seed in (1, 2, 3)]
@@ -222,7 +220,7 @@ def test_a_folder_of_runs_and_sweeps_is_all_of_them(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"status": "done"}]}'])
-def test_a_broken_list_of_a_sweeps_runs_is_named(tmp_path: Path, text: str) -> None:
+def test_damaged_sweep_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(BadInput, match=r"sweep.json: .*accepted: (JSON|what gossamer has written)"):
         load_runs(tmp_path)
@@ -231,7 +229,7 @@ def test_a_broken_list_of_a_sweeps_runs_is_named(tmp_path: Path, text: str) -> N
         load_runs(tmp_path)
 
 
-def test_a_sweep_without_a_finished_run_hides_no_other_run(tmp_path: Path) -> None:
+def test_unfinished_sweep_does_not_hide_other_runs(tmp_path: Path) -> None:
     only = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"name": "sweep", "runs": []}))
@@ -243,5 +241,5 @@ def test_a_sweep_without_a_finished_run_hides_no_other_run(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("value", "text"), [(999, "999 B"), (999_499, "999 kB"), (999_600, "1 MB"), (999.6e6, "1 GB")]
 )
-def test_bytes_have_the_unit_of_what_is_shown(value: float, text: str) -> None:
+def test_byte_unit_fits_the_rounded_value(value: float, text: str) -> None:
     assert bytes_text(value) == text

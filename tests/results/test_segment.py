@@ -23,17 +23,17 @@ scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floa
 
 
 @given(rows=st.lists(st.dictionaries(st.text(max_size=8), scalars, max_size=4), max_size=6))
-def test_what_is_appended_is_read(
+def test_appended_rows_are_read_back(
     rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("segment") / "metrics-0.jsonl"
     with Segment(path) as segment:
         for row in rows:
             segment.append(row)
-    assert repr(list(read_segment(path))) == repr(rows)  # repr, since nan is not equal to itself
+    assert repr(list(read_segment(path))) == repr(rows)  # repr, because nan differs from itself
 
 
-def test_numbers_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
+def test_numpy_and_torch_numbers_become_plain(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with Segment(path) as segment:
         segment.append(
@@ -42,7 +42,7 @@ def test_numbers_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
     assert list(read_segment(path)) == [{"a": 0.5, "b": 3, "c": [0, 1, 2], "d": math.inf}]
 
 
-def test_a_value_that_cannot_be_recorded_is_bad_input(tmp_path: Path) -> None:
+def test_unrecordable_value_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with Segment(path) as segment, pytest.raises(BadInput, match="can't record a set"):
         segment.append({"node": 0, "x": {1, 2}})
@@ -56,13 +56,13 @@ def test_only_a_torn_last_line_is_lost(cut: int, text: str, tmp_path_factory: py
     with Segment(path) as segment:
         for row in rows:
             segment.append(row)
-    whole = path.read_bytes()
-    left = whole[: max(0, len(whole) - cut)]
-    path.write_bytes(left)
-    lines = whole.splitlines(keepends=True)
-    kept = sum(len(left) >= end for end in accumulate(map(len, lines)))
+    content = path.read_bytes()
+    remaining = content[: max(0, len(content) - cut)]
+    path.write_bytes(remaining)
+    lines = content.splitlines(keepends=True)
+    kept = sum(len(remaining) >= end for end in accumulate(map(len, lines)))
     assert list(read_segment(path)) == rows[:kept]
-    with Segment(path) as segment:  # what is appended after the crash begins a line of its own
+    with Segment(path) as segment:  # a row appended after the crash starts a new line
         segment.append({"again": 1})
     assert list(read_segment(path)) == [*rows[:kept], {"again": 1}]
 
@@ -75,7 +75,7 @@ def test_a_torn_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert "line 2 is torn" in caplog.text
 
 
-def test_a_row_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:
+def test_failed_append_leaves_no_partial_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics-0.jsonl"
     with Segment(path, "run") as segment:
         segment.append({"a": 1})
@@ -86,19 +86,19 @@ def test_a_row_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:
                 segment.append({"a": 2, "text": "longer than the limit"})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        segment.append({"a": 3})  # as at the end of a run, when there is space again
+        segment.append({"a": 3})  # as at the end of a run, with free space again
     assert list(read_segment(path, "run")) == [{"a": 1}, {"a": 3}]
 
 
 @pytest.mark.parametrize("line", ['{"a": ', "[1]", "\x00\x00"])
-def test_any_other_broken_line_names_file_and_line(tmp_path: Path, line: str) -> None:
+def test_broken_inner_line_names_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(f'{{"a": 1}}\n{line}\n{{"a": 2}}\n')
     with pytest.raises(BadInput, match=r"s\.jsonl, line 2"):
         list(read_segment(path))
 
 
-def test_a_killed_process_leaves_all_it_appended(tmp_path: Path) -> None:
+def test_killed_process_keeps_all_appended_rows(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     code = (
         "import sys; from pathlib import Path; from gossamer.results.segment import Segment\n"

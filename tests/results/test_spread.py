@@ -1,4 +1,4 @@
-"""A metric by the distance from poisoned nodes, against sums by hand."""
+"""A metric by distance from poisoned nodes, against explicit sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.results.spread import by_hops, hops, spread, table
 
 
 def played(out: Path, seed: int = 1, **fields: Any) -> Run:
-    """A path 0 - 1 - 2 - 3 - 4, poisoned at 1."""
+    """Run on the path 0 - 1 - 2 - 3 - 4, poisoned at node 1."""
     (out / "path.txt").write_text("0 1\n1 2\n2 3\n3 4\n")
     experiment = {
         "seed": seed,
@@ -33,21 +33,21 @@ def played(out: Path, seed: int = 1, **fields: Any) -> Run:
     return gossamer.run(Experiment.of(experiment), out)
 
 
-def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Path) -> None:
+def test_area_and_arrival_round_match_hand_calculation(tmp_path: Path) -> None:
     run = played(tmp_path)
     assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 2, 4: 3}
-    found = by_hops(run, "ood_accuracy")
+    rows = by_hops(run, "ood_accuracy")
     rounds = [0, 2, 4, 5]
     curve = {
         rank: np.array([run.metrics.filter(node=rank, round=r)["ood_accuracy"][0] for r in rounds])
         for rank in range(5)
     }
     members = {0: [1], 1: [0, 2], 2: [3], 3: [4]}
-    assert found["hops"].to_list() == sorted(members)
+    assert rows["hops"].to_list() == sorted(members)
     for distance, ranks in members.items():
         mean = np.mean([curve[rank] for rank in ranks], axis=0)
         area = (2 * (mean[0] + mean[1]) / 2 + 2 * (mean[1] + mean[2]) / 2 + (mean[2] + mean[3]) / 2) / 5
-        reach = found.row(by_predicate=pl.col("hops") == distance, named=True)
+        reach = rows.row(by_predicate=pl.col("hops") == distance, named=True)
         assert (reach["nodes"], reach["area"], reach["final"]) == (
             len(ranks),
             pytest.approx(area),
@@ -58,7 +58,7 @@ def test_the_mean_over_rounds_and_the_round_of_arrival_by_distance(tmp_path: Pat
         assert reach["half_round"] == (arrived[0] if arrived and curve[1][-1] > mean[0] else None)
 
 
-def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path: Path) -> None:
+def test_sources_are_nodes_of_the_metrics_poison(tmp_path: Path) -> None:
     poison = [
         {"name": "rotate", "share": 1.0, "set_name": "turned", "at": {"rank": 1}},
         {"name": "permute-labels", "share": 1.0, "set_name": "renamed", "at": {"rank": 4}},
@@ -70,7 +70,7 @@ def test_sources_are_the_nodes_of_the_poison_whose_evaluation_set_it_is(tmp_path
     assert hops(run, "test_accuracy") == {0: 1, 1: 0, 2: 1, 3: 0, 4: 0}
 
 
-def test_a_table_over_seeds(tmp_path: Path) -> None:
+def test_spread_table_aggregates_seeds(tmp_path: Path) -> None:
     runs = [played(tmp_path, seed) for seed in (1, 2)]
     rows = spread(groups(runs), "ood_accuracy")
     areas = [by_hops(run, "ood_accuracy").filter(hops=2)["area"][0] for run in runs]
@@ -83,7 +83,7 @@ def test_a_table_over_seeds(tmp_path: Path) -> None:
     assert len(lines) == 1
 
 
-def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
+def test_runs_without_distances_are_refused(tmp_path: Path) -> None:
     average = played(tmp_path, evaluation={"every_rounds": 2, "nodes": "average"})
     with pytest.raises(BadInput, match="--by-hops ood_accuracy: no node of the run .* has recorded it"):
         spread(groups([average]), "ood_accuracy")
@@ -94,8 +94,8 @@ def test_what_has_no_distance_is_refused(tmp_path: Path) -> None:
         spread(groups([plain]), "ood_accuracy")
 
 
-def test_evaluations_by_the_clock_are_compared_at_equal_times(tmp_path: Path) -> None:
-    """The nodes' rounds differ at these times."""
+def test_evaluations_by_time_are_compared_at_equal_times(tmp_path: Path) -> None:
+    """At these times, nodes are in different rounds."""
     run = played(
         tmp_path,
         algorithm="ad-psgd",
@@ -103,13 +103,13 @@ def test_evaluations_by_the_clock_are_compared_at_equal_times(tmp_path: Path) ->
         evaluation={"every_rounds": None, "every_s": 0.5, "samples": None},
         stop={"time_s": 2},
     )
-    found = by_hops(run, "ood_accuracy")
+    rows = by_hops(run, "ood_accuracy")
     last = run.metrics.filter(pl.col("time_s") == 2, pl.col("node") == 1)["ood_accuracy"].last()
-    assert found.filter(hops=0)["final"].item() == pytest.approx(last)
+    assert rows.filter(hops=0)["final"].item() == pytest.approx(last)
 
 
-def test_nothing_is_halfway_to_sources_that_are_not_evaluated(tmp_path: Path) -> None:
+def test_unevaluated_sources_have_no_halfway_round(tmp_path: Path) -> None:
     run = played(tmp_path, evaluation={"every_rounds": 1, "samples": None, "nodes": [0, 2, 3, 4]})
-    found = by_hops(run, "ood_accuracy")
-    assert found["hops"].to_list() == [1, 2, 3]
-    assert found["half_round"].null_count() == 3
+    rows = by_hops(run, "ood_accuracy")
+    assert rows["hops"].to_list() == [1, 2, 3]
+    assert rows["half_round"].null_count() == 3

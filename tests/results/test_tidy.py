@@ -32,7 +32,7 @@ def recorded(out: Path, *rows: dict[str, Any], experiment: str = "{name: t, node
 
 
 @given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
-def test_statistics_are_those_of_the_nodes(
+def test_statistics_are_over_nodes_only(
     values: list[float], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rows = [{"node": i, "round": 4, "test_accuracy": value} for i, value in enumerate(values)]
@@ -46,7 +46,7 @@ def test_statistics_are_those_of_the_nodes(
     assert summary(run, "test_accuracy", network=True)["mean"].to_list() == [1e6]
 
 
-def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
+def test_curve_has_coordinates_on_every_axis(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         {"node": 0, "round": 0, "time_s": 0.0, "wall_s": 1.0, "bytes_sent": 0, "test_loss": 3.0},
@@ -54,16 +54,16 @@ def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
         {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
         {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
     )
-    # Where the nodes with the metric were.
+    # The coordinates of the nodes that have the metric.
     expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
-    for x, places in expected.items():
+    for axis, coordinates in expected.items():
         table = summary(run, "test_loss")
-        assert table[x].to_list() == places
+        assert table[axis].to_list() == coordinates
         assert table["mean"].to_list() == [2.0, 1.0]
         assert table["count"].to_list() == [2, 1]
 
 
-def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
+def test_bytes_of_lost_node_still_count(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         *({"node": 0, "round": r, "bytes_sent": 10 * r, "test_loss": 1.0} for r in range(4)),
@@ -74,8 +74,8 @@ def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
     assert final_summary(run).bytes_sent == 37
 
 
-def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -> None:
-    at = [
+def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
+    instants = [
         (0, 0, 0.0),
         (1, 0, 0.0),
         (0, 3, 5.01),
@@ -87,7 +87,7 @@ def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -
         tmp_path,
         *(
             {"node": n, "round": r, "time_s": t, "moment": f"tick {t // 5:.0f}", "test_loss": float(r)}
-            for n, r, t in at
+            for n, r, t in instants
         ),
         experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}",
     )
@@ -97,8 +97,8 @@ def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -
     assert table["mean"].to_list() == [0.0, 5.0, 9.0]
 
 
-def test_on_a_grid_of_time_every_metric_is_over_all_nodes_at_one_place(tmp_path: Path) -> None:
-    """A fast node ends a round at an instant of the grid, and then all of its rounds before the last instant."""
+def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
+    """Node 0 ends its last round exactly at the first tick."""
     written = [
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "round", "train_loss": 2.0, "staleness_s": 0.5},
         {"node": 0, "round": 6, "time_s": 5.0, "moment": "tick 1"},
@@ -112,16 +112,16 @@ def test_on_a_grid_of_time_every_metric_is_over_all_nodes_at_one_place(tmp_path:
     for name, means in {"train_loss": [3, 1.5], "staleness_s": [1, 1], "consensus_distance": [0, 1]}.items():
         assert summary(run, name).select("round", "mean").rows() == [(4, means[0]), (5, means[1])], name
     assert final_summary(run).metrics["train_loss"].best is not None
-    assert final_summary(run).metrics["consensus_distance"].best is None  # least where nothing was learned
+    assert final_summary(run).metrics["consensus_distance"].best is None  # lowest where nothing was learned
 
 
-def test_without_a_record_of_an_axis_its_places_are_null(tmp_path: Path) -> None:
+def test_unrecorded_axes_are_null(tmp_path: Path) -> None:
     run = recorded(tmp_path, {"node": 0, "round": 0, "test_loss": 1.0})
     assert points(run).row(0) == (0, 0.0, None, None, None)
     assert final_summary(run).bytes_sent is None
 
 
-def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
+def test_metric_names_are_ordered_and_have_values(tmp_path: Path) -> None:
     row = {
         "train_loss": 1.0,
         "test_loss": 1.0,
@@ -140,7 +140,7 @@ def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
     assert summary(run, "consensus_distance")["mean"].to_list() == [1.0]
 
 
-def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
+def test_final_summary_has_last_and_best_values(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
         {"node": 0, "round": 1, "test_accuracy": 0.9, "test_loss": 0.2, "time_s": 1.0, "messages_lost": 1},
@@ -162,14 +162,14 @@ def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
     assert accuracy.std == pytest.approx(0.1)
     assert accuracy.best is not None
     assert (accuracy.best.mean, accuracy.best.round) == (0.9, 1)
-    assert math.isnan(loss.mean)  # a diverged node is not averaged away
+    assert math.isnan(loss.mean)  # the mean does not hide a diverged node
     assert loss.best is not None
     assert loss.best.mean == 0.2
 
 
-def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> None:
+def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
     def rows(*last: int) -> list[dict[str, Any]]:
-        """Nodes that are recorded up to these rounds."""
+        """Rows of nodes up to these rounds."""
         return [
             {
                 "node": node,
@@ -184,25 +184,25 @@ def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> 
     killed = final_summary(recorded(tmp_path, *rows(6, 4, 3))).metrics
     assert (killed["test_accuracy"].round, killed["test_accuracy"].count) == (3, 3)
     assert killed["test_accuracy"].mean == pytest.approx(0.3)
-    # A node without a loss at a point is recorded there all the same.
+    # A node without a loss at a point still has a row there.
     assert killed["train_loss"].round == 3
-    for what in ("lost", "left"):
+    for event in ("lost", "left"):
         away = recorded(tmp_path, *rows(6, 6, 3))
         with RunFolder.open(away.path).segment("events") as events:
-            events.append({"time_s": 1.0, "node": 2, "event": what, "detail": "node 2 is away"})
+            events.append({"time_s": 1.0, "node": 2, "event": event, "detail": "node 2 is away"})
         metrics = final_summary(Run(away.path)).metrics
         assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
         assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
 
 
-def test_a_node_that_was_away_at_an_evaluation_does_not_make_it_incomplete(tmp_path: Path) -> None:
-    """Node 1 misses round 10 and records round 20; node 2 comes back after round 20, too late to record anything."""
-    at = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
+def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None:
+    """Node 1 misses round 10 and records round 20; node 2 returns after round 20, too late for another row."""
+    recorded_rounds = {0: (0, 10, 20), 1: (0, 20), 2: (0, 10)}
     run = recorded(
         tmp_path,
         *(
             {"node": node, "round": r, "time_s": float(r), "test_accuracy": r / 100}
-            for node, rounds in at.items()
+            for node, rounds in recorded_rounds.items()
             for r in rounds
         ),
         experiment="{name: t, nodes: 3}",
@@ -224,8 +224,8 @@ def test_a_node_that_was_away_at_an_evaluation_does_not_make_it_incomplete(tmp_p
     assert (last.round, last.count, last.mean) == (20, 2, pytest.approx(0.2))
 
 
-def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
-    """Rounds that only the best node of a stopped run got to are none of the network's."""
+def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
+    """Rounds that only the fastest node of a stopped run reached do not count."""
     rows = [
         {"node": node, "round": r, "test_accuracy": 0.1 * r + 0.05 * node}
         for node, last in enumerate((3, 3, 5))
@@ -236,7 +236,7 @@ def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
     assert (best.mean, best.round) == (pytest.approx(0.35), 3)
 
 
-def test_the_area_under_a_curve_is_the_mean_over_rounds(tmp_path: Path) -> None:
+def test_area_is_the_mean_over_rounds(tmp_path: Path) -> None:
     accuracies = {0: 0.1, 1: 0.4, 4: 0.7, 10: 0.6}
     rows = [
         {"node": node, "round": r, "test_accuracy": accuracy + 0.2 * node - 0.1}
@@ -249,8 +249,8 @@ def test_the_area_under_a_curve_is_the_mean_over_rounds(tmp_path: Path) -> None:
 
 
 def uneven() -> list[dict[str, Any]]:
-    """Node 0 ends round k at k s, node 1 at 4 k s; both are recorded once more at 6.5 s. Node 0 has taken a step of its
-    next round by then."""
+    """Node 0 ends round k at k s, node 1 at 4 k s; both have a last row at 6.5 s, when node 0 is one step into its next
+    round."""
     rows = [
         {"node": node, "round": k, "step": 2 * k, "time_s": float(pace * k), "moment": "round"}
         for node, pace, last in ((0, 1, 6), (1, 4, 1))
@@ -265,11 +265,11 @@ def uneven() -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path) -> None:
+def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     run = recorded(tmp_path, *uneven())
     table = summary(run, "test_accuracy")
     assert table["mean"].to_list() == pytest.approx([0.0, 0.25, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65])
-    assert table["round"].to_list() == [0, 1, 2, 3, 4, 5, 6, 3.5]  # in the mean the nodes end in round 3.5
+    assert table["round"].to_list() == [0, 1, 2, 3, 4, 5, 6, 3.5]  # the mean of the final rounds is 3.5
     assert table["count"].to_list() == [2, 2, 1, 1, 1, 1, 1, 2]
     accuracy = final_summary(run).metrics["test_accuracy"]
     assert (accuracy.mean, accuracy.count) == (pytest.approx(0.65), 2)
@@ -277,13 +277,13 @@ def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path
     assert points(run)["bytes"][-1] == 130
 
 
-def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> None:
+def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
     rows = [
         {"node": node, "round": k, "time_s": pace * k, "moment": "round", "test_loss": 9.0}
         for node, pace in ((0, 0.75), (1, 3.5))
         for k in range(1, int(11 / pace) + 1)
     ]
-    # Node 1's rows are late, as those of real nodes can be, and more than half a step apart from those of node 0.
+    # The rows of node 1 are late, as with real nodes, and more than half a tick behind those of node 0.
     rows += [
         {
             "node": node,
@@ -309,26 +309,24 @@ def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("moment", "every_s"), [("round, end", None), ("tick 2, end", 0.5), ("round, tick 2, end", 0.5)]
 )
-def test_an_end_that_is_another_point_is_none_of_its_own(
-    tmp_path: Path, moment: str, every_s: float | None
-) -> None:
-    at = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
+def test_end_at_an_evaluation_adds_no_point(tmp_path: Path, moment: str, every_s: float | None) -> None:
+    evaluations = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
     rows = [
         {"node": node, "round": k, "time_s": time_s, "moment": text, "test_loss": 1.0}
         for node in (-1, 0, 1)
-        for k, (text, time_s) in enumerate(at)
+        for k, (text, time_s) in enumerate(evaluations)
     ]
     setting = "" if every_s is None else f", evaluation: {{every_s: {every_s}}}"
     run = recorded(tmp_path / "all", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
     assert points(run)["time_s"].to_list() == [0.0, 0.5, 1.0]
-    # A run that the first node's round ends has node 1 on the way.
+    # If a round of node 0 ends the run, node 1 is still in a round.
     rows[-1] |= {"moment": "end"}
     run = recorded(tmp_path / "one", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
     assert summary(run, "test_loss")["count"].to_list() == [2, 2, 1, 2]
     assert final_summary(run).metrics["test_loss"].count == 2
 
 
-def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> None:
+def test_asynchrony_metrics_come_last_without_counters(tmp_path: Path) -> None:
     ages = {"staleness_s": 1.0, "staleness_max_s": 2.0}
     shares = {"idle_share": 0.25, "uplink_share": 0.5, "downlink_share": 0.75, **ages}
     counters = {"messages_received": 1, "messages_cancelled": 2, "messages_superseded": 3, "bytes_sent": 4}
@@ -337,8 +335,8 @@ def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> No
     assert set(ASYNCHRONY) == set(shares)
 
 
-def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
-    """Shares by the seconds, ages by the messages of each row; and of rows that are no points of the grid too."""
+def test_asynchrony_metrics_cover_the_whole_run(tmp_path: Path) -> None:
+    """Shares are weighted by seconds and ages by messages, including rows that are no points of the grid."""
     rows = [
         (0, 0.0, None, None, None, 0),
         (0, 4.0, 0.5, 2.0, 3.0, 1),
@@ -353,11 +351,11 @@ def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
         for k, row in enumerate(rows)
     ]
     run = recorded(tmp_path, *written, experiment="{name: t, nodes: 2, evaluation: {every_s: 2.0}}")
-    found = final_summary(run).metrics
+    metrics = final_summary(run).metrics
     idle = [(4 * 0.5 + 2 * 0.8 + 4 * 0.1) / 10, 0.2]
     stale = [(1 * 2.0 + 3 * 6.0) / 4, 1.0]
     for name, values in {"idle_share": idle, "staleness_s": stale, "staleness_max_s": [9.0, 1.0]}.items():
-        final = found[name]
+        final = metrics[name]
         assert (final.mean, final.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
         assert (final.count, final.best) == (2, None)
 
@@ -384,11 +382,11 @@ def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
         ("test_f1", False),
     ],
 )
-def test_of_errors_losses_and_distances_less_is_better(name: str, lower: bool) -> None:
+def test_lower_is_better_for_errors_losses_and_distances(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
 
 
-def test_figures_over_the_run_repeat_their_bits(tmp_path: Path) -> None:
+def test_final_values_are_deterministic(tmp_path: Path) -> None:
     shares = [0.1 * 3**-rank for rank in range(40)]
     rows = ({"node": r, "round": 1, "time_s": 1.0, "idle_share": share} for r, share in enumerate(shares))
     run = recorded(tmp_path, *rows, experiment="{name: t, nodes: 40}")
@@ -396,6 +394,6 @@ def test_figures_over_the_run_repeat_their_bits(tmp_path: Path) -> None:
 
 
 def final_of(run: Run, name: str) -> float:
-    found = final(run, name)
-    assert found is not None
-    return found.mean
+    value = final(run, name)
+    assert value is not None
+    return value.mean

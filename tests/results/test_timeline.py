@@ -24,8 +24,8 @@ INTERVALS = [
 
 
 def with_timeline(out: Path, nodes: Any = 3, to_s: float = 4.0, compacted: bool = True) -> Run:
-    asked = {"from_s": 0.5, "to_s": to_s, "nodes": nodes}
-    run = timed(out, [(0.0, [0.1] * 3), (5.0, [0.2] * 3)], evaluation={"every_s": 5.0, "timeline": asked})
+    window = {"from_s": 0.5, "to_s": to_s, "nodes": nodes}
+    run = timed(out, [(0.0, [0.1] * 3), (5.0, [0.2] * 3)], evaluation={"every_s": 5.0, "timeline": window})
     folder = RunFolder.open(run.path)
     with folder.segment("timeline") as first, folder.segment("timeline", 1) as second:
         for index, (node, kind, start_s, end_s, to, nbytes) in enumerate(reversed(INTERVALS)):
@@ -36,7 +36,7 @@ def with_timeline(out: Path, nodes: Any = 3, to_s: float = 4.0, compacted: bool 
     return Run(run.path)
 
 
-def test_a_timeline_is_read_from_segments_and_from_its_table(tmp_path: Path) -> None:
+def test_timeline_is_read_from_segments_or_table(tmp_path: Path) -> None:
     running, done = with_timeline(tmp_path, compacted=False), with_timeline(tmp_path)
     assert running.timeline.rows() == INTERVALS
     assert done.timeline.equals(running.timeline)
@@ -48,7 +48,7 @@ def test_a_timeline_is_read_from_segments_and_from_its_table(tmp_path: Path) -> 
     assert without.timeline.columns == done.timeline.columns
 
 
-def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_intervals_within_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_timeline(tmp_path)
     data = timeline_data(run)
     assert data is not None
@@ -66,7 +66,7 @@ def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytes
     assert timeline_data(timed(tmp_path, [(0.0, [0.1])])) is None
 
 
-def test_rows_without_what_they_need_are_named(tmp_path: Path) -> None:
+def test_incomplete_timeline_rows_are_named(tmp_path: Path) -> None:
     run = timed(tmp_path, [(0.0, [0.1])])
     with RunFolder.open(run.path).segment("timeline") as segment:
         segment.append({"node": 0, "kind": "train", "start_s": 0.0})

@@ -21,7 +21,7 @@ VALUES = st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20)
 
 @pytest.mark.parametrize(("bits", "fraction"), [(32, 20), (64, 40)])
 @given(vectors=st.lists(VALUES, min_size=1, max_size=6), weight=st.floats(0, 1))
-def test_sums_are_those_of_the_rounded_terms(
+def test_ring_sum_equals_sum_of_rounded_terms(
     bits: int, fraction: int, vectors: list[list[float]], weight: float
 ) -> None:
     ring = IntegerRing(bits, fraction)
@@ -32,7 +32,7 @@ def test_sums_are_those_of_the_rounded_terms(
     np.testing.assert_array_equal(ring.number(ring.sum([ring.fix(term, weight) for term in terms])), exact)
 
 
-def test_a_sum_of_nothing_is_empty_and_terms_have_one_length() -> None:
+def test_empty_sum_is_empty_and_lengths_must_agree() -> None:
     ring = IntegerRing(32, 20)
     assert len(ring.sum([])) == 0
     with pytest.raises(ValueError, match="accepted: one length"):
@@ -54,30 +54,28 @@ def test_a_stream_is_aes_in_counter_mode() -> None:
 
 
 def test_keys_differ_by_secret_purpose_and_numbers() -> None:
-    keys = [masking.derive(*given) for given in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
+    keys = [masking.derive(*parts) for parts in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
     keys += [masking.derive(b"a", "x", *numbers) for numbers in ((1, 2), (2, 1), (0, 0))]
     assert len({*keys}) == len(keys)
 
 
-def test_two_key_pairs_agree_on_a_secret_that_a_third_one_has_not() -> None:
-    one, two, three = (KeyPair(bytes([each] * 16)) for each in (1, 2, 3))
-    assert one.agree(two.public) == two.agree(one.public) != one.agree(three.public)
-    assert KeyPair(bytes([1] * 16)).public == one.public
+def test_key_agreement_is_symmetric_and_exclusive() -> None:
+    first, second, third = (KeyPair(bytes([byte] * 16)) for byte in (1, 2, 3))
+    assert first.agree(second.public) == second.agree(first.public) != first.agree(third.public)
+    assert KeyPair(bytes([1] * 16)).public == first.public
     with pytest.raises(ValueError, match="shared key"):
-        one.agree(bytes(32))
+        first.agree(bytes(32))
 
 
 @pytest.mark.parametrize(("threshold", "count"), [(2, 2), (2, 3), (3, 5), (4, 6)])
-def test_as_many_shares_as_the_threshold_determine_a_secret_and_fewer_do_not(
-    threshold: int, count: int
-) -> None:
+def test_threshold_shares_determine_secret_and_fewer_do_not(threshold: int, count: int) -> None:
     secret = bytes(range(256 - 16, 256))
     shares = dict(enumerate(masking.split(secret, threshold, count)))
     for chosen in itertools.combinations(shares, threshold):
-        assert masking.join({each: shares[each] for each in chosen}) == secret
+        assert masking.join({rank: shares[rank] for rank in chosen}) == secret
     for chosen in itertools.combinations(shares, threshold - 1):
-        with suppress(ValueError):  # of elements of the field, three in four are no secret
-            assert masking.join({each: shares[each] for each in chosen}) != secret
+        with suppress(ValueError):  # three in four field elements are no secret
+            assert masking.join({rank: shares[rank] for rank in chosen}) != secret
 
 
 @given(
@@ -85,14 +83,12 @@ def test_as_many_shares_as_the_threshold_determine_a_secret_and_fewer_do_not(
     seed=st.randoms(use_true_random=False),
     count=st.integers(2, 9),
 )
-def test_shares_lie_on_a_polynomial_whose_value_at_zero_is_the_secret(
-    secret: bytes, seed: random.Random, count: int
-) -> None:
+def test_shares_lie_on_polynomial_with_secret_at_zero(secret: bytes, seed: random.Random, count: int) -> None:
     prime, threshold = 2**130 - 5, count // 2 + 1
     shares = [int.from_bytes(share, "big") for share in masking.split(secret, threshold, count)]
     chosen = seed.sample(range(count), threshold)
     at_zero = Fraction(0)
-    for i in chosen:  # Lagrange, in exact fractions, then modulo the prime
+    for i in chosen:  # Lagrange interpolation in exact fractions, reduced modulo the prime below
         term = Fraction(shares[i])
         for j in chosen:
             if j != i:
@@ -103,14 +99,14 @@ def test_shares_lie_on_a_polynomial_whose_value_at_zero_is_the_secret(
     assert masking.join({i: shares[i].to_bytes(17, "big") for i in chosen}) == secret
 
 
-def test_shares_of_no_secret_are_refused() -> None:
+def test_invalid_shares_are_refused() -> None:
     with pytest.raises(ValueError, match="belong to no secret"):
         masking.join({0: (2**130 - 6).to_bytes(17, "big")})
     with pytest.raises(ValueError, match="modulus"):
         masking.join({0: (2**130).to_bytes(17, "big")})
 
 
-def test_a_sealed_message_opens_with_its_key_sender_and_context_only() -> None:
+def test_sealed_message_needs_its_key_sender_and_context() -> None:
     key, other = bytes(32), bytes([1] * 32)
     sealed = masking.seal(key, b"share", 3, b"roster")
     assert masking.unseal(key, sealed, 3, b"roster") == b"share"

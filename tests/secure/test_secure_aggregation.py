@@ -1,4 +1,4 @@
-"""Secure aggregation: what receivers learn, what they can't, lost senders, both engines, refusals."""
+"""Secure aggregation: exactness, secrecy, lost senders, both engines, refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMON = {"name": "random-k", "fraction": 0.3, "support": "common"}
 
 
 class Mixing(Algorithm):
-    """Mixes models, and trains none; node r starts with (scale or 0) times what is drawn for it."""
+    """Mixes models without training them; every node starts with ``scale`` times its drawn model."""
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
@@ -49,7 +49,7 @@ SEEN: dict[int, list[tuple[int, Message]]] = {}
 
 
 class Seen(NodeWrapper):
-    """Keeps every message by receiver, and drops some: those of a tag's step from a source to a receiver."""
+    """Keeps every message with its receiver, and drops those that match ``drops``: (step, source, receiver)."""
 
     number: int
     drops: tuple[str | int, int, int] | None = None
@@ -90,7 +90,7 @@ def initial(experiment: Experiment) -> np.ndarray:
 
 
 def mixed(experiment: Experiment, rounds: int) -> np.ndarray:
-    """W_r ... W_0 x of the experiment's first models x, in double precision."""
+    """W_r ... W_0 x of the initial models x, in double precision."""
     x, topology = initial(experiment), prepare(experiment).topology
     for r in range(rounds):
         W = np.zeros((experiment.nodes, experiment.nodes))
@@ -114,7 +114,7 @@ TOPOLOGIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
-def test_models_are_mixed_as_the_weights_say(tmp_path: Path, topology: Any, drop_outs: str) -> None:
+def test_models_are_mixed_by_the_weights(tmp_path: Path, topology: Any, drop_outs: str) -> None:
     experiment = described(algorithm=Mixing(), topology=topology, secure_aggregation={"drop_outs": drop_outs})
     np.testing.assert_allclose(
         models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
@@ -128,7 +128,7 @@ ROUND_ROBIN = {"name": "round-robin", "blocks": 3, "support": "common"}
     ("codec", "drop_outs", "overlap"),
     [(None, "skip", False), (None, "recover", True), (COMMON, "recover", False), (ROUND_ROBIN, "skip", True)],
 )
-def test_masks_change_no_bit_and_the_result_is_that_of_plain_d_psgd(
+def test_masked_result_equals_unmasked_and_plain_d_psgd(
     tmp_path: Path, codec: Any, drop_outs: str, overlap: bool
 ) -> None:
     fields: dict[str, Any] = {"codec": codec, "algorithm": {"name": "d-psgd", "overlap": overlap}}
@@ -152,7 +152,7 @@ def test_a_wider_ring_is_more_exact(tmp_path: Path) -> None:
 
 
 def test_a_node_without_receivers_takes_part(tmp_path: Path) -> None:
-    """0 and 1 send to each other, to 2, and get from 2 and 3; 4 sends nothing."""
+    """0 to 3 send to each other, 0 to 2 also to 4, which sends nothing."""
     edges = [(i, j) for i in range(4) for j in range(4) if i != j] + [(0, 4), (1, 4), (2, 4)]
     path = tmp_path / "edges.txt"
     path.write_text("".join(f"{i} {j}\n" for i, j in edges))
@@ -173,8 +173,8 @@ def test_a_node_without_senders_keeps_its_model(tmp_path: Path) -> None:
     )
 
 
-def test_a_receiver_may_have_many_senders() -> None:
-    """A roster of them takes up to 150 bytes for each."""
+def test_message_limit_fits_rosters_of_many_senders() -> None:
+    """A roster takes up to 150 bytes per sender."""
     task = {"name": "least-squares", "features": 4, "samples": 2000, "test_samples": 5}
     for nodes in (10, 1000):
         experiment = described(nodes=nodes, task=task, topology={"name": "random-regular", "degree": 4})
@@ -200,7 +200,7 @@ class Thinning(Topology):
 
 
 class Ignoring(UniformWeights):
-    """Weights of which one is zero from the second round on."""
+    """Weights with one zero in each row from the second round on."""
 
     @property
     def static(self) -> bool:
@@ -211,7 +211,7 @@ class Ignoring(UniformWeights):
         return row if round == 0 else {**row, min(row): 0.0}
 
 
-def test_a_node_keeps_its_model_where_a_weight_is_zero_in_a_later_round(tmp_path: Path) -> None:
+def test_node_keeps_model_when_a_later_weight_is_zero(tmp_path: Path) -> None:
     topology = {"name": "complete", "weights": "test_secure_aggregation:Ignoring"}
     experiment = described(3, algorithm=Mixing(), topology=topology)
     np.testing.assert_allclose(
@@ -219,8 +219,8 @@ def test_a_node_keeps_its_model_where_a_weight_is_zero_in_a_later_round(tmp_path
     )
 
 
-def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
-    """Batch normalization counts its steps, beyond the bound of values."""
+def test_integer_buffers_are_not_summed(tmp_path: Path) -> None:
+    """The step counter of batch normalization exceeds the bound of values."""
     fields: dict[str, Any] = {
         "task": "test_secure_aggregation:normalized",
         "algorithm": {"name": "d-psgd", "local_steps": 40},
@@ -230,7 +230,7 @@ def test_counters_in_buffers_are_not_summed(tmp_path: Path) -> None:
     assert run.status == "done"
 
 
-def test_buffers_are_mixed_too(tmp_path: Path) -> None:
+def test_buffers_are_mixed(tmp_path: Path) -> None:
     fields = {"task": "test_secure_aggregation:normalized", "secure_aggregation": None}
     plain = gossamer.run(described(**fields), tmp_path)
     secure = gossamer.run(described(**{**fields, "secure_aggregation": {"drop_outs": "recover"}}), tmp_path)
@@ -252,11 +252,11 @@ def normalized() -> gossamer.Task:
     )
 
 
-# --- what receivers see
+# --- secrecy
 
 
 def words_of(number: int) -> dict[tuple[int, int, int], np.ndarray]:
-    """(sender, receiver, round) -> the words that came."""
+    """(sender, receiver, round) -> the words that arrived."""
     sent = {
         (message.source, to, message.tag[0]): message.payload
         for to, message in SEEN[number]
@@ -266,15 +266,15 @@ def words_of(number: int) -> dict[tuple[int, int, int], np.ndarray]:
 
 
 def looks_random(words: np.ndarray) -> bool:
-    """Whether neither the highest nor the lowest bits of words show a pattern, by a chi-square test."""
-    bytes_of = (words >> shift & 0xFF for shift in (24, 0))
-    return all(chisquare(np.bincount(each, minlength=256)).pvalue > 1e-6 for each in bytes_of)
+    """Whether the highest and the lowest bytes of words pass a chi-square test of uniformity."""
+    byte_columns = (words >> shift & 0xFF for shift in (24, 0))
+    return all(chisquare(np.bincount(values, minlength=256)).pvalue > 1e-6 for values in byte_columns)
 
 
 def views(
     tmp_path: Path, nodes: int = 3, rounds: int = 2, topology: str = "complete", **settings: Any
 ) -> dict[tuple[int, int, int], np.ndarray]:
-    """The words of a run in which every model is zero, which is easiest to see through."""
+    """The words of a run in which every model is zero, so that any missing mask shows."""
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(
@@ -291,36 +291,36 @@ def views(
 
 
 def leaks(words: dict[tuple[int, int, int], np.ndarray], *, together: bool = True) -> list[Any]:
-    """What shows a pattern, of which masks that are all there, each used once, leave none: single words, and sums and
-    differences of two of them, which show masks used twice. (Words that a receiver can add up to its whole sum do so.)"""
-    found: list[Any] = [key for key, each in words.items() if not looks_random(each)]
-    for one, other in combinations(words, 2):
-        if one[1:] == other[1:] and not together:
+    """The sequences of words that show a pattern, and the pairs whose sum or difference does, as masks used twice
+    would cause. Without ``together``, skips pairs of one receiver and round, whose sum it may know."""
+    patterns: list[Any] = [key for key, sequence in words.items() if not looks_random(sequence)]
+    for first, second in combinations(words, 2):
+        if first[1:] == second[1:] and not together:
             continue
         for sign in (1, -1):
-            if not looks_random(words[one] + np.uint32(sign % 2**32) * words[other]):
-                found.append((one, other, sign))
-    return found
+            if not looks_random(words[first] + np.uint32(sign % 2**32) * words[second]):
+                patterns.append((first, second, sign))
+    return patterns
 
 
 @pytest.mark.parametrize("drop_outs", ["skip", "recover"])
 @pytest.mark.parametrize(("nodes", "topology"), [(3, "complete"), (4, "complete"), (4, "ring")])
-def test_what_a_receiver_sees_is_random(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
-    """Single words, what two receivers can compare (in the ring, two have the same senders), and what comes in two rounds.
-    The sum of two senders is known."""
+def test_masked_words_look_random(tmp_path: Path, nodes: int, topology: str, drop_outs: str) -> None:
+    """Also across rounds and across receivers (in the ring, two have the same senders). A receiver of two senders knows
+    their sum."""
     words = views(tmp_path, nodes, topology=topology, drop_outs=drop_outs)
     senders = 3 if (nodes, topology) == (4, "complete") else 2
     assert len(words) == 2 * nodes * senders
     assert not leaks(words, together=senders > 2 or drop_outs == "recover")
 
 
-def test_the_sum_of_all_senders_is_what_a_receiver_learns(tmp_path: Path) -> None:
+def test_receiver_learns_the_sum_of_all_senders(tmp_path: Path) -> None:
     words = views(tmp_path, 4, 1, drop_outs="skip")
     for to in range(4):
-        assert not sum(each for (_, receiver, _), each in words.items() if receiver == to).any()
+        assert not sum(sequence for (_, receiver, _), sequence in words.items() if receiver == to).any()
 
 
-def test_integers_without_masks_show_the_models(tmp_path: Path) -> None:
+def test_unmasked_integers_reveal_the_models(tmp_path: Path) -> None:
     assert len(leaks(views(tmp_path, masked=False))) > 0
 
 
@@ -333,22 +333,22 @@ derive = masking.derive
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_the_chi_square_test_finds_missing_masks_and_those_used_in_two_rounds_or_for_two_receivers(
+def test_chi_square_test_finds_missing_and_reused_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Any
 ) -> None:
     monkeypatch.setattr(*mutant)
     assert leaks(views(tmp_path, 4, topology="ring", drop_outs="skip"), together=False)
 
 
-def test_one_missing_mask_of_two_senders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chi_square_test_finds_one_missing_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = MaskingProtocol._add_masks
 
     def without(self: Any, words: Any, sender: int, keys: Any) -> None:
         add(self, words, sender, {rank: key for rank, key in keys.items() if {sender, rank} != {0, 1}})
 
     monkeypatch.setattr(MaskingProtocol, "_add_masks", without)
-    found = leaks(views(tmp_path, drop_outs="skip"), together=False)
-    assert {(0, 2, 0), (1, 2, 0)} <= {*found}
+    patterns = leaks(views(tmp_path, drop_outs="skip"), together=False)
+    assert {(0, 2, 0), (1, 2, 0)} <= {*patterns}
 
 
 # --- lost senders
@@ -358,7 +358,7 @@ STEPS = ["keys", "roster", "shares", "relay", "words", "survivors", "unmask"]
 
 
 def lossy(step: str, drop_outs: str, number: int, **fields: Any) -> Experiment:
-    """One round in which a message between the sender LOST and the receiver TO is lost."""
+    """One round in which the message of this step between the sender LOST and the receiver TO is lost."""
     toward = (TO, LOST) if step in ("roster", "relay", "survivors") else (LOST, TO)
     SEEN[number] = []
     return described(
@@ -372,13 +372,13 @@ def lossy(step: str, drop_outs: str, number: int, **fields: Any) -> Experiment:
 
 
 OTHERS = [rank for rank in range(NODES) if rank != LOST]
-# Who misses the words of LOST. A node that waits in vain for a receiver's message is too late for all the others.
+# The receivers that miss the words of LOST. A sender that waits in vain for one receiver is too late for all others.
 MISSED = {"keys": [TO], "shares": [TO], "words": [TO], "roster": OTHERS, "relay": OTHERS}
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_sum_of_the_others_is_recovered(tmp_path: Path, step: str) -> None:
-    """Where words have come and only their sender's answer is lost, the others uncover its own mask."""
+def test_sum_of_remaining_senders_is_recovered(tmp_path: Path, step: str) -> None:
+    """If only the answer of a sender is lost, after its words, the others reveal its self-mask."""
     experiment = lossy(step, "recover", len(SEEN))
     x, expected, missed = initial(experiment), mixed(experiment, 1), MISSED.get(step, [])
     for to in missed:
@@ -390,26 +390,26 @@ def test_the_sum_of_the_others_is_recovered(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["keys", "roster", "words"])
-def test_a_round_is_skipped_where_masks_do_not_cancel(tmp_path: Path, step: str) -> None:
+def test_round_is_skipped_when_masks_do_not_cancel(tmp_path: Path, step: str) -> None:
     experiment = lossy(step, "skip", len(SEEN))
     x, expected = initial(experiment), mixed(experiment, 1)
-    if step == "keys":  # no mask was agreed with it
+    if step == "keys":  # the others share no mask with LOST
         expected[TO] += prepare(experiment).topology.mixing_weights(TO, 0)[LOST] * (x[TO] - x[LOST])
     else:
         expected[MISSED[step]] = x[MISSED[step]]
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=NODES * 2.0**-20)
 
 
-def test_too_few_survivors_are_not_uncovered(tmp_path: Path) -> None:
-    """Of two senders, one is lost: the other's model would be the sum."""
+def test_single_survivor_is_not_revealed(tmp_path: Path) -> None:
+    """If one of two senders is lost, the sum would be the model of the other."""
     experiment = lossy("words", "recover", len(SEEN), nodes=3)
     expected = mixed(experiment, 1)
     expected[TO] = initial(experiment)[TO]
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=3 * 2.0**-20)
 
 
-def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receiver has the masks that the lost sender has in common with the others. Its own mask still hides its model."""
+def test_late_words_stay_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver knows the pairwise masks of the lost sender, whose self-mask still hides its model."""
     removed = {}
     add = MaskingProtocol._add_masks
 
@@ -425,7 +425,7 @@ def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytes
     gossamer.run(lossy("words", "recover", number, task=task, initial="common"), tmp_path)
     late = words_of(number)[LOST, TO, 0]
     assert looks_random(late - removed[LOST])
-    monkeypatch.setattr(  # without its own mask, the test would fail
+    monkeypatch.setattr(  # without self-mask, the words show the model
         MaskingProtocol, "_masked", without_own_mask(MaskingProtocol._masked)
     )
     number = len(SEEN)
@@ -435,17 +435,17 @@ def test_words_that_come_too_late_stay_masked(tmp_path: Path, monkeypatch: pytes
 
 def without_own_mask(masked: Any) -> Any:
     def replaced(self: Any, to: int, *rest: Any) -> Any:
-        given = self._given.get(to)
-        own, given.own = given.own, b""
+        secrets = self._given.get(to)
+        self_mask, secrets.own = secrets.own, b""
         words = masked(self, to, *rest)
-        given.own = own
+        secrets.own = self_mask
         return words
 
     return replaced
 
 
 class Nosy(NodeWrapper):
-    """A receiver that asks a second time, and names other survivors."""
+    """A receiver that names false survivors."""
 
     survivors: tuple[int, ...]
 
@@ -454,8 +454,8 @@ class Nosy(NodeWrapper):
 
 
 @pytest.mark.parametrize("survivors", [(1, 2), (0, 1, 2, 3), (1, 2, 3)])
-def test_senders_refuse_survivors_that_make_no_sense(tmp_path: Path, survivors: tuple[int, ...]) -> None:
-    """Too few of them, one that is no sender, and, to those who are left out, a list without themselves."""
+def test_senders_refuse_invalid_survivor_lists(tmp_path: Path, survivors: tuple[int, ...]) -> None:
+    """Lists that are too short, name a non-sender, or leave out a sender whose words arrived."""
     experiment = described(
         1,
         algorithm=Mixing(),
@@ -467,7 +467,7 @@ def test_senders_refuse_survivors_that_make_no_sense(tmp_path: Path, survivors: 
 
 
 class Forger(NodeWrapper):
-    """A receiver whose rosters are not what its senders said."""
+    """A receiver that forges rosters."""
 
     forgery: str
 
@@ -489,7 +489,7 @@ class Forger(NodeWrapper):
 
 
 @pytest.mark.parametrize("forgery", ["a key", "itself", "a rank", "twice", "no weight"])
-def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str) -> None:
+def test_senders_refuse_forged_rosters(tmp_path: Path, forgery: str) -> None:
     experiment = described(
         1, algorithm=Mixing(), secure_aggregation={"drop_outs": "recover"}, wrappers=[Forger(forgery=forgery)]
     )
@@ -497,9 +497,7 @@ def test_senders_refuse_rosters_that_are_not_right(tmp_path: Path, forgery: str)
         gossamer.run(experiment, tmp_path)
 
 
-def test_a_sum_of_words_that_do_not_belong_together_is_not_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sum_with_mismatched_masks_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = MaskingProtocol._add_masks
 
     def other(self: Any, words: Any, sender: int, keys: Any) -> None:
@@ -509,12 +507,12 @@ def test_a_sum_of_words_that_do_not_belong_together_is_not_mixed(
     monkeypatch.setattr(MaskingProtocol, "_add_masks", other)
     experiment = described(1, nodes=4, algorithm=Mixing())
     x, expected = initial(experiment), mixed(experiment, 1)
-    expected[[0, 3]] = x[[0, 3]]  # whose senders both are
+    expected[[0, 3]] = x[[0, 3]]  # the receivers of both 1 and 2
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=4 * 2.0**-20)
 
 
 class Twice(NodeWrapper):
-    """A receiver that asks the first sender twice: which is lost after the first time."""
+    """A receiver that asks sender 1 twice, with different survivors."""
 
     async def before_round(self, node: Node, r: int) -> None:
         if r == 1 and node.rank == TO:
@@ -522,7 +520,7 @@ class Twice(NodeWrapper):
                 node.send(1, survivors, (TAG, "survivors", 0))
 
 
-def test_a_sender_answers_once(tmp_path: Path) -> None:
+def test_sender_answers_unmask_request_once(tmp_path: Path) -> None:
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(
@@ -534,15 +532,15 @@ def test_a_sender_answers_once(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
     )
-    answers = [each for to, each in SEEN[number] if to == TO and each.tag == (TAG, "unmask", 0)]
-    assert sorted(each.source for each in answers) == [1, 2, 3, 4, 5]
+    answers = [message for to, message in SEEN[number] if to == TO and message.tag == (TAG, "unmask", 0)]
+    assert sorted(message.source for message in answers) == [1, 2, 3, 4, 5]
 
 
 KEPT: dict[tuple[int, int], Payload] = {}
 
 
 class Replays(NodeWrapper):
-    """A receiver that relays the shares of round 0 once more in round 1."""
+    """A receiver that relays the shares of round 0 again in round 1."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         if tag[:2] != (TAG, "relay"):
@@ -555,13 +553,13 @@ def test_shares_of_an_earlier_round_are_refused(tmp_path: Path) -> None:
     experiment = described(
         2, algorithm=Mixing(), secure_aggregation={"drop_outs": "recover"}, wrappers=[Replays()]
     )
-    # Senders who can't open what is relayed take no part, so nothing is mixed in round 1.
+    # Senders that can't open their shares drop out, so nothing is mixed in round 1.
     expected = mixed(experiment, 1)
     np.testing.assert_allclose(models(gossamer.run(experiment, tmp_path)), expected, atol=NODES * 2.0**-20)
 
 
-def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(tmp_path: Path) -> None:
-    """There is one share of each sender in each answer: no receiver gets shares of both secrets of one."""
+def test_answers_reveal_survivor_masks_and_lost_senders_key(tmp_path: Path) -> None:
+    """Every answer has one share per sender, so a receiver never gets shares of both secrets of a sender."""
     number = len(SEEN)
     gossamer.run(lossy("words", "recover", number), tmp_path)
     came = {
@@ -569,7 +567,7 @@ def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(
     }
     answers = {rank: came[rank, "unmask"] for rank in OTHERS if rank != TO}
     for rank in range(1, NODES):
-        chosen = [*answers][-threshold(NODES - 1) :]  # other ones than the receiver's
+        chosen = [*answers][-threshold(NODES - 1) :]  # another choice than the receiver's
         secret = masking.join({giver - 1: answers[giver][rank] for giver in chosen})
         if rank == LOST:
             assert masking.KeyPair(secret).public == came[LOST, "keys"][2]
@@ -577,7 +575,7 @@ def test_answers_uncover_the_own_masks_of_survivors_and_the_key_of_the_lost_one(
             assert masking.KeyPair(secret).public != came[rank, "keys"][2]
 
 
-def test_nodes_that_crash_are_left_out(tmp_path: Path) -> None:
+def test_crashed_nodes_are_left_out(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "faults": [{"name": "crash", "nodes": [2], "at_s": 2.5}],
         "gather": {"timeout_s": 5.0, "lost_peer": "skip"},
@@ -616,7 +614,7 @@ def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs
         described(**{**fields, "engine": {"name": "processes", "trainer": "sequential"}}), tmp_path
     )
     assert torch.equal(simulated.parameters, real.parameters)
-    if drop_outs == "skip":  # otherwise a node may answer a last question after its last row
+    if drop_outs == "skip":  # otherwise a node may answer a request after its last row
         sent = [run.metrics.filter(run.metrics["round"] == 3)["bytes_sent"] for run in (simulated, real)]
         assert sent[0].sum() == sent[1].sum()
 
@@ -638,10 +636,10 @@ CHANGING = {"name": "random-regular", "degree": 2, "every_rounds": 2}
         pytest.param("recover", "complete", "processes", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_saved(
+def test_resumed_run_has_same_bits_and_saves_no_secrets(
     tmp_path: Path, drop_outs: str, topology: Any, engine: str
 ) -> None:
-    """One node is slow, so that the others had begun the next round when the checkpoint was complete."""
+    """One node is slow, so that the others are in the next round when the checkpoint is complete."""
     fields: dict[str, Any] = {
         "secure_aggregation": {"drop_outs": drop_outs},
         "topology": topology,
@@ -651,9 +649,9 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
         if engine == "processes"
         else {"name": engine, "trainer": "sequential"},
     }
-    whole = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
-    folder = whole.path / "checkpoints"
-    cuts = sorted(int(each.name) for each in folder.iterdir())
+    uninterrupted = gossamer.run(described(6, checkpoint={"every_rounds": 3, "keep": 10}, **fields), tmp_path)
+    folder = uninterrupted.path / "checkpoints"
+    cuts = sorted(int(path.name) for path in folder.iterdir())
     first = newest(folder)
     assert first is not None
     for number in cuts[1:]:
@@ -665,20 +663,20 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits_and_no_secret_is_sa
         saved = checkpoint.read(rank)
         messages = [*saved.unread, *saved.arriving]
         assert not [message for message in messages if message.tag[0] == TAG]
-    again = tmp_path / "again"
-    shutil.copytree(whole.path, again)
-    status = json.loads((again / "status.json").read_text())
+    copy = tmp_path / "again"
+    shutil.copytree(uninterrupted.path, copy)
+    status = json.loads((copy / "status.json").read_text())
     del status["crc32"]
-    (again / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
-    resumed = gossamer.resume(again)
+    (copy / "status.json").write_text(json.dumps({**status, "status": "stopped"}))
+    resumed = gossamer.resume(copy)
     assert resumed.metrics["round"].max() == 6
-    assert torch.equal(resumed.parameters, whole.parameters)
+    assert torch.equal(resumed.parameters, uninterrupted.parameters)
 
 
-def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_path: Path) -> None:
+def test_resume_needs_a_checkpoint_of_equal_rounds(tmp_path: Path) -> None:
     run = gossamer.run(described(4, checkpoint={"every_rounds": 2, "keep": 10}), tmp_path)
     folder = run.path / "checkpoints"
-    last = max(folder.iterdir(), key=lambda each: int(each.name)) / "manifest.json"
+    last = max(folder.iterdir(), key=lambda path: int(path.name)) / "manifest.json"
     manifest = json.loads(last.read_text())
     del manifest["crc32"]
     last.write_text(json.dumps({**manifest, "rounds": {**manifest["rounds"], "0": 3}}))
@@ -687,7 +685,7 @@ def test_a_run_goes_on_only_where_all_nodes_were_saved_after_the_same_round(tmp_
     assert checkpoint.number < manifest["number"]
 
 
-def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
+def test_nodes_agree_on_keys_once_on_a_static_graph(tmp_path: Path) -> None:
     number = len(SEEN)
     SEEN[number] = []
     experiment = described(3, algorithm=Mixing(), wrappers=[Seen(number=number)])
@@ -700,7 +698,7 @@ def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
     }
 
 
-def test_all_of_it_costs_less_than_one_percent_of_the_bytes(tmp_path: Path) -> None:
+def test_overhead_is_below_one_percent_of_bytes(tmp_path: Path) -> None:
     """For 89,834 parameters, GN-LeNet's, and degree 5; DecentralizePy reports 3 %."""
     fields: dict[str, Any] = {
         "task": {"name": "least-squares", "features": 89_834, "samples": 60, "test_samples": 5},
@@ -708,8 +706,8 @@ def test_all_of_it_costs_less_than_one_percent_of_the_bytes(tmp_path: Path) -> N
         "nodes": 8,
     }
     sent = [
-        gossamer.run(described(1, secure_aggregation=each, **fields), tmp_path).metrics["bytes_sent"].max()
-        for each in (None, {}, {"drop_outs": "recover"})
+        gossamer.run(described(1, secure_aggregation=options, **fields), tmp_path).metrics["bytes_sent"].max()
+        for options in (None, {}, {"drop_outs": "recover"})
     ]
     assert sent[0] < sent[1] < sent[2] < 1.01 * sent[0]
 
@@ -743,11 +741,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_can_not_serve_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("given.txt").write_text("0.5 0.5 0\n0.2 0.6 0.2\n0.2 0.2 0.6\n")
-    fields, said = REFUSED[name]
-    with pytest.raises(BadInput, match=said):
+    fields, message = REFUSED[name]
+    with pytest.raises(BadInput, match=message):
         prepare(described(**fields))
 
 
@@ -765,7 +763,7 @@ def test_values_up_to_the_bound_are_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["2047.1", "-3e9"])
-def test_values_that_could_overflow_are_refused_with_the_bound(tmp_path: Path, value: str) -> None:
+def test_values_above_the_bound_are_refused(tmp_path: Path, value: str) -> None:
     experiment = described(algorithm=Filled(value=value))
     with pytest.raises(RunFailed, match="accepted: values below 2047"):
         gossamer.run(experiment, tmp_path)
@@ -788,7 +786,7 @@ class Plain(Mixing):
 
 
 @pytest.mark.parametrize("payload", ["vector", "list"])
-def test_nothing_but_models_is_sent(tmp_path: Path, payload: str) -> None:
+def test_non_model_payload_is_refused(tmp_path: Path, payload: str) -> None:
     with pytest.raises(RunFailed, match=r"node \d sends a (Tensor|list); accepted: a Model"):
         gossamer.run(described(algorithm=Plain(payload=payload)), tmp_path)
 
@@ -798,7 +796,7 @@ def test_a_second_model_in_a_round_is_refused(tmp_path: Path) -> None:
         gossamer.run(described(algorithm=SendsTwice()), tmp_path)
 
 
-def test_other_weights_are_refused(tmp_path: Path) -> None:
+def test_weights_other_than_mixing_weights_are_refused(tmp_path: Path) -> None:
     class Other(Mixing):
         async def run(self, node: Node) -> None:
             async for r in node.rounds():
@@ -810,9 +808,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         gossamer.run(described(algorithm=Other()), tmp_path)
 
 
-def test_a_key_without_the_right_signature_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_with_invalid_signature_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gossamer.runtime.simulate.host import SimHost
 
     monkeypatch.setattr(SimHost, "verify", lambda self, rank, data, signature: False)

@@ -1,4 +1,4 @@
-"""Sweeps of runs that take a tenth of a second, and algorithms that fail, die, or ask for the end."""
+"""Sweeps of runs that take a tenth of a second, and algorithms that fail, die, or stop the sweep."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TINY: dict[str, Any] = {
 }
 
 
-def sweep(out: Path, **fields: Any) -> Sweep:
+def make_sweep(out: Path, **fields: Any) -> Sweep:
     """A sweep over :data:`TINY`; ``base`` changes some of its fields."""
     base = {**TINY, **fields.pop("base", {})}
     return Sweep.of({"name": "small", "base": base, **fields}, out=out)
 
 
 HERE = ("--workers", "sweeps:one_thread")
-"""Run a sweep in a thread of this process, which starts no process that would import torch."""
+"""Run a sweep in a thread of this process, without a new process that would import torch."""
 
 
 def one_thread() -> Executor:
@@ -40,14 +40,14 @@ def one_thread() -> Executor:
     return ThreadPoolExecutor(1)
 
 
-def done(of: Sweep, **options: Any) -> SweepOutcome:
+def run_here(sweep: Sweep, **options: Any) -> SweepOutcome:
     """Run a sweep in a thread of this process."""
     with one_thread() as thread:
-        return run_sweep(of, thread, **options)
+        return run_sweep(sweep, thread, **options)
 
 
 class Fails(DPSGD):
-    """Fails in its second round while the file is there."""
+    """Fails in its first round while the file exists."""
 
     while_there: str
 
@@ -59,7 +59,7 @@ class Fails(DPSGD):
 
 
 class Dies(DPSGD):
-    """Its process is killed, the first time."""
+    """Kills its process once; ``once`` is a file that marks this."""
 
     once: str
 
@@ -72,32 +72,32 @@ class Dies(DPSGD):
 
 
 class AsksForTheEnd(DPSGD):
-    """Asks for the end of the sweep, and goes on until it is stopped; all later runs are ordinary.
+    """Signals the sweep to stop, and runs until it is stopped; later runs are ordinary.
 
     Args:
-        asked: a file that is there once it has been asked for.
-        of: the process that runs the sweep, which is asked once ``least`` runs are under way.
+        asked: a file that marks the signal.
+        pid: the process of the sweep, which gets the signal when ``runs`` runs have started.
     """
 
     asked: str
-    of: int
-    least: int = 1
+    pid: int
+    runs: int = 1
 
     async def run(self, node: Node) -> None:
         asked = Path(self.asked)
         if node.rank == 0 and not asked.exists():
             Path(f"{asked}-by-{os.getpid()}").touch()
-            if len(workers(asked)) == self.least:
-                with suppress(FileExistsError):  # one signal: a second one would interrupt at once
+            if len(workers(asked)) == self.runs:
+                with suppress(FileExistsError):  # a second signal would interrupt at once
                     asked.touch(exist_ok=False)
-                    os.kill(self.of, signal.SIGTERM)
+                    os.kill(self.pid, signal.SIGTERM)
             while True:
                 await node.sleep(1.0)
         await super().run(node)
 
 
 class WaitsToBeSeen(DPSGD):
-    """Begins its first round once a file is there."""
+    """Begins its first round when a file exists."""
 
     seen: str
 
@@ -108,6 +108,6 @@ class WaitsToBeSeen(DPSGD):
         await super().run(node)
 
 
-def workers(asked: Path) -> list[int]:
-    """The processes in which an :class:`AsksForTheEnd` was under way."""
-    return [int(path.name.rpartition("-")[2]) for path in asked.parent.glob(f"{asked.name}-by-*")]
+def workers(flag: Path) -> list[int]:
+    """The processes in which an :class:`AsksForTheEnd` has started."""
+    return [int(path.name.rpartition("-")[2]) for path in flag.parent.glob(f"{flag.name}-by-*")]

@@ -1,4 +1,4 @@
-"""gossamer sweep, as a user meets it."""
+"""gossamer sweep."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def dump(value: object) -> str:
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path) -> None:
-    """base.yaml and sweep.yaml in the folder in which gossamer runs."""
+    """Write base.yaml and sweep.yaml into the working directory."""
     (tmp_path / "base.yaml").write_text(dump(TINY))
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP))
 
 
-def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
+def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", *HERE)
     assert code == 0
     assert [line.split("  ")[:2] for line in err.splitlines()] == [
@@ -51,7 +51,7 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()
     assert by_fast[0].strip() == "at the end, against fast"
     assert rest[-2:] == ["results  runs/tiny/results.csv", "page     gossamer report runs/tiny"]
-    # The report prints the same table, and its page has the sweep's name.
+    # The report prints the same table, and its page has the name of the sweep.
     assert cli("report", "runs/tiny")[1].splitlines()[:4] == [title, head, slow, fast]
     assert "<h1>tiny</h1>" in (tmp_path / "report.html").read_text()
     command = json.loads(next(tmp_path.glob("runs/tiny/*/*/environment.json")).read_text())["command"]
@@ -62,16 +62,16 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert out.splitlines()[1] == head
     code, out, err = cli("sweep", "sweep.yaml", "--quiet")
     assert (code, out, err) == (0, "", "")
-    said = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
-    assert (said["total"], said["done"]) == (2, 2)
+    summary = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
+    assert (summary["total"], summary["done"]) == (2, 2)
     assert len(list(tmp_path.glob("runs/tiny/*/*/status.json"))) == 6
 
 
-def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cli, tmp_path: Path) -> None:
+def test_report_compares_cells_at_their_own_grid_point(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "grid": {"batch_size": [2, 4]}}))
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
-    asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
-    code, out, err = cli(*asked, "slow", "--json")
+    command = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
+    code, out, err = cli(*command, "slow", "--json")
     assert (code, err) == (0, "")
     rows = [row for row in json.loads(out)["table"] if row["measure"] == "test_loss"]
     assert [(row["group"], row["baseline"], row["pairs"]) for row in rows] == [
@@ -80,29 +80,29 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
         ("fast, batch_size=2", "slow at the same batch_size", 1),
         ("fast, batch_size=4", "slow at the same batch_size", 1),
     ]
-    assert ", against slow at the same batch_size" in cli(*asked, "slow")[1]
-    code, _, err = cli(*asked, "slo")
+    assert ", against slow at the same batch_size" in cli(*command, "slow")[1]
+    code, _, err = cli(*command, "slo")
     assert code == 2
     assert err.startswith(
         "error: --baseline slo: no group is called that (did you mean 'slow'?); accepted: slow"
     )
 
 
-def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None:
+def test_lines_name_only_axes_with_several_values(cli: Cli, tmp_path: Path) -> None:
     grid = {"optimizer.lr": [0.1], "batch_size": [2, 4], "topology": ["ring"]}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": None, "seeds": 1, "grid": grid}))
     _, _, err = cli("sweep", "sweep.yaml", *HERE, "--quiet", "--only", "batch_size=4")
     assert err == ""
     _, _, err = cli("sweep", "sweep.yaml", *HERE)
     assert re.fullmatch(r"2/2  batch_size=2, seed 1: done  test loss \d\.\d{4}\n", err)
-    # Whole names are in the plan and on record.
+    # The plan and the record have full names.
     plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     assert plan[0]["cell"] == "optimizer.lr=0.1, batch_size=2, topology=ring"
     assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]["cell"]
 
 
-def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Path) -> None:
-    """A cell is one line, though a terminal would have no room for its name beside the figures."""
+def test_piped_report_is_not_wrapped(cli: Cli, tmp_path: Path) -> None:
+    """A cell is one line, although a terminal would have no room for its name and the values."""
     long = "fast, under a name that takes up almost all of the eighty columns of a terminal"
     cells = {"slow": {"optimizer.lr": 0.01}, long: None}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "cells": cells}))
@@ -114,18 +114,18 @@ def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Pat
 def test_json_is_one_object(cli: Cli) -> None:
     code, out, err = cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--json")
     assert (code, err) == (0, "")
-    said = json.loads(out)
-    assert (said["total"], said["done"], said["failed"], said["failures"]) == (2, 2, 0, [])
-    assert [(row["cell"], row["status"]) for row in said["results"]] == [
+    summary = json.loads(out)
+    assert (summary["total"], summary["done"], summary["failed"], summary["failures"]) == (2, 2, 0, [])
+    assert [(row["cell"], row["status"]) for row in summary["results"]] == [
         ("slow", "pending"),
         ("slow", "pending"),
         ("fast", "done"),
         ("fast", "done"),
     ]
-    assert [row["runs"] for row in said["summary"]["test_loss"]] == [0, 2]
+    assert [row["runs"] for row in summary["summary"]["test_loss"]] == [0, 2]
 
 
-def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_prints_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
     head, *rows, left = out.splitlines()
@@ -136,26 +136,26 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
         ["fast", "none", "1", "pending"],
         ["fast", "none", "2", "pending"],
     ]
-    assert all(row.endswith("a whole run") for row in rows)  # they take no two seconds
+    assert all(row.endswith("a whole run") for row in rows)  # they take less than two seconds
     assert left.startswith("left: 4 of 4 runs, ")
-    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
-    assert [(row["cell"], row["seed"]) for row in said] == [("slow", 5), ("fast", 5)]
-    assert said[0]["overrides"] == {"optimizer.lr": 0.01}
-    assert all(row["wall_s"] > 0 and row["memory_bytes"] > 0 for row in said)
+    plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json", "--set", "seeds=[5]")[1])["plan"]
+    assert [(row["cell"], row["seed"]) for row in plan] == [("slow", 5), ("fast", 5)]
+    assert plan[0]["overrides"] == {"optimizer.lr": 0.01}
+    assert all(row["wall_s"] > 0 and row["memory_bytes"] > 0 for row in plan)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_estimates_remaining_time(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet")[0] == 0
-    said = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
+    plan = json.loads(cli("sweep", "sweep.yaml", "--dry-run", "--json")[1])["plan"]
     walls = [load_run(run).wall_s or 0 for run in (tmp_path / "runs/tiny").glob("fast-seed*")]
-    assert [row["by"] for row in said] == ["a whole run", "a whole run", "2 done", "2 done"]
-    assert said[2]["wall_s"] == pytest.approx(sum(walls) / 2)
+    assert [row["by"] for row in plan] == ["a whole run", "a whole run", "2 done", "2 done"]
+    assert plan[2]["wall_s"] == pytest.approx(sum(walls) / 2)
     assert cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[-1].startswith("left: 2 of 4 runs, ")
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "message"),
     [
         ({"cells": {"x": {"optimizer.lr": -1}}}, [], "error: cell x: optimizer.lr: got -1; accepted: "),
         ({}, ["--only", "fsat"], "error: --only fsat: no such cell (did you mean 'fast'?); accepted: "),
@@ -164,25 +164,25 @@ def test_a_dry_run_says_how_long_the_runs_that_are_left_will_take(cli: Cli, tmp_
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    cli: Cli, tmp_path: Path, change: dict[str, object], arguments: list[str], said: str
+    cli: Cli, tmp_path: Path, change: dict[str, object], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | change))
     code, out, err = cli("sweep", "sweep.yaml", *arguments)
     assert (code, out) == (2, "")
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_and_an_experiment_are_not_mixed_up(cli: Cli) -> None:
-    said = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
-    assert cli("run", "sweep.yaml") == (2, "", said)
-    said = (
+def test_sweep_and_experiment_files_are_told_apart(cli: Cli) -> None:
+    message = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
+    assert cli("run", "sweep.yaml") == (2, "", message)
+    message = (
         "error: base.yaml: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)\n"
     )
-    assert cli("sweep", "base.yaml") == (2, "", said)
+    assert cli("sweep", "base.yaml") == (2, "", message)
 
 
-def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+def test_failures_are_listed_and_exit_with_code_1(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     fails = {"algorithm": {"name": "sweeps:Fails", "while_there": str(tmp_path / "bad")}}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": fails, "y": None}, "seeds": 1}))
@@ -200,7 +200,7 @@ def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: P
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet", "--retry-failed")[0] == 0
 
 
-def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_path: Path) -> None:
+def test_set_changes_the_base_and_hence_the_runs(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet", "--set", "stop.rounds=1")[0] == 0
     [one, two] = tmp_path.glob("runs/tiny/*/*/experiment.yaml")
     assert {yaml.safe_load(file.read_text())["stop"]["rounds"] for file in (one, two)} == {1}
@@ -208,9 +208,9 @@ def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_pa
     assert (code, json.loads(out)["skipped"]) == (0, 0)
 
 
-def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
+def test_stopped_sweep_exits_with_code_130(cli: Cli, tmp_path: Path) -> None:
     asks = {
-        "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
+        "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "pid": os.getpid()}
     }
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": asks}}))
     code, out, _ = cli("sweep", "sweep.yaml", "--jobs", "1")
@@ -219,16 +219,14 @@ def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
 
 
-def test_a_baseline_that_is_no_cell_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_baseline_is_refused_before_any_run(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("sweep", "sweep.yaml", "--baseline", "slwo", "--quiet", *HERE)
     assert code == 2
     assert "--baseline slwo: no group is called that (did you mean 'slow'?)" in err
     assert not list(tmp_path.rglob("metrics.parquet"))
 
 
-def test_a_run_that_is_missing_from_a_sweep_or_lacks_its_experiment_is_no_whole_record(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_verify_reports_missing_run_and_experiment(cli: Cli, tmp_path: Path) -> None:
     cli("sweep", "sweep.yaml", "--quiet", *HERE)
     first, second, *_ = sorted(file.parent for file in tmp_path.rglob("experiment.yaml"))
     (first / "experiment.yaml").unlink()

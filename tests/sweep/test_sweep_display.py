@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sweeps import sweep
+from sweeps import make_sweep
 
 from gossamer import run_sweep
 from gossamer.progress import on_live_terminal
@@ -24,20 +24,20 @@ from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State
 
 
-def test_lines_in_a_pipe_have_the_first_metric_and_a_closed_one_ends_nothing(
+def test_piped_lines_have_first_metric_and_survive_closed_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of = sweep(tmp_path)
+    sweep = make_sweep(tmp_path)
     lines = SweepLines()
-    lines.ended(of.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
-    assert capsys.readouterr().err == f"1/1  {of.planned[0].title}: done  test loss 0.5000\n"
+    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
+    assert capsys.readouterr().err == f"1/1  {sweep.planned[0].title}: done  test loss 0.5000\n"
 
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    lines.ended(of.planned[0], State("done"), Counts(1, done=1), "")
+    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "")
 
 
 @contextmanager
@@ -52,20 +52,20 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
         yield shown
 
 
-def test_a_terminal_has_a_row_for_each_run_under_way_with_its_newest_whole_evaluation(
+def test_live_table_shows_newest_evaluation_of_running_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = sweep(tmp_path, seeds=2)
-    first, second = of.planned
+    sweep = make_sweep(tmp_path, seeds=2)
+    first, second = sweep.planned
 
     def begun(planned: Planned) -> Segment:
         yaml = planned.experiment.to_yaml()
-        folder = RunFolder.create(of.folder, planned.run, experiment=yaml, environment={})
+        folder = RunFolder.create(sweep.folder, planned.run, experiment=yaml, environment={})
         return folder.segment("metrics")
 
-    with begun(second):  # by an earlier call, which was killed
+    with begun(second):  # an earlier attempt, which was killed
         pass
-    with terminal(monkeypatch) as shown, watching_sweep(of) as table, begun(first) as metrics:
+    with terminal(monkeypatch) as shown, watching_sweep(sweep) as table, begun(first) as metrics:
         assert isinstance(table, _LiveTable)
 
         def rows() -> list[str]:
@@ -85,9 +85,9 @@ def test_a_terminal_has_a_row_for_each_run_under_way_with_its_newest_whole_evalu
             assert f"round {round}/2  test loss {sum(values) / 2:.4f}" in rows()[1]
         metrics.append({"node": 0, "round": 2, "test_loss": 3.0, **row})
         with metrics.path.open("a") as file:
-            file.write('{"crc32": "0')  # a row that is being written
+            file.write('{"crc32": "0')  # a partial row
         assert "round 1/2  test loss 1.5000" in rows()[1]
-        with begun(first):  # by the executor, which lost the first attempt
+        with begun(first):  # a second attempt, after the executor lost the first
             assert "round 1/2" in rows()[1]
         table.ended(first, State("failed", "no space"), Counts(2, failed=1), "")
         assert f"1/2  {first.title}: failed: no space" in shown.getvalue()
@@ -100,24 +100,24 @@ def test_a_running_sweep_shows_its_runs(
 ) -> None:
     seen = tmp_path / "seen"
     algorithm = {"name": "sweeps:WaitsToBeSeen", "seen": str(seen)}
-    of = sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1}})
-    with terminal(monkeypatch) as shown, watching_sweep(of) as table, ThreadPoolExecutor(1) as thread:
+    sweep = make_sweep(tmp_path, seeds=jobs or 1, base={"algorithm": algorithm, "engine": {"workers": 1}})
+    with terminal(monkeypatch) as shown, watching_sweep(sweep) as table, ThreadPoolExecutor(1) as thread:
         assert isinstance(table, _LiveTable)
         look = _Row.look
 
         def looks(row: _Row) -> None:
             look(row)
             if len(
-                [each for each in table._progress.tasks if "round 0/2  test loss" in each.fields["text"]]
+                [task for task in table._progress.tasks if "round 0/2  test loss" in task.fields["text"]]
             ) == (jobs or 1):
                 seen.touch()
 
         monkeypatch.setattr(_Row, "look", looks)
-        run_sweep(of, None if jobs else thread, jobs=jobs, observer=table)
+        run_sweep(sweep, None if jobs else thread, jobs=jobs, observer=table)
         assert len(table._progress.tasks) == 1
     assert seen.exists()
-    for each in of.planned:
-        assert f"{each.title}: done  test loss" in shown.getvalue()
+    for planned in sweep.planned:
+        assert f"{planned.title}: done  test loss" in shown.getvalue()
 
 
 def prints(text: str) -> None:
@@ -126,17 +126,17 @@ def prints(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def test_what_a_worker_prints_comes_through_the_standard_error_of_this_process(
+def test_worker_output_goes_to_parents_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A live table replaces it, so that lines come above the table."""
+    """A live table replaces standard error, so that lines appear above the table."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with LocalPool(1) as pool:
         pool.submit(prints, "one warning").result()
     assert sys.stderr.getvalue() == "one warning\n" * 2  # type: ignore[attr-defined]
 
 
-def test_a_terminal_that_can_only_print_lines_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     for kind, live in (("xterm-256color", True), ("dumb", False), ("", True)):
         monkeypatch.setenv("TERM", kind)

@@ -1,4 +1,4 @@
-"""What carries a sweep: processes of this machine (with functions that need no torch), Ray, Parsl."""
+"""Executors of sweeps: local processes (with functions that need no torch), Ray, Parsl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
-from sweeps import HERE, done, sweep, workers
+from sweeps import HERE, make_sweep, run_here, workers
 
 from command_line import Cli
 from gossamer import BadInput, Sweep, run_sweep
@@ -31,7 +31,7 @@ def pool() -> Iterator[LocalPool]:
         yield executor
 
 
-def test_a_worker_does_one_thing_after_another(pool: LocalPool) -> None:
+def test_worker_runs_calls_one_after_another(pool: LocalPool) -> None:
     pids = [pool.submit(os.getpid) for _ in range(3)]
     assert len({pid.result(60) for pid in pids}) == 1
     assert pids[0].result() != os.getpid()
@@ -39,25 +39,25 @@ def test_a_worker_does_one_thing_after_another(pool: LocalPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "argument", "said"),
+    ("function", "argument", "message"),
     [
         (signal.raise_signal, 9, "killed by SIGKILL, as the system does when memory runs out"),
         (signal.raise_signal, 6, "killed by SIGABRT"),
         (os._exit, 3, "exit code 3"),
     ],
 )
-def test_a_worker_that_dies_says_how_and_another_takes_its_place(
-    pool: LocalPool, function: Callable[..., Any], argument: int, said: str
+def test_dead_worker_is_explained_and_replaced(
+    pool: LocalPool, function: Callable[..., Any], argument: int, message: str
 ) -> None:
     first = pool.submit(os.getpid).result(60)
-    with pytest.raises(WorkerDied, match=said):
+    with pytest.raises(WorkerDied, match=message):
         pool.submit(function, argument).result(60)
     second = pool.submit(os.getpid).result(60)
     assert second != first
     assert not psutil.pid_exists(first)
 
 
-def test_no_worker_is_left() -> None:
+def test_closed_pool_leaves_no_worker() -> None:
     with LocalPool(2) as executor:
         assert isinstance(executor, Executor)
         pids = [executor.submit(os.getpid).result(60), executor.submit(os.getppid).result(60)]
@@ -66,7 +66,7 @@ def test_no_worker_is_left() -> None:
     assert not psutil.pid_exists(pids[0])
 
 
-def test_a_pool_that_is_not_waited_for_ends_at_once() -> None:
+def test_cancelling_shutdown_ends_pool_at_once() -> None:
     pool = LocalPool(1)
     pid = pool.submit(os.getpid).result(60)
     endless, queued = pool.submit(time.sleep, 1e6), pool.submit(os.getpid)
@@ -76,8 +76,8 @@ def test_a_pool_that_is_not_waited_for_ends_at_once() -> None:
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends after its call")
-def test_a_worker_whose_sweep_is_gone_ends() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems it ends after its call")
+def test_orphaned_worker_ends() -> None:
     code = """
 import os, time
 from gossamer.sweep.pool import LocalPool
@@ -108,7 +108,7 @@ def threads() -> Executor:
 
 
 def processes() -> Executor:
-    """Parsl in processes that it starts, as on a cluster."""
+    """Parsl in its own processes, as on a cluster."""
     from parsl.concurrent import ParslPoolExecutor
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
@@ -119,9 +119,9 @@ def processes() -> Executor:
     return ParslPoolExecutor(Config([local], initialize_logging=False))
 
 
-def shown(of: Sweep) -> pl.DataFrame:
-    """The results, without what each attempt has for itself."""
-    return of.results().drop("wall_s", "run")
+def shown(sweep: Sweep) -> pl.DataFrame:
+    """The results without columns that differ between attempts."""
+    return sweep.results().drop("wall_s", "run")
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,18 @@ def shown(of: Sweep) -> pl.DataFrame:
     ],
 )
 @pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
-@pytest.mark.filterwarnings("ignore")  # of the packages
+@pytest.mark.filterwarnings("ignore")  # warnings of the packages
 @pytest.mark.usefixtures("no_process_is_left")
-def test_the_table_is_that_of_this_machine(
+def test_remote_results_equal_local_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    here, there = (sweep(tmp_path / each, seeds=2, cells=CELLS) for each in ("here", "there"))
-    assert done(here).counts == Counts(4, done=4)
-    assert run_sweep(there, name).counts == Counts(4, done=4)
-    assert shown(there).equals(shown(here))
-    assert run_sweep(there, name).counts == Counts(4, skipped=4)
+    local, remote = (make_sweep(tmp_path / folder, seeds=2, cells=CELLS) for folder in ("here", "there"))
+    assert run_here(local).counts == Counts(4, done=4)
+    assert run_sweep(remote, name).counts == Counts(4, done=4)
+    assert shown(remote).equals(shown(local))
+    assert run_sweep(remote, name).counts == Counts(4, skipped=4)
 
 
 @pytest.mark.slow
@@ -152,39 +152,39 @@ def test_the_table_is_that_of_this_machine(
 @pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_worker_that_is_killed_costs_its_run(
+def test_killed_worker_fails_only_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     dies = {"algorithm": {"name": "sweeps:Dies", "once": str(tmp_path / "died")}}
-    found = sweep(tmp_path, cells={"dies": dies, **CELLS})
-    outcome = run_sweep(found, name)
+    sweep = make_sweep(tmp_path, cells={"dies": dies, **CELLS})
+    outcome = run_sweep(sweep, name)
     assert outcome.counts == Counts(3, done=2, failed=1)
     [(planned, state)] = outcome.failed
     assert planned.cell.name == "dies"
     assert "\n" not in str(state.cause)
-    assert run_sweep(found, name, retry_failed=True).counts == Counts(3, skipped=2, done=1)
+    assert run_sweep(sweep, name, retry_failed=True).counts == Counts(3, skipped=2, done=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_signal_stops_the_runs_of_ray_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
-    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
-    found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
-    outcome = run_sweep(found, "ray")
+    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "pid": os.getpid()}
+    sweep = make_sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
+    outcome = run_sweep(sweep, "ray")
     assert outcome.stopped
-    assert sorted(state.status for state in states(found).values())[-1] == "stopped"
+    assert sorted(state.status for state in states(sweep).values())[-1] == "stopped"
     assert not any(psutil.pid_exists(pid) for pid in workers(tmp_path / "asked"))
-    assert done(found).counts.done == 3
+    assert run_here(sweep).counts.done == 3
 
 
 class Broken(Executor):
-    """Takes one run, and loses it."""
+    """Accepts one run, and loses it."""
 
     taken = 0
 
@@ -197,8 +197,8 @@ class Broken(Executor):
         return future
 
 
-def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path, seeds=3).to_yaml())
+def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(make_sweep(tmp_path, seeds=3).to_yaml())
     code, out, err = cli("sweep", "sweep.yaml", "--workers", "test_sweep_executors:Broken")
     assert code == 1
     refused, lost = err.splitlines()
@@ -213,17 +213,17 @@ def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--workers", "math:pi"], "error: --workers math:pi: TypeError: 'float' object is not callable"),
         (["--workers", "ray", "--jobs", "2"], "error: --jobs: accepted without --workers"),
     ],
 )
-def test_bad_input(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
-    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path).to_yaml())
+def test_bad_options_are_refused(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(make_sweep(tmp_path).to_yaml())
     code, _, err = cli("sweep", "sweep.yaml", *arguments)
     assert code == 2
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert err.count("\n") == 1
     with pytest.raises(BadInput, match="--workers"):
-        run_sweep(sweep(tmp_path), "nothing:there")
+        run_sweep(make_sweep(tmp_path), "nothing:there")

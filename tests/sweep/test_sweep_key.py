@@ -1,4 +1,4 @@
-"""What makes another run of an experiment: its fields, and the bytes of the files that it names."""
+"""The key of a run: the fields of its experiment, and the bytes of the files that it names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import done, sweep
+from sweeps import make_sweep, run_here
 
 from gossamer.sweep.execute import Counts
 
@@ -18,18 +18,18 @@ def edge_list(path: Path, **more: Any) -> dict[str, Any]:
     return {"topology": {"name": "edge-list", "path": str(path), **more}}
 
 
-def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
+def test_edited_graph_file_repeats_its_runs(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     cells = {"file": edge_list(graph), "none": {"topology": "ring"}}
     graph.write_text(RING)
-    assert done(sweep(tmp_path, cells=cells)).counts == Counts(2, done=2)
+    assert run_here(make_sweep(tmp_path, cells=cells)).counts == Counts(2, done=2)
     graph.write_text(RING + "0 2\n")
-    edited = sweep(tmp_path, cells=cells)
-    assert done(edited).counts == Counts(2, skipped=1, done=1)
+    edited = make_sweep(tmp_path, cells=cells)
+    assert run_here(edited).counts == Counts(2, skipped=1, done=1)
     messages = edited.results().filter(cell="file")["bytes_sent"].to_list()
     graph.write_text(RING)
-    restored = sweep(tmp_path, cells=cells)
-    assert done(restored).counts == Counts(2, skipped=2)
+    restored = make_sweep(tmp_path, cells=cells)
+    assert run_here(restored).counts == Counts(2, skipped=2)
     assert restored.results().filter(cell="file")["bytes_sent"].to_list() < messages
 
 
@@ -52,7 +52,7 @@ def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
         ({"faults": [{"name": "churn", "path": "churn.csv"}]}, "churn.csv"),
     ],
 )
-def test_each_file_counts_wherever_it_is_named(
+def test_every_named_file_is_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_each_file_counts_wherever_it_is_named(
     Path("churn.csv").write_text("time_s,node,event\n0.5,1,leave\n")
 
     def runs() -> list[str]:
-        return [each.run for each in sweep(tmp_path, base=base, seeds=2).planned]
+        return [planned.run for planned in make_sweep(tmp_path, base=base, seeds=2).planned]
 
     first = runs()
     assert runs() == first
@@ -69,27 +69,27 @@ def test_each_file_counts_wherever_it_is_named(
     with Path(name).open("a") as file:
         file.write("\n")
     assert not set(runs()) & set(first)
-    Path(name).unlink()  # that it is missing, a run will say
+    Path(name).unlink()  # the run will report the missing file
     missing = runs()
     assert not set(missing) & set(first)
 
 
-def test_what_is_in_the_data_root_is_taken_for_what_it_is_called(tmp_path: Path) -> None:
+def test_data_root_contents_are_not_part_of_the_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("one")
-    before = sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
+    before = make_sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
     data.write_text("another")
-    assert sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
+    assert make_sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
 
 
-def test_the_files_in_a_folder_count_too(tmp_path: Path) -> None:
+def test_files_in_a_named_folder_are_part_of_the_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.csv").write_text("a,b\n" + "1,2\n" * 20)
     task = {"name": "hub", "path": str(data), "inputs": "a", "targets": "b"}
 
     def key() -> str:
-        [planned] = sweep(tmp_path, base={"task": task}).planned
+        [planned] = make_sweep(tmp_path, base={"task": task}).planned
         return planned.run
 
     before = key()

@@ -1,4 +1,4 @@
-"""Carrying a sweep out: what is done, what is left, what failed; and that it is what single runs would give."""
+"""Running a sweep: finished, pending and failed runs, with the same results as single runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from sweeps import TINY, done, sweep, workers
+from sweeps import TINY, make_sweep, run_here, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
 from gossamer.results.folder import locked
@@ -24,24 +24,24 @@ from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State, states
 
 
-def statuses(of: Sweep) -> list[str]:
-    at = states(of)
-    return [at[each.run].status for each in of.planned]
+def statuses(sweep: Sweep) -> list[str]:
+    current = states(sweep)
+    return [current[planned.run].status for planned in sweep.planned]
 
 
-def written(of: Sweep) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = json.loads((of.folder / "sweep.json").read_text())["runs"]
+def written(sweep: Sweep) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads((sweep.folder / "sweep.json").read_text())["runs"]
     return runs
 
 
-def models(of: Sweep) -> list[torch.Tensor]:
-    folders = [states(of)[each.run].folder for each in of.planned]
-    found = [load_run(folder).parameters for folder in folders if folder is not None]
-    return [each for each in found if each is not None]
+def models(sweep: Sweep) -> list[torch.Tensor]:
+    folders = [states(sweep)[planned.run].folder for planned in sweep.planned]
+    parameters = [load_run(folder).parameters for folder in folders if folder is not None]
+    return [model for model in parameters if model is not None]
 
 
 class Remote(Executor):
-    """Everything crosses a border, as on another machine, and nothing is done until all is submitted."""
+    """Pickles every call, as for another machine, and executes calls only when all are submitted."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -56,7 +56,7 @@ class Remote(Executor):
         return future
 
     def carry_out(self) -> None:
-        """Do all calls, the last one first."""
+        """Execute all calls, the last one first."""
         while self.calls:
             future, call = self.calls.pop()
             function, arguments, keywords = pickle.loads(call)  # noqa: S301 - our own
@@ -67,7 +67,7 @@ class Remote(Executor):
 
 
 class InTurn(Executor):
-    """Begins a run when it is submitted; the last ones may be taken back."""
+    """Executes the first call when it is submitted; later calls stay cancellable."""
 
     first = True
 
@@ -81,82 +81,82 @@ class InTurn(Executor):
 
 def test_every_run_is_done_once_and_recorded(tmp_path: Path) -> None:
     cells = {"a": {"optimizer.lr": 0.05}, "b": {}, "same": {}}
-    found = sweep(tmp_path, seeds=2, cells=cells)
-    outcome = done(found)
+    sweep = make_sweep(tmp_path, seeds=2, cells=cells)
+    outcome = run_here(sweep)
     assert outcome == SweepOutcome(Counts(4, done=4), (), False)
-    assert statuses(found) == ["done"] * 6
-    assert len(list(found.folder.glob("*/*/experiment.yaml"))) == 4
-    for each, entry in zip(found.planned, written(found), strict=True):
-        recorded = load_run(found.folder / entry["folder"])
-        said = Experiment.parse((recorded.path / "experiment.yaml").read_text()).override(
-            name=each.experiment.name
+    assert statuses(sweep) == ["done"] * 6
+    assert len(list(sweep.folder.glob("*/*/experiment.yaml"))) == 4
+    for planned, entry in zip(sweep.planned, written(sweep), strict=True):
+        recorded = load_run(sweep.folder / entry["folder"])
+        experiment = Experiment.parse((recorded.path / "experiment.yaml").read_text()).override(
+            name=planned.experiment.name
         )
-        assert said == each.experiment
+        assert experiment == planned.experiment
         assert (entry["cell"], entry["seed"], entry["status"]) == (
-            each.cell.name,
-            each.experiment.seed,
+            planned.cell.name,
+            planned.experiment.seed,
             "done",
         )
-    assert (found.folder / "sweep.yaml").read_text() == found.to_yaml()
-    assert (found.folder / "results.parquet").exists()
-    assert len((found.folder / "results.csv").read_text().splitlines()) == 7
+    assert (sweep.folder / "sweep.yaml").read_text() == sweep.to_yaml()
+    assert (sweep.folder / "results.parquet").exists()
+    assert len((sweep.folder / "results.csv").read_text().splitlines()) == 7
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    done(sweep(tmp_path, seeds=2))
+def test_finished_runs_are_skipped(tmp_path: Path) -> None:
+    run_here(make_sweep(tmp_path, seeds=2))
     before = sorted(tmp_path.rglob("status.json"))
-    more = sweep(tmp_path, seeds=3)
-    assert done(more).counts == Counts(3, skipped=2, done=1)
+    more = make_sweep(tmp_path, seeds=3)
+    assert run_here(more).counts == Counts(3, skipped=2, done=1)
     after = sorted(tmp_path.rglob("status.json"))
     assert len(after) == 3
     assert set(before) < set(after)
-    assert done(more).counts == Counts(3, skipped=3)
+    assert run_here(more).counts == Counts(3, skipped=3)
 
 
-def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
-    found = sweep(tmp_path)
-    done(found)
-    [run_] = {each.run for each in found.planned}
+def test_interrupted_and_stopped_runs_are_repeated(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    run_here(sweep)
+    [run_name] = {planned.run for planned in sweep.planned}
     for status in (None, "", '{"status": "do', "[]", '{"status": "stopped"}'):
-        attempt = states(found)[run_].folder
+        attempt = states(sweep)[run_name].folder
         assert attempt is not None
         if status is None:
             (attempt / "status.json").unlink()
         else:
             (attempt / "status.json").write_text(status)
-        assert statuses(found) == ["stopped" if status and "stopped" in status else "interrupted"]
-        assert done(found).counts.done == 1
-        assert statuses(found) == ["done"]
-        assert attempt.exists()  # what it recorded stays
-    assert len(list((found.folder / run_).iterdir())) == 6
+        assert statuses(sweep) == ["stopped" if status and "stopped" in status else "interrupted"]
+        assert run_here(sweep).counts.done == 1
+        assert statuses(sweep) == ["done"]
+        assert attempt.exists()  # its record stays
+    assert len(list((sweep.folder / run_name).iterdir())) == 6
 
 
-def test_results_are_those_of_single_runs_bit_for_bit(tmp_path: Path) -> None:
+def test_results_equal_single_runs_bit_for_bit(tmp_path: Path) -> None:
     cells = {"a": {}, "adam": {"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 4}}
-    found = sweep(tmp_path, seeds=[2], cells=cells)
-    done(found)
-    for each, swept in zip(found.planned, models(found), strict=True):
-        said = cells[each.cell.name]
-        alone = run(Experiment.of({**TINY, **said, "seed": 2}), tmp_path / "alone").parameters
+    sweep = make_sweep(tmp_path, seeds=[2], cells=cells)
+    run_here(sweep)
+    for planned, swept in zip(sweep.planned, models(sweep), strict=True):
+        overrides = cells[planned.cell.name]
+        alone = run(Experiment.of({**TINY, **overrides, "seed": 2}), tmp_path / "alone").parameters
         assert alone is not None
         assert torch.equal(alone, swept)
 
 
 def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
-    """Threads of one process take turns; what another machine is given can be pickled, and comes back as JSON."""
+    """Also threads of one process, and an executor of another machine, with pickled calls and JSON results."""
     fields = {"seeds": 3, "base": {"initial": "independent", "batch_size": 4}}
-    serial, threads, remote = (sweep(tmp_path / name, **fields) for name in ("serial", "threads", "remote"))
-    done(serial)
+    serial, local, remote = (make_sweep(tmp_path / name, **fields) for name in ("serial", "local", "remote"))
+    run_here(serial)
     with ThreadPoolExecutor(4) as pool:
-        assert run_sweep(threads, pool).counts.done == 3
-        assert pool.submit(int).result() == 0  # it is the caller's to shut down
+        assert run_sweep(local, pool).counts.done == 3
+        assert pool.submit(int).result() == 0  # the caller shuts it down
     assert run_sweep(remote, Remote(3)).counts.done == 3
-    for one, two, three in zip(models(serial), models(threads), models(remote), strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    for first, second, third in zip(models(serial), models(local), models(remote), strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
 
 
-def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Path) -> None:
+def test_failed_run_is_named_and_retried_only_on_request(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.touch()
     cells = {
@@ -164,8 +164,8 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
         "bad": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}},
         "fine": {"batch_size": 4},
     }
-    found = sweep(tmp_path, cells=cells)
-    outcome = done(found)
+    sweep = make_sweep(tmp_path, cells=cells)
+    outcome = run_here(sweep)
     assert outcome.counts == Counts(3, done=2, failed=1)
     [(planned, state)] = outcome.failed
     assert planned.cell.name == "bad"
@@ -174,97 +174,97 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
         "node 1 failed in round 0: ValueError: the second node has had enough (sweeps.py, line" in state.cause
     )
     assert "\n" not in state.cause
-    assert statuses(found) == ["done", "failed", "done"]
-    assert written(found)[1]["cause"] == state.cause
+    assert statuses(sweep) == ["done", "failed", "done"]
+    assert written(sweep)[1]["cause"] == state.cause
 
     bad.unlink()
-    again = done(found)
+    again = run_here(sweep)
     assert again.counts == Counts(3, skipped=3)
-    assert [(each.cell.name, state.cause) for each, state in again.failed] == [("bad", state.cause)]
-    retried = done(found, retry_failed=True)
+    assert [(failed.cell.name, state.cause) for failed, state in again.failed] == [("bad", state.cause)]
+    retried = run_here(sweep, retry_failed=True)
     assert retried.counts == Counts(3, skipped=2, done=1)
     assert retried.failed == ()
-    assert statuses(found) == ["done"] * 3
+    assert statuses(sweep) == ["done"] * 3
 
 
-def test_a_run_that_diverges_is_no_result_and_is_begun_again_only_on_request(tmp_path: Path) -> None:
+def test_diverged_run_is_retried_only_on_request(tmp_path: Path) -> None:
     steps = {"algorithm.local_steps": 40, "optimizer.lr": 1e9}
-    found = sweep(tmp_path, cells={"good": {}, "wild": steps})
-    outcome = done(found)
+    sweep = make_sweep(tmp_path, cells={"good": {}, "wild": steps})
+    outcome = run_here(sweep)
     assert outcome.counts == Counts(2, done=1, diverged=1)
     [(planned, state)] = outcome.failed
     assert (planned.cell.name, state.status) == ("wild", "diverged")
     assert state.cause is not None
     assert "is not finite after" in state.cause
-    assert found.results()["status"].to_list() == ["done", "diverged"]
-    assert done(found).counts == Counts(2, skipped=2)
-    assert done(found, retry_failed=True).counts == Counts(2, skipped=1, diverged=1)
+    assert sweep.results()["status"].to_list() == ["done", "diverged"]
+    assert run_here(sweep).counts == Counts(2, skipped=2)
+    assert run_here(sweep, retry_failed=True).counts == Counts(2, skipped=1, diverged=1)
 
 
-def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: Path) -> None:
-    """For what no hash sees: here an algorithm that does otherwise than before."""
+def test_again_repeats_finished_runs_and_newest_counts(tmp_path: Path) -> None:
+    """For changes that no hash covers, here of the behaviour of an algorithm."""
     bad = tmp_path / "bad"
     cells = {
         "changed": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}},
         "other": {"batch_size": 4},
     }
-    found = sweep(tmp_path, cells=cells)
-    done(found)
-    older = [states(found)[each.run].folder for each in found.planned]
-    assert done(found, again=True, only=["changed"]).counts == Counts(1, done=1)
-    newer = [states(found)[each.run].folder for each in found.planned]
+    sweep = make_sweep(tmp_path, cells=cells)
+    run_here(sweep)
+    older = [states(sweep)[planned.run].folder for planned in sweep.planned]
+    assert run_here(sweep, again=True, only=["changed"]).counts == Counts(1, done=1)
+    newer = [states(sweep)[planned.run].folder for planned in sweep.planned]
     assert newer[0] != older[0]
     assert newer[1] == older[1]
     assert load_run(str(older[0])).status == "done"  # its record stays
-    assert [found.folder / entry["folder"] for entry in written(found)] == newer
-    assert [found.folder / run for run in found.results()["run"]] == newer
+    assert [sweep.folder / entry["folder"] for entry in written(sweep)] == newer
+    assert [sweep.folder / run for run in sweep.results()["run"]] == newer
 
     bad.touch()
-    outcome = done(found, again=True)
+    outcome = run_here(sweep, again=True)
     assert outcome.counts == Counts(2, done=1, failed=1)
-    assert [each.cell.name for each, _ in outcome.failed] == ["changed"]
-    assert statuses(found) == ["done", "done"]  # as it was before that
-    assert states(found)[found.planned[0].run].folder == newer[0]
+    assert [planned.cell.name for planned, _ in outcome.failed] == ["changed"]
+    assert statuses(sweep) == ["done", "done"]  # as before the failure
+    assert states(sweep)[sweep.planned[0].run].folder == newer[0]
 
 
-def test_a_failure_is_not_begun_again_with_what_is_done(tmp_path: Path) -> None:
+def test_again_does_not_retry_failures(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.touch()
     cells = {"good": {}, "bad": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}}}
-    found = sweep(tmp_path, cells=cells)
-    done(found)
-    assert done(found, again=True).counts == Counts(2, skipped=1, done=1)
+    sweep = make_sweep(tmp_path, cells=cells)
+    run_here(sweep)
+    assert run_here(sweep, again=True).counts == Counts(2, skipped=1, done=1)
     bad.unlink()
-    assert done(found, again=True, retry_failed=True).counts == Counts(2, done=2)
+    assert run_here(sweep, again=True, retry_failed=True).counts == Counts(2, done=2)
 
 
-def test_a_failure_before_there_is_a_folder_is_begun_again(tmp_path: Path) -> None:
-    """With an executor of the caller, data is looked for where the run is done."""
+def test_failure_before_run_folder_exists_is_retried(tmp_path: Path) -> None:
+    """With an executor of the caller, the worker looks for data."""
     missing = {"topology": {"name": "edge-list", "path": str(tmp_path / "graph.txt")}}
-    found = sweep(tmp_path, cells={"a": {}, "b": missing})
-    assert [state.cause for _, state in done(found).failed if state.cause and "graph.txt" in state.cause]
-    assert [entry["status"] for entry in written(found)] == ["done", "failed"]
-    assert done(found).counts == Counts(2, skipped=1, failed=1)
+    sweep = make_sweep(tmp_path, cells={"a": {}, "b": missing})
+    assert [state.cause for _, state in run_here(sweep).failed if state.cause and "graph.txt" in state.cause]
+    assert [entry["status"] for entry in written(sweep)] == ["done", "failed"]
+    assert run_here(sweep).counts == Counts(2, skipped=1, failed=1)
     (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n")
-    assert done(found).counts.done == 1
-    assert statuses(found) == ["done", "done"]
+    assert run_here(sweep).counts.done == 1
+    assert statuses(sweep) == ["done", "done"]
 
 
-def test_what_only_its_data_shows_is_found_before_anything_runs(tmp_path: Path) -> None:
-    found = sweep(tmp_path, cells={"a": {}, "b": {"topology": {"name": "random-regular", "degree": 5}}})
+def test_impossible_topology_is_found_before_any_run(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, cells={"a": {}, "b": {"topology": {"name": "random-regular", "degree": 5}}})
     with pytest.raises(BadInput, match=r"^cell b: .*degree"):
-        run_sweep(found)
-    assert not found.folder.exists()
+        run_sweep(sweep)
+    assert not sweep.folder.exists()
 
 
-def test_only_the_chosen_cells_are_run_and_all_are_listed(tmp_path: Path) -> None:
-    found = sweep(tmp_path, cells={"a": {}, "b": {"batch_size": 4}})
-    assert done(found, only=["b"]).counts.total == 1
-    assert statuses(found) == ["pending", "done"]
-    assert [entry["status"] for entry in written(found)] == ["pending", "done"]
+def test_only_selected_cells_run_but_all_are_listed(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, cells={"a": {}, "b": {"batch_size": 4}})
+    assert run_here(sweep, only=["b"]).counts.total == 1
+    assert statuses(sweep) == ["pending", "done"]
+    assert [entry["status"] for entry in written(sweep)] == ["pending", "done"]
 
 
-def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
+def test_signal_between_runs_stops_the_sweep(tmp_path: Path) -> None:
     class Asks:
         def update(self, counts: Counts) -> None:
             pass
@@ -274,76 +274,76 @@ def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    found = sweep(tmp_path, seeds=3)
-    outcome = run_sweep(found, InTurn(), observer=Asks())
+    sweep = make_sweep(tmp_path, seeds=3)
+    outcome = run_sweep(sweep, InTurn(), observer=Asks())
     assert signal.getsignal(signal.SIGINT) == before
     assert outcome.stopped
-    assert statuses(found) == ["done", "pending", "pending"]
-    assert [entry["status"] for entry in written(found)] == ["done", "pending", "pending"]
+    assert statuses(sweep) == ["done", "pending", "pending"]
+    assert [entry["status"] for entry in written(sweep)] == ["done", "pending", "pending"]
 
 
-def test_processes_a_killed_one_and_the_bits(tmp_path: Path) -> None:
+def test_killed_process_fails_only_its_run(tmp_path: Path) -> None:
     dies = {"name": "sweeps:Dies", "once": str(tmp_path / "died")}
     cells = {"a": {}, "b": {"batch_size": 4}, "dies": {"algorithm": dies}}
-    unsaid = {"engine": {"name": "simulate", "trainer": "sequential"}}
-    found = sweep(tmp_path / "pool", base=unsaid, cells=cells)
-    outcome = run_sweep(found, jobs=2)
+    engine = {"engine": {"name": "simulate", "trainer": "sequential"}}
+    sweep = make_sweep(tmp_path / "pool", base=engine, cells=cells)
+    outcome = run_sweep(sweep, jobs=2)
     assert outcome.counts == Counts(3, done=2, failed=1)
     [(planned, state)] = outcome.failed
     assert planned.cell.name == "dies"
     assert state.cause is not None
     assert "killed by SIGKILL" in state.cause
-    assert statuses(found) == ["done", "done", "failed"]
+    assert statuses(sweep) == ["done", "done", "failed"]
     assert state.folder is not None
     assert load_run(state.folder).error == state.cause
-    assert load_run(state.folder).metrics.height > 0  # what it had recorded
+    assert load_run(state.folder).metrics.height > 0  # rows before the kill
 
-    [recorded] = [load_run(folder) for folder in (found.folder / found.planned[0].run).iterdir()]
+    [recorded] = [load_run(folder) for folder in (sweep.folder / sweep.planned[0].run).iterdir()]
     assert recorded.experiment["engine"]["workers"] == 1
-    alone = sweep(tmp_path / "alone", cells={"a": {}, "b": {"batch_size": 4}})
-    done(alone)
-    for one, two in zip(models(found), models(alone), strict=True):
-        assert torch.equal(one, two)
+    alone = make_sweep(tmp_path / "alone", cells={"a": {}, "b": {"batch_size": 4}})
+    run_here(alone)
+    for first, second in zip(models(sweep), models(alone), strict=True):
+        assert torch.equal(first, second)
 
 
-def test_a_signal_stops_the_runs_in_order_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_signal_stops_runs_and_next_call_continues(tmp_path: Path) -> None:
     jobs = 2
     asks = {
         "name": "sweeps:AsksForTheEnd",
         "asked": str(tmp_path / "asked"),
-        "of": os.getpid(),
-        "least": jobs,
+        "pid": os.getpid(),
+        "runs": jobs,
     }
-    found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
-    outcome = run_sweep(found, jobs=jobs)
+    sweep = make_sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
+    outcome = run_sweep(sweep, jobs=jobs)
     assert outcome.stopped
     assert outcome.counts == Counts(3)
-    assert statuses(found) == ["stopped"] * jobs + ["pending"] * (3 - jobs)
-    assert [entry["status"] for entry in written(found)] == statuses(found)
-    stopped = states(found)[found.planned[0].run].folder
+    assert statuses(sweep) == ["stopped"] * jobs + ["pending"] * (3 - jobs)
+    assert [entry["status"] for entry in written(sweep)] == statuses(sweep)
+    stopped = states(sweep)[sweep.planned[0].run].folder
     assert stopped is not None
     assert load_run(stopped).metrics.height > 0
     pids = workers(tmp_path / "asked")
     assert len(pids) == jobs
     assert os.getpid() not in pids
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert done(found).counts.done == 3
+    assert run_here(sweep).counts.done == 3
 
 
-def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp_path: Path) -> None:
+def test_uncancellable_calls_see_that_the_sweep_was_stopped(tmp_path: Path) -> None:
     class Asks:
         def update(self, counts: Counts) -> None:
             if counts.left == 3 and not executor.asked:
                 executor.asked = True
                 os.kill(os.getpid(), signal.SIGTERM)
-            elif (found.folder / ".stopped").exists():
+            elif (sweep.folder / ".stopped").exists():
                 executor.carry_out()
 
         def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
             raise AssertionError("none has begun")
 
     class Parsl(Remote):
-        """Can't cancel, and does nothing before it is told to."""
+        """Can't cancel, and executes nothing before :meth:`carry_out`."""
 
         asked = False
 
@@ -355,35 +355,33 @@ def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp
         def refuse(self) -> bool:
             raise NotImplementedError
 
-    found, executor = sweep(tmp_path, seeds=3), Parsl(-1)
-    assert run_sweep(found, executor, observer=Asks()) == SweepOutcome(Counts(3), (), True)
-    assert statuses(found) == ["pending"] * 3
-    assert done(found).counts.done == 3
+    sweep, executor = make_sweep(tmp_path, seeds=3), Parsl(-1)
+    assert run_sweep(sweep, executor, observer=Asks()) == SweepOutcome(Counts(3), (), True)
+    assert statuses(sweep) == ["pending"] * 3
+    assert run_here(sweep).counts.done == 3
 
 
-def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
-    found = sweep(tmp_path)
-    found.folder.mkdir()
-    with locked(found.folder, ""), pytest.raises(BadInput, match="another process is running this sweep"):
-        done(found)
-    assert statuses(found) == ["pending"]
+def test_concurrent_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    sweep.folder.mkdir()
+    with locked(sweep.folder, ""), pytest.raises(BadInput, match="another process is running this sweep"):
+        run_here(sweep)
+    assert statuses(sweep) == ["pending"]
 
 
-def test_a_place_that_can_not_be_written_to(tmp_path: Path) -> None:
+def test_unwritable_out_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(BadInput, match=r"^--out .*; accepted: a place that can be written to"):
-        done(sweep(tmp_path / "runs"))
+        run_here(make_sweep(tmp_path / "runs"))
 
 
-def test_the_runs_of_a_sweep_say_nothing_of_their_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runs_of_a_sweep_do_not_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "gossamer"):
-        done(sweep(tmp_path, base={"engine": "simulate"}))
+        run_here(make_sweep(tmp_path, base={"engine": "simulate"}))
     assert caplog.messages == []
 
 
-def test_as_many_jobs_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_jobs_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.sweep.execute.cores", lambda: 8)
 
     def jobs(count: int, engine: Any) -> int:
@@ -395,5 +393,5 @@ def test_as_many_jobs_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> Non
     assert jobs(100, {"name": "simulate", "workers": 2, "threads": 2}) == 2
     assert jobs(100, {"name": "simulate", "workers": 20}) == 1
     assert jobs(100, {"name": "simulate", "device": "cuda"}) == 1
-    assert jobs(100, "processes") == 1  # its time is real
+    assert jobs(100, "processes") == 1  # real time must not be shared
     assert jobs_for([]) == 1

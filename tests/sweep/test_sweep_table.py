@@ -1,4 +1,4 @@
-"""The tables: a row a run, a row a cell."""
+"""The tables of a sweep: one row per run, and one row per cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import sweeps
-from sweeps import sweep
+from sweeps import make_sweep
 
 from gossamer import BadInput, Sweep, load_run
 from gossamer.results.folder import RunFolder
@@ -17,29 +17,29 @@ from gossamer.sweep.table import metric_columns, states, summary
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    found = sweep(
+    sweep = make_sweep(
         tmp_path_factory.mktemp("runs"),
         seeds=3,
         cells={"a": {}, "same": None},
         grid={"optimizer.lr": [0.05, 0.1]},
     )
-    sweeps.done(found)
-    return found
+    sweeps.run_here(sweep)
+    return sweep
 
 
-def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
+def test_results_have_one_row_per_run_with_its_summary(done: Sweep) -> None:
     table = done.results()
     assert table.height == len(done.planned) == 12
     assert table.columns[:3] == ["cell", "optimizer.lr", "seed"]
     assert table.schema["optimizer.lr"] == pl.Float64
     assert metric_columns(table)[:3] == ["test_loss", "train_loss", "consensus_distance"]
     assert set(metric_columns(table)[3:]) <= set(ASYNCHRONY)
-    for row, each in zip(table.iter_rows(named=True), done.planned, strict=True):
+    for row, run in zip(table.iter_rows(named=True), done.planned, strict=True):
         final = final_summary(load_run(done.folder / row["run"]))
         best = final.metrics["test_loss"].best
         assert best is not None
-        assert (row["cell"], row["optimizer.lr"]) == (each.cell.labels["cell"], each.experiment.optimizer.lr)
-        assert (row["seed"], row["status"], row["cause"]) == (each.experiment.seed, "done", None)
+        assert (row["cell"], row["optimizer.lr"]) == (run.cell.labels["cell"], run.experiment.optimizer.lr)
+        assert (row["seed"], row["status"], row["cause"]) == (run.experiment.seed, "done", None)
         assert (row["test_loss"], row["best_test_loss"]) == (final.metrics["test_loss"].mean, best.mean)
         assert (row["rounds"], row["time_s"], row["bytes_sent"]) == (2, final.time_s, final.bytes_sent)
         assert row["wall_s"] == final.wall_s
@@ -47,11 +47,11 @@ def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
             assert row[f"messages_{fate}"] == final.messages[fate]
         assert row["messages_received"] > 0
         assert "best_idle_share" not in row
-    # Two cells of equal experiments have the same runs.
+    # Cells of equal experiments share their runs.
     assert table.filter(cell="a")["run"].to_list() == table.filter(cell="same")["run"].to_list()
 
 
-def test_the_files_hold_the_table(done: Sweep) -> None:
+def test_result_files_hold_the_table(done: Sweep) -> None:
     table = done.results()
     assert pl.read_parquet(done.folder / "results.parquet").equals(table)
     lines = (done.folder / "results.csv").read_text().splitlines()
@@ -59,7 +59,7 @@ def test_the_files_hold_the_table(done: Sweep) -> None:
     assert len(lines) == 13
 
 
-def test_a_cell_counts_the_runs_that_are_done_and_have_the_metric() -> None:
+def test_summary_counts_finished_runs_with_the_metric() -> None:
     table = pl.DataFrame(
         {
             "cell": ["a", "a", "a", "b"],
@@ -75,24 +75,24 @@ def test_a_cell_counts_the_runs_that_are_done_and_have_the_metric() -> None:
     assert summary(table, "time_s")["low"].to_list() == [pytest.approx(2 - 12.706, rel=1e-4), None]
 
 
-def test_a_cells_mean_and_interval(done: Sweep) -> None:
-    found = done.summary("test_loss")
-    assert found.columns == ["cell", "optimizer.lr", "runs", "mean", "low", "high"]
-    assert found.select("cell", "optimizer.lr", "runs").rows() == [
+def test_summary_has_mean_and_interval_of_every_cell(done: Sweep) -> None:
+    table = done.summary("test_loss")
+    assert table.columns == ["cell", "optimizer.lr", "runs", "mean", "low", "high"]
+    assert table.select("cell", "optimizer.lr", "runs").rows() == [
         ("a", 0.05, 3),
         ("a", 0.1, 3),
         ("same", 0.05, 3),
         ("same", 0.1, 3),
     ]
     values = done.results().filter(cell="a").filter(pl.col("optimizer.lr") == 0.1)["test_loss"]
-    mean, low, high = found.row(1)[3:]
+    mean, low, high = table.row(1)[3:]
     assert mean == pytest.approx(values.mean())
-    # Student's t with two degrees of freedom, by the printed table.
+    # Student's t with two degrees of freedom, from a printed table.
     assert high - mean == pytest.approx(mean - low)
     assert high - mean == pytest.approx(4.3027 * values.std(ddof=1) / 3**0.5, rel=1e-4)
 
 
-def test_a_summary_of_what_is_no_metric(done: Sweep) -> None:
+def test_summary_of_unknown_metric_is_refused(done: Sweep) -> None:
     with pytest.raises(
         BadInput, match=r"metric: got 'test_los' \(did you mean 'test_loss'\?\); accepted: .*bytes_sent"
     ):
@@ -102,22 +102,22 @@ def test_a_summary_of_what_is_no_metric(done: Sweep) -> None:
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
-    found = sweep(tmp_path)
-    sweeps.done(found)
-    [row] = found.summary("test_loss").rows(named=True)
+    sweep = make_sweep(tmp_path)
+    sweeps.run_here(sweep)
+    [row] = sweep.summary("test_loss").rows(named=True)
     assert (row["runs"], row["low"], row["high"]) == (1, None, None)
     assert row["mean"] > 0
 
 
-def test_runs_that_are_not_done_have_rows_but_no_say_in_the_mean(tmp_path: Path) -> None:
-    found = sweep(tmp_path, seeds=3)
-    sweeps.done(found)
-    first, second, _ = (states(found)[each.run].folder for each in found.planned)
+def test_unfinished_runs_have_rows_but_do_not_affect_the_mean(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, seeds=3)
+    sweeps.run_here(sweep)
+    first, second, _ = (states(sweep)[planned.run].folder for planned in sweep.planned)
     assert first is not None
     assert second is not None
     RunFolder.open(first).write_status("failed", error="it broke\nbadly")
     (second / "status.json").unlink()
-    table = found.results()
+    table = sweep.results()
     assert table["status"].to_list() == ["failed", "interrupted", "done"]
     assert table["cause"].to_list() == ["it broke badly", None, None]
     assert table["test_loss"].null_count() == 0
@@ -125,8 +125,8 @@ def test_runs_that_are_not_done_have_rows_but_no_say_in_the_mean(tmp_path: Path)
     assert (row["runs"], row["mean"]) == (1, table["test_loss"][2])
 
 
-def test_a_sweep_that_was_never_run_has_a_table_of_nothing(tmp_path: Path) -> None:
-    table = sweep(tmp_path, seeds=2, grid={"topology": ["ring", "complete"]}).results()
+def test_sweep_never_run_has_only_pending_rows(tmp_path: Path) -> None:
+    table = make_sweep(tmp_path, seeds=2, grid={"topology": ["ring", "complete"]}).results()
     assert table.select("topology", "seed", "status").rows() == [
         ("ring", 1, "pending"),
         ("ring", 2, "pending"),
@@ -136,22 +136,22 @@ def test_a_sweep_that_was_never_run_has_a_table_of_nothing(tmp_path: Path) -> No
     assert summary(table, "time_s")["runs"].to_list() == [0, 0]
 
 
-def test_a_run_in_pieces_has_nothing_to_tell_and_hides_no_other(tmp_path: Path) -> None:
-    found = sweep(tmp_path, seeds=2)
-    sweeps.done(found)
-    folder = states(found)[found.planned[0].run].folder
+def test_damaged_run_has_null_values_and_hides_no_other(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, seeds=2)
+    sweeps.run_here(sweep)
+    folder = states(sweep)[sweep.planned[0].run].folder
     assert folder is not None
     (folder / "metrics.parquet").write_bytes(b"no table")
-    assert found.results()["test_loss"].is_null().to_list() == [True, False]
+    assert sweep.results()["test_loss"].is_null().to_list() == [True, False]
 
 
 def test_labels_of_mixed_kinds_are_text(tmp_path: Path) -> None:
-    table = sweep(tmp_path, grid={"batch_size": [4, "full"], "optimizer.lr": [1, 0.5]}).results()
+    table = make_sweep(tmp_path, grid={"batch_size": [4, "full"], "optimizer.lr": [1, 0.5]}).results()
     assert table["batch_size"].unique(maintain_order=True).to_list() == ["4", "full"]
     assert table["optimizer.lr"].unique(maintain_order=True).to_list() == [1.0, 0.5]
 
 
-def test_an_interval_without_width_is_at_the_mean() -> None:
+def test_equal_values_have_zero_width_interval() -> None:
     table = pl.DataFrame({"cell": ["a", "a"], "seed": [1, 2], "status": ["done"] * 2, "cause": [None] * 2})
-    found = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
-    assert found.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)
+    intervals = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
+    assert intervals.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)

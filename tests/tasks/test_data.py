@@ -44,7 +44,7 @@ def drawn(split: str, rows: int, shape=(4, 5, 3)) -> tuple[np.ndarray, np.ndarra
 
 
 def write(path, images: list[bytes], labels) -> None:
-    """One Parquet file as the hub has them."""
+    """Write a Parquet file in the format of the hub."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"bytes": image, "path": None} for image in images]
     schema = {"img": pl.Struct({"bytes": pl.Binary, "path": pl.String}), "label": pl.Int64}
@@ -53,7 +53,7 @@ def write(path, images: list[bytes], labels) -> None:
 
 @pytest.fixture
 def root(tmp_path):
-    """A data root with one data set; the training split lies in two files, in PNG and lossless WebP."""
+    """A data root with one data set; its training split has two files, in PNG and lossless WebP."""
     folder = tmp_path / "root" / "hub" / HUB_ID / "plain"
     pixels, labels = drawn("train", 12)
     write(folder / "train-00000-of-00002.parquet", [encoded(p) for p in pixels[:7]], labels[:7])
@@ -74,24 +74,24 @@ def refused(root, columns=COLUMNS, rows=ROWS) -> str:
     return str(raised.value)
 
 
-def test_arrays_are_the_stored_pixels_and_labels_in_order(root):
-    found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+def test_arrays_equal_stored_pixels_and_labels(root):
+    splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     for split, rows in ROWS.items():
         pixels, labels = drawn(split, rows)
-        assert np.array_equal(found[split]["img"], pixels)
-        assert np.array_equal(found[split]["label"], labels)
-        assert found[split]["img"].dtype == np.uint8
-        assert found[split]["label"].dtype == np.int64
+        assert np.array_equal(splits[split]["img"], pixels)
+        assert np.array_equal(splits[split]["label"], labels)
+        assert splits[split]["img"].dtype == np.uint8
+        assert splits[split]["label"].dtype == np.int64
 
 
 def test_grey_images_have_one_channel(tmp_path):
     pixels, labels = drawn("grey", 3, (4, 5))
     write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
-    found = hub_dataset(HUB_ID, {"img": image_decoder(4, 5, 1)}, {"train": 3}, tmp_path)
-    assert np.array_equal(found["train"]["img"][..., 0], pixels)
+    splits = hub_dataset(HUB_ID, {"img": image_decoder(4, 5, 1)}, {"train": 3}, tmp_path)
+    assert np.array_equal(splits["train"]["img"][..., 0], pixels)
 
 
-def test_the_second_time_nothing_is_decoded(root, monkeypatch):
+def test_second_load_decodes_nothing(root, monkeypatch):
     first = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     monkeypatch.setattr(module, "read_split", lambda *_: pytest.fail("decoded again"))
     second = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
@@ -111,27 +111,27 @@ def test_a_changed_file_is_decoded_again(root):
 def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
     hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     [path] = cache.rglob("*.safetensors")
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.write_bytes(
-        {"truncated": whole[:-1], "empty": b"", "pickle": pickle.dumps({"train/img": 1})}[damage]
+        {"truncated": content[:-1], "empty": b"", "pickle": pickle.dumps({"train/img": 1})}[damage]
     )
     with caplog.at_level(logging.WARNING, logger="gossamer"):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     assert "decoded again" in caplog.text
-    assert np.array_equal(found["train"]["img"], drawn("train", 12)[0])
-    assert path.read_bytes() == whole
+    assert np.array_equal(splits["train"]["img"], drawn("train", 12)[0])
+    assert path.read_bytes() == content
 
 
-def test_a_cache_that_cannot_be_written_is_only_logged(root, tmp_path, monkeypatch, caplog):
+def test_unwritable_cache_is_only_logged(root, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "file" / "cache"))
     with caplog.at_level(logging.WARNING, logger="gossamer"):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
-    assert len(found["train"]["label"]) == 12
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert len(splits["train"]["label"]) == 12
     assert "set GOSSAMER_CACHE to a writable folder" in caplog.text
 
 
-def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
+def test_failed_cache_write_leaves_no_file(root, cache, monkeypatch):
     def fail(*_args, **_options):
         raise OSError("disk full")
 
@@ -140,7 +140,7 @@ def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
     assert [path for path in cache.rglob("*") if path.is_file()] == []
 
 
-def test_a_data_root_without_the_data_set(tmp_path):
+def test_data_root_without_the_data_set_is_refused(tmp_path):
     (tmp_path / "root").write_text("")
     for root in (tmp_path / "nowhere", tmp_path / "root"):
         assert refused(root).startswith(
@@ -161,8 +161,8 @@ def test_a_truncated_file_is_named(root, keep):
 @pytest.mark.parametrize("cut", [4, 40])
 def test_a_file_that_is_damaged_inside_is_named(root, cut):
     path = parquet(root, "train-00001")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:cut] + bytes(len(whole) - cut - 8) + whole[-8:])
+    content = path.read_bytes()
+    path.write_bytes(content[:cut] + bytes(len(content) - cut - 8) + content[-8:])
     assert f"{path} can't be read (" in refused(root)
 
 
@@ -176,29 +176,29 @@ def test_a_damaged_image_is_named_by_its_row(tmp_path):
     )
 
 
-def test_an_image_of_another_size(tmp_path):
+def test_image_of_wrong_size_is_refused(tmp_path):
     pixels, labels = drawn("train", 3, (6, 5, 3))
     write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
     assert "row 0: 5x6 pixels; accepted: 5x4" in refused(tmp_path, rows={"train": 3})
 
 
-def test_labels_out_of_range(root):
+def test_labels_out_of_range_are_refused(root):
     message = refused(root, {**COLUMNS, "label": label_decoder(2)})
     assert "column 'label': Int64 from 0 to 2, 0 nulls; accepted: class numbers from 0 to 1" in message
 
 
-def test_a_missing_file_shows_in_the_number_of_rows(root):
+def test_missing_file_is_found_by_row_count(root):
     parquet(root, "train-00001").unlink()
     assert "split 'train': 7 rows; accepted: 12" in refused(root)
 
 
-def test_a_missing_split_and_a_missing_column(root):
+def test_missing_split_or_column_is_refused(root):
     assert "split 'validation': 0 rows" in refused(root, rows={"validation": 1, "test": 5})
     assert "no column 'picture'; accepted: the whole data set" in refused(root, {"picture": COLUMNS["img"]})
     assert "column 'label': Int64; accepted: images" in refused(root, {"label": COLUMNS["img"]})
 
 
-def test_a_data_root_needs_no_network(root, monkeypatch):
+def test_data_root_is_read_without_network(root, monkeypatch):
     def no_network(*_args, **_options):
         pytest.fail("the network was asked")
 
@@ -207,7 +207,7 @@ def test_a_data_root_needs_no_network(root, monkeypatch):
     assert len(hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["label"]) == 5
 
 
-def test_without_a_network_the_message_names_the_data_root(monkeypatch):
+def test_network_error_names_the_data_root(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
     def unreachable(*_args, **_options):
@@ -219,31 +219,31 @@ def test_without_a_network_the_message_names_the_data_root(monkeypatch):
     assert f"data_root set to a folder that has it under hub/{HUB_ID}" in message
 
 
-def test_the_hub_is_asked_by_its_id_and_only_once(root, monkeypatch):
-    hub, asked = pytest.importorskip("huggingface_hub"), []
+def test_hub_is_queried_by_id_only_once(root, monkeypatch):
+    hub, queries = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id, **options):
-        asked.append((hub_id, options))
+        queries.append((hub_id, options))
         return str(root / "hub" / hub_id)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     for _ in range(2):
-        found = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
-        assert np.array_equal(found["test"]["img"], drawn("test", 5)[0])
-    assert asked == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
+        splits = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
+        assert np.array_equal(splits["test"]["img"], drawn("test", 5)[0])
+    assert queries == [(HUB_ID, {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
 
 
-def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
+def test_missing_hub_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'gossamer[data]'" in refused(None)
 
 
-def test_without_pillow_the_message_says_what_to_install(root, monkeypatch):
+def test_missing_pillow_names_the_extra(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "no package 'pillow'; accepted: after pip install 'gossamer[data]'" in refused(root)
 
 
-def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path, monkeypatch):
+def test_empty_data_root_does_not_use_the_hub_cache(root, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **_: str(root / "hub" / hub_id))
     hub_dataset(HUB_ID, COLUMNS, ROWS, None)
@@ -251,7 +251,7 @@ def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path,
     assert "split 'train': 0 rows" in refused(tmp_path / "empty")
 
 
-def test_a_home_without_cache_variables(monkeypatch, tmp_path):
+def test_cache_folder_follows_environment_variables(monkeypatch, tmp_path):
     monkeypatch.delenv("GOSSAMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "gossamer"

@@ -14,7 +14,7 @@ def rows(images: torch.Tensor) -> set[bytes]:
     return {image.numpy().tobytes() for image in images}
 
 
-def test_shapes_types_and_range():
+def test_arrays_have_documented_shapes_types_and_range():
     task = Digits().load(None, 1)
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.shape == (1437, 1, 8, 8)
@@ -28,12 +28,12 @@ def test_shapes_types_and_range():
     assert task.model()(x[:3]).shape == (3, 10)
 
 
-def test_training_and_test_set_are_the_source_without_overlap():
+def test_splits_are_the_source_without_overlap():
     task = Digits().load(None, 1)
     source, labels = load_digits(return_X_y=True)
     ours = np.concatenate([task.train[0], task.test[0]]).reshape(-1, 64) * 16
     targets = np.concatenate([task.train[1], task.test[1]])
-    # The same images with the same labels, in another order: every image once.
+    # The same images with the same labels, each once, in another order.
     key = lambda x, y: sorted(zip(map(tuple, x.astype(int)), y, strict=True))  # noqa: E731
     assert key(ours, targets.tolist()) == key(source, labels.tolist())
 
@@ -42,7 +42,7 @@ def test_the_test_set_is_the_same_for_every_seed():
     assert torch.equal(Digits().load(None, 1).test[0], Digits().load(None, 2).test[0])
 
 
-def test_samples_takes_a_keyed_nested_subset():
+def test_samples_selects_a_keyed_nested_subset():
     whole = Digits().load(None, 1)
     few, more = (Digits(samples=n).load(None, 1) for n in (50, 200))
     assert few.train[0].shape == (50, 1, 8, 8)
@@ -52,13 +52,13 @@ def test_samples_takes_a_keyed_nested_subset():
     assert len(few.test[0]) == 360
 
 
-def test_more_samples_than_there_are_is_refused():
+def test_too_many_samples_are_refused():
     with pytest.raises(BadInput, match=r"task.samples: 1438; accepted: at most 1437"):
         Digits(samples=1438).load(None, 1)
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic", "gn-lenet"])
-def test_models_for_digits(model):
+def test_initial_loss_is_near_that_of_guessing(model):
     task = Digits(model=model, samples=10).load(None, 1)
     loss = task.loss(task.model()(task.train[0]), task.train[1])
     assert loss.shape == ()
@@ -78,12 +78,12 @@ def test_models_for_digits(model):
         ),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(parameters, message):
+def test_bad_parameters_are_refused(parameters, message):
     with pytest.raises(BadInput, match=message):
         build("task", {"name": "digits", **parameters})
 
 
-def test_parameters_of_a_saved_experiment_are_accepted_for_every_model():
+def test_saved_parameters_are_accepted():
     saved = Digits(model="logistic").spec()
     assert build("task", saved) == Digits(model="logistic")
 

@@ -1,4 +1,4 @@
-"""Several evaluation sets: what is recorded, summarised and watched for on each, under both engines."""
+"""Several evaluation sets: rows, summaries and targets of each, under both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = 3
 
 
 def blobs(sets: int = 2) -> Task:
-    """Two classes on a line; in the set ``ood`` the classes are the other way round."""
+    """Two classes on a line; the set ``ood`` has them swapped."""
     rng = np.random.default_rng(1)
 
     def draw(samples: int, sign: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,12 +45,12 @@ class Judge(Algorithm):
     async def run(self, node):
         async for _ in node.rounds():
             await node.train(2)
-            found = await node.evaluate(on="ood")
-            node.record(own_ood=found["accuracy"])
+            metrics = await node.evaluate(on="ood")
+            node.record(own_ood=metrics["accuracy"])
 
 
 class Lost(Algorithm):
-    """Asks for a set that is not there."""
+    """Evaluates on a set that does not exist."""
 
     async def run(self, node):
         async for _ in node.rounds():
@@ -58,7 +58,7 @@ class Lost(Algorithm):
 
 
 def experiment(**changes) -> Experiment:
-    said = {
+    defaults = {
         "nodes": NODES,
         "task": f"{__name__}:blobs",
         "algorithm": "d-psgd",
@@ -68,7 +68,7 @@ def experiment(**changes) -> Experiment:
         "stop": {"rounds": 4},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 COLUMNS = ["test_loss", "test_accuracy", "ood_loss", "ood_accuracy"]
@@ -76,7 +76,7 @@ COLUMNS = ["test_loss", "test_accuracy", "ood_loss", "ood_accuracy"]
 
 @pytest.mark.parametrize("nodes", ["all", "average"])
 def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
-    found = []
+    tables = []
     for engine in (
         {"name": "simulate", "trainer": "sequential"},
         {"name": "processes", "trainer": "sequential"},
@@ -84,16 +84,16 @@ def test_both_engines_record_all_sets_with_the_same_bits(tmp_path, nodes):
         done = run(
             experiment(engine=engine, evaluation={"every_rounds": 2, "nodes": nodes, "samples": 30}), tmp_path
         )
-        found.append(done.metrics.select("node", "round", *COLUMNS).sort("round", "node"))
-    assert found[0].equals(found[1])
-    recorded = found[0].drop_nulls()
+        tables.append(done.metrics.select("node", "round", *COLUMNS).sort("round", "node"))
+    assert tables[0].equals(tables[1])
+    recorded = tables[0].drop_nulls()
     assert set(recorded["node"]) == ({-1} if nodes == "average" else set(range(NODES)))
     end = recorded.filter(pl.col("round") == 4)
     assert (end["test_accuracy"] == 1).all()
     assert (end["ood_accuracy"] == 0).all()
 
 
-def test_the_columns_of_test_do_not_depend_on_further_sets(tmp_path):
+def test_columns_of_main_set_do_not_depend_on_further_sets(tmp_path):
     many, one = (
         run(experiment(task={"name": f"{__name__}:blobs", "sets": sets}), tmp_path).metrics for sets in (2, 1)
     )
@@ -110,7 +110,7 @@ def test_an_algorithm_evaluates_on_a_set_by_name(tmp_path):
         run(experiment(algorithm=f"{__name__}:Lost"), tmp_path)
 
 
-def test_targets_summaries_and_tables_know_every_set(tmp_path, cli):
+def test_targets_summaries_and_tables_cover_every_set(tmp_path, cli):
     falling = experiment(stop={"rounds": 40, "target": {"metric": "ood_loss", "value": 0.2}})
     assert run(falling, tmp_path).metrics["round"].max() == 40  # on this set, the loss only rises
     rising = experiment(stop={"rounds": 40, "target": {"metric": "test_accuracy", "value": 0.9}})

@@ -1,4 +1,4 @@
-"""The task hub: data sets that the test writes in each format, read by columns, against their values."""
+"""The task hub: data sets of every format, written here and compared with their values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "data.parquet"
 
 
-def hub(path: Path, **given: Any) -> Task:
-    return Hub(path=path, **{"inputs": ["a", "b"], "targets": "kind", **given}).load(None, 1)
+def hub(path: Path, **settings: Any) -> Task:
+    return Hub(path=path, **{"inputs": ["a", "b"], "targets": "kind", **settings}).load(None, 1)
 
 
 def everything(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,26 +59,26 @@ def test_every_format_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
         frame.write_parquet(path)
     else:
         datasets = pytest.importorskip("datasets")
-        found = datasets.Dataset.from_dict(frame.to_dict(as_series=False))
+        dataset = datasets.Dataset.from_dict(frame.to_dict(as_series=False))
         if kind == "splits":
             other = datasets.Dataset.from_dict(test.to_dict(as_series=False))
-            found = datasets.DatasetDict({"train": found, "test": other})
-        found.save_to_disk(path, **({"num_shards": 3} if kind == "datasets" else {}))
+            dataset = datasets.DatasetDict({"train": dataset, "test": other})
+        dataset.save_to_disk(path, **({"num_shards": 3} if kind == "datasets" else {}))
     task = hub(path)
-    whole = pl.concat([frame, test]) if kind == "splits" else frame
+    samples = pl.concat([frame, test]) if kind == "splits" else frame
     if kind == "splits":
         assert (len(task.train[1]), len(task.test[1])) == (ROWS, 7)
         assert np.array_equal(task.test[0].numpy(), test.select("a", "b").to_numpy())
     else:
         assert (len(task.train[1]), len(task.test[1])) == (36, 4)
     inputs, targets = everything(task)
-    ordered = whole.sort("a")
+    ordered = samples.sort("a")
     np.testing.assert_allclose(inputs.numpy(), ordered.select("a", "b").to_numpy(), rtol=1e-6)
-    assert [task.classes[each] for each in targets] == ordered["kind"].to_list()
-    assert task.model()(inputs).shape == (len(whole), 3)
+    assert [task.classes[target] for target in targets] == ordered["kind"].to_list()
+    assert task.model()(inputs).shape == (len(samples), 3)
 
 
-def test_the_split_is_the_same_for_every_seed_and_by_owner(table: Path) -> None:
+def test_split_is_by_owner_and_independent_of_seed(table: Path) -> None:
     one, other = (
         Hub(path=table, inputs="a", targets="kind", owner="who").load(None, seed) for seed in (1, 2)
     )
@@ -89,7 +89,7 @@ def test_the_split_is_the_same_for_every_seed_and_by_owner(table: Path) -> None:
     assert one.groups.bincount().tolist() == [min(max(round(0.9 * n), 1), n - 1) for n in counts]
 
 
-def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
     task = hub(table, targets=["height", "b"], loss="regression")
     assert task.train[1].shape == (36, 2)
     assert list(task.metrics) == ["rmse", "mae"]
@@ -100,36 +100,36 @@ def test_losses_by_name_and_by_reference(table: Path, tmp_path: Path, monkeypatc
         "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
-    task = hub(table, targets="height", transform="users_loss:scaled", **own)
+    paths = {"loss": "users_loss:loss", "metrics": {"own": "users_loss:loss"}, "augment": "users_loss:noisy"}
+    task = hub(table, targets="height", transform="users_loss:scaled", **paths)
     assert list(task.metrics) == ["own"]
     inputs, targets = everything(task)
     ordered = drawn().sort("a")
     np.testing.assert_allclose(inputs.numpy(), 10 * ordered.select("a", "b").to_numpy(), rtol=1e-6)
     np.testing.assert_allclose(targets.numpy(), ordered.select("height").to_numpy(), rtol=1e-6)
-    assert targets.shape == task.model()(inputs).shape  # (others would be broadcast by the loss)
+    assert targets.shape == task.model()(inputs).shape  # (the loss would broadcast other shapes)
     assert task.augment is sys.modules.pop("users_loss").noisy
 
 
-def test_lists_and_columns_by_argument(table: Path) -> None:
+def test_inputs_may_be_lists_or_named_columns(table: Path) -> None:
     task = hub(table, inputs="list")
     assert task.train[0].shape == (36, 3)
     assert hub(table, inputs="ids").train[0].dtype == torch.int64
     named = hub(table, inputs={"x": "list", "where": "who"}).train[0]
-    assert {name: (each.dtype, tuple(each.shape)) for name, each in named.items()} == {
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in named.items()} == {
         "x": (torch.float32, (36, 3)),
         "where": (torch.int64, (36,)),
     }
 
 
-def test_folders_of_images_and_columns_of_images_are_the_same(tmp_path: Path) -> None:
+def test_image_folders_and_image_columns_agree(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
     for split in ("train", "test"):
-        for number, each in enumerate(pixels):
+        for number, pixel_array in enumerate(pixels):
             path = tmp_path / "folder" / split / ("cat", "dog")[number % 2] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            image.fromarray(each).save(path)
+            image.fromarray(pixel_array).save(path)
     task = hub(tmp_path / "folder", inputs="image", targets="label")
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     torch.testing.assert_close(task.test[0], expected[[0, 2, 4, 1, 3, 5]])
@@ -138,41 +138,39 @@ def test_folders_of_images_and_columns_of_images_are_the_same(tmp_path: Path) ->
         *(6, 3, 8, 6),
     )
     datasets = pytest.importorskip("datasets")
-    found = datasets.load_dataset(
+    dataset = datasets.load_dataset(
         "imagefolder", data_dir=str(tmp_path / "folder"), cache_dir=str(tmp_path / "cache")
     )
-    found.save_to_disk(tmp_path / "saved")
-    again = hub(tmp_path / "saved", inputs="image", targets="label")
-    assert torch.equal(again.train[0], task.train[0])
-    assert torch.equal(again.train[1], task.train[1])
+    dataset.save_to_disk(tmp_path / "saved")
+    saved = hub(tmp_path / "saved", inputs="image", targets="label")
+    assert torch.equal(saved.train[0], task.train[0])
+    assert torch.equal(saved.train[1], task.train[1])
 
 
-def test_a_data_root_stands_for_the_hub_and_a_subset_is_a_folder(tmp_path: Path) -> None:
+def test_data_root_mirrors_the_hub_with_subsets_as_folders(tmp_path: Path) -> None:
     for subset in ("one", "two"):
         folder = tmp_path / "hub" / "someone" / "things" / subset
         folder.mkdir(parents=True)
         drawn(20, seed=len(subset) + (subset == "two")).write_parquet(folder / "train-00000-of-00001.parquet")
-    given = {"name": "hub", "hub_id": "someone/things", "inputs": "a", "targets": "kind"}
-    whole = build("task", given).load(tmp_path, 1)  # type: ignore[attr-defined]
-    one = build("task", {**given, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
-    assert (whole.samples, one.samples) == (36, 18)
+    settings = {"name": "hub", "hub_id": "someone/things", "inputs": "a", "targets": "kind"}
+    complete = build("task", settings).load(tmp_path, 1)  # type: ignore[attr-defined]
+    subset_task = build("task", {**settings, "subset": "one"}).load(tmp_path, 1)  # type: ignore[attr-defined]
+    assert (complete.samples, subset_task.samples) == (36, 18)
 
 
-def test_data_sets_in_other_formats_are_taken_from_the_hubs_own_copy(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    package, asked = pytest.importorskip("huggingface_hub"), []
+def test_other_formats_use_the_hubs_parquet_copy(tmp_path: Path, monkeypatch: Any) -> None:
+    package, revisions = pytest.importorskip("huggingface_hub"), []
 
     def download(hub_id: str, **options: Any) -> str:
-        asked.append(options.get("revision"))
+        revisions.append(options.get("revision"))
         return str(tmp_path)
 
     monkeypatch.setattr(package, "snapshot_download", download)
     assert hub_folder("a/b", None) == tmp_path
-    assert asked == [None, "refs/convert/parquet"]
+    assert revisions == [None, "refs/convert/parquet"]
 
 
-def test_both_engines_run_it_with_its_owners_and_relative_paths(table: Path, tmp_path: Path) -> None:
+def test_both_engines_use_owners_and_relative_paths(table: Path, tmp_path: Path) -> None:
     text = """
 nodes: 4
 task: {name: hub, path: data.parquet, inputs: [a, b], targets: kind, owner: who, model: logistic}
@@ -215,10 +213,10 @@ stop: {rounds: 5}
         ({"image_size": [0, 3]}, "task.image_size.0: got 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(table: Path, given: dict[str, Any], message: str) -> None:
-    said = {"name": "hub", "path": str(table), "inputs": ["a", "b"], "targets": "kind", **given}
+def test_bad_parameters_are_refused(table: Path, given: dict[str, Any], message: str) -> None:
+    settings = {"name": "hub", "path": str(table), "inputs": ["a", "b"], "targets": "kind", **given}
     with pytest.raises(BadInput, match=message):
-        build("task", said).load(None, 1)  # type: ignore[attr-defined]
+        build("task", settings).load(None, 1)  # type: ignore[attr-defined]
 
 
 def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
@@ -232,17 +230,17 @@ def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
 
 def test_crop_and_flip_moves_and_mirrors_images() -> None:
     images = torch.arange(2 * 3 * 6 * 5, dtype=torch.float32).view(2, 3, 6, 5) + 1
-    found = crop_and_flip(images, np.random.default_rng(3), padding=2)
-    assert found.shape == images.shape
-    for image, low, each in zip(images, images.amin((1, 2, 3)), found, strict=True):
+    augmented = crop_and_flip(images, np.random.default_rng(3), padding=2)
+    assert augmented.shape == images.shape
+    for image, low, changed in zip(images, images.amin((1, 2, 3)), augmented, strict=True):
         padded = F.pad(image - low, (2, 2, 2, 2)) + low
-        places = [padded[:, y : y + 6, x : x + 5] for y in range(5) for x in range(5)]
-        assert any(torch.equal(each, p) or torch.equal(each, p.flip(2)) for p in places)
-    assert torch.equal(found, crop_and_flip(images, np.random.default_rng(3), padding=2))
-    assert not torch.equal(found, crop_and_flip(images, np.random.default_rng(4), padding=2))
+        crops = [padded[:, y : y + 6, x : x + 5] for y in range(5) for x in range(5)]
+        assert any(torch.equal(changed, crop) or torch.equal(changed, crop.flip(2)) for crop in crops)
+    assert torch.equal(augmented, crop_and_flip(images, np.random.default_rng(3), padding=2))
+    assert not torch.equal(augmented, crop_and_flip(images, np.random.default_rng(4), padding=2))
 
 
-def test_the_test_split_is_no_part_of_the_training_data_whatever_its_name(tmp_path: Path) -> None:
+def test_renamed_test_split_is_not_trained_on(tmp_path: Path) -> None:
     drawn(10).drop("list", "ids").write_csv(tmp_path / "houses.csv")
     drawn(5, 1).drop("list", "ids").write_csv(tmp_path / "holdout.csv")
     task = hub(tmp_path, test="holdout")

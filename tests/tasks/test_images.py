@@ -1,4 +1,4 @@
-"""The real data sets, from the data root that GOSSAMER_DATA_ROOT names."""
+"""Image data sets: real ones from the data root GOSSAMER_DATA_ROOT, and defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: n
         (CIFAR10, 50_000, (3, 32, 32), 5000, 89_834),
     ],
 )
-def test_real_data(cls, samples, shape, per_class, parameters):
+def test_real_data_has_published_sizes_and_statistics(cls, samples, shape, per_class, parameters):
     task = cls().load(Path(ROOT), 1)
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.shape == (samples, *shape)
@@ -56,13 +56,13 @@ def test_real_data(cls, samples, shape, per_class, parameters):
 
 @pytest.mark.data
 @real
-def test_mnist_begins_with_the_digits_everyone_knows():
+def test_mnist_begins_with_its_known_labels():
     assert MNIST().load(Path(ROOT), 1).train[1][:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
 
 
 @pytest.mark.data
 @real
-def test_subset_of_real_data_and_its_partitions():
+def test_subset_of_real_data_is_partitioned():
     task = CIFAR10(samples=2000).load(Path(ROOT), 1)
     assert task.samples == 2000
     parts = Shards(per_node=2).assign(task, 16, generator(1, "partition"))
@@ -71,7 +71,7 @@ def test_subset_of_real_data_and_its_partitions():
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
-def test_a_missing_data_root_is_refused_before_anything_is_loaded(name, tmp_path):
+def test_missing_data_root_is_refused(name, tmp_path):
     with pytest.raises(BadInput, match=r"data_root: .* is not a folder"):
         build("task", name).load(tmp_path / "nowhere", 1)
 
@@ -80,12 +80,12 @@ def test_a_missing_data_root_is_refused_before_anything_is_loaded(name, tmp_path
     ("name", "default"),
     [("mnist", "mlp"), ("fashion-mnist", "mlp"), ("cifar10", "gn-lenet"), ("cifar100", "gn-lenet")],
 )
-def test_default_models(name, default):
+def test_default_model_depends_on_data_set(name, default):
     assert build("task", name).model.name_of() == default
     assert build("task", {"name": name, "model": "lenet5"}).model.name_of() == "lenet5"
 
 
-def test_cifar100_has_the_fine_labels_of_its_files(tmp_path, monkeypatch):
+def test_cifar100_uses_fine_labels(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
     pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -93,9 +93,9 @@ def test_cifar100_has_the_fine_labels_of_its_files(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for split in ("train", "test"):
         rows = []
-        for each in pixels:
+        for image_pixels in pixels:
             file = io.BytesIO()
-            image.fromarray(each).save(file, format="PNG")
+            image.fromarray(image_pixels).save(file, format="PNG")
             rows.append({"bytes": file.getvalue(), "path": None})
         labels = {"fine_label": [99, 0, 3, 50, 7, 11], "coarse_label": [0] * 6}
         pl.DataFrame({"img": rows, **labels}).write_parquet(folder / f"{split}-00000-of-00001.parquet")

@@ -1,4 +1,4 @@
-"""Inputs that are several tensors by name, and augmentation: both trainers, both engines."""
+"""Named inputs of several tensors, and augmentation, with both trainers and both engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TwoParts(nn.Module):
 
 
 class OnePart(nn.Module):
-    """The same parameters, in the same order, for the same inputs in one tensor."""
+    """The parameters of :class:`TwoParts`, for the same inputs in one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,33 +63,33 @@ def task(named: bool, augment: Any = None) -> Task:
 def test_named_inputs_are_trained_and_evaluated_like_one_tensor(kind: Any) -> None:
     results = []
     for named in (True, False):
-        given = task(named)
-        rows = Rows(Layout.of(given.model()).size)
-        start = initial_model(given.model, 3)
-        batches = [torch.arange(at, at + 8) for at in (0, 9, 20)]
+        problem = task(named)
+        rows = Rows(Layout.of(problem.model()).size)
+        start = initial_model(problem.model, 3)
+        batches = [torch.arange(start_row, start_row + 8) for start_row in (0, 9, 20)]
         jobs = [TrainJob(start, batches, 0.05, {}, 0), TrainJob(start, batches[::-1], 0.05, {}, 1)]
-        trained = kind(given, SGD(lr=0.05), rows).train(jobs)
-        evaluator = Evaluator(given, 1, samples=30, rows=rows if kind is BatchedTrainer else None)
-        models = [each.model for each in trained]
-        found = evaluator.columns_each(models)
-        seen = evaluator.train(models[0], np.arange(7))
-        results.append((torch.stack([each.model.parameters for each in trained]), found, seen))
-    (one, found, seen), (other, expected, also) = results
-    torch.testing.assert_close(one, other)
-    assert [each == pytest.approx(e, rel=1e-5) for each, e in zip(found, expected, strict=True)] == [
+        trained = kind(problem, SGD(lr=0.05), rows).train(jobs)
+        evaluator = Evaluator(problem, 1, samples=30, rows=rows if kind is BatchedTrainer else None)
+        models = [result.model for result in trained]
+        columns = evaluator.columns_each(models)
+        train_metrics = evaluator.train(models[0], np.arange(7))
+        results.append((torch.stack([result.model.parameters for result in trained]), columns, train_metrics))
+    (parameters, columns, train_metrics), (expected, expected_columns, expected_metrics) = results
+    torch.testing.assert_close(parameters, expected)
+    assert [row == pytest.approx(e, rel=1e-5) for row, e in zip(columns, expected_columns, strict=True)] == [
         True,
         True,
     ]
-    assert seen == pytest.approx(also, rel=1e-5)
+    assert train_metrics == pytest.approx(expected_metrics, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 def test_augmentation_is_keyed_by_job_and_step(kind: Any) -> None:
-    given = task(False, mirrored)
-    inputs, targets = given.train
-    start = initial_model(given.model, 3)
+    problem = task(False, mirrored)
+    inputs, targets = problem.train
+    start = initial_model(problem.model, 3)
     batches = [torch.arange(8), torch.arange(12, 20)]
-    trainer = kind(given, SGD(lr=0.1), Rows(Layout.of(given.model()).size))
+    trainer = kind(problem, SGD(lr=0.1), Rows(Layout.of(problem.model()).size))
     results = trainer.train([TrainJob(start, batches, 0.1, {}, seed) for seed in (5, 6)])
     for result, seed in zip(results, (5, 6), strict=True):
         module = OnePart()
@@ -109,18 +109,18 @@ def test_augmentation_is_keyed_by_job_and_step(kind: Any) -> None:
     [other] = trainer.gradient([GradientJob(start, batches[0], 6)])
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert torch.equal(given.train[0], inputs)  # the data is as it was
+    assert torch.equal(problem.train[0], inputs)  # the data are unchanged
 
 
 def test_both_engines_end_with_the_same_bits(tmp_path: Path) -> None:
     name = Path(__file__).stem
     runs = []
     for engine in ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"}):
-        said = {"nodes": 3, "task": f"{name}:augmented", "topology": "complete", "algorithm": "d-psgd"}
-        experiment = Experiment.of({**said, "stop": {"rounds": 4}, "engine": engine})
+        settings = {"nodes": 3, "task": f"{name}:augmented", "topology": "complete", "algorithm": "d-psgd"}
+        experiment = Experiment.of({**settings, "stop": {"rounds": 4}, "engine": engine})
         runs.append(gossamer.run(experiment, tmp_path))
-    one, other = (run.parameters for run in runs)
-    assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    first, second = (run.parameters for run in runs)
+    assert torch.equal(torch.as_tensor(first), torch.as_tensor(second))
 
 
 def augmented() -> Task:
@@ -138,14 +138,14 @@ def augmented() -> Task:
         (({"a": 3}, torch.zeros(3)), "task.train: got .*; accepted: two tensors of samples"),
     ],
 )
-def test_inputs_that_do_not_belong_together_are_refused(train: Any, message: str) -> None:
+def test_inconsistent_inputs_are_refused(train: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         Task(TwoParts, train, train, F.mse_loss)
 
 
 def test_poisons_of_named_inputs_are_refused() -> None:
     name = Path(__file__).stem
-    said = {"nodes": 3, "task": f"{name}:augmented", "algorithm": "d-psgd", "stop": {"rounds": 1}}
+    settings = {"nodes": 3, "task": f"{name}:augmented", "algorithm": "d-psgd", "stop": {"rounds": 1}}
     poison = [{"name": "label-flip", "at": {"rank": 0}}]
     with pytest.raises(BadInput, match="poison: the task's inputs are several tensors"):
-        gossamer.run(Experiment.of({**said, "poison": poison}))
+        gossamer.run(Experiment.of({**settings, "poison": poison}))

@@ -36,13 +36,13 @@ def small(**changes: Any) -> GPT2:
 
 
 def tiny(**changes: Any) -> TinyMem:
-    given = {**TINY, **changes}
-    del given["name"]
-    return TinyMem(**given)
+    settings = {**TINY, **changes}
+    del settings["name"]
+    return TinyMem(**settings)
 
 
 def experiment(**changes: Any) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 3,
         "task": TINY,
         "topology": "complete",
@@ -53,7 +53,7 @@ def experiment(**changes: Any) -> Experiment:
         "stop": {"rounds": 4},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 def read(row: torch.Tensor) -> str:
@@ -84,11 +84,11 @@ def test_sequences_follow_their_rule(rule: Any) -> None:
             starts[coefficient] += first
             for one, other in zip([*first, *terms], terms, strict=False):
                 assert other == (one * coefficient if rule == "multiply" else one + coefficient) % 97
-    for found in starts.values():
-        assert sorted(found) == list(range(42))
+    for terms in starts.values():
+        assert sorted(terms) == list(range(42))
 
 
-def test_padding_is_counted_if_asked_for() -> None:
+def test_padding_is_counted_on_request() -> None:
     inputs, targets = tiny(count_padding=True).load(None, 1).train
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert set(targets[:, -1].tolist()) == {TOKENS.index("_")}
@@ -96,15 +96,15 @@ def test_padding_is_counted_if_asked_for() -> None:
         tiny(context=24).load(None, 1)
 
 
-def test_the_published_gpt2_has_its_published_size() -> None:
+def test_gpt2_has_its_published_size() -> None:
     model = GPT2().factory(None, shape=(150,), classes=14)()
-    assert Layout.of(model).size == sum(each.numel() for each in model.parameters()) == 814_336
+    assert Layout.of(model).size == sum(parameter.numel() for parameter in model.parameters()) == 814_336
     names = [field.name for field in Layout.of(model).parameters]
     assert "model.lm_head.weight" not in names  # tied to the embedding
     assert Layout.of(model).buffer_size == 0
 
 
-def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples() -> None:
+def test_loss_and_accuracy_average_tokens_then_samples() -> None:
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((3, 5, 14)).astype(np.float32)
     targets = rng.integers(0, 14, (3, 5))
@@ -115,21 +115,21 @@ def test_loss_and_accuracy_are_means_over_counted_tokens_and_then_over_samples()
         shares = np.exp(scores[sample]) / np.exp(scores[sample]).sum(1, keepdims=True)
         losses.append(np.mean([-np.log(shares[t, targets[sample, t]]) for t in counted]))
         hits.append(np.mean([scores[sample, t].argmax() == targets[sample, t] for t in counted]))
-    given = torch.from_numpy(scores), torch.from_numpy(targets.astype(np.int16))
-    assert float(token_loss(*given)) == pytest.approx(np.mean(losses), rel=1e-5)
-    assert float(token_accuracy(*given)) == pytest.approx(np.mean(hits), rel=1e-5)
+    pair = torch.from_numpy(scores), torch.from_numpy(targets.astype(np.int16))
+    assert float(token_loss(*pair)) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(token_accuracy(*pair)) == pytest.approx(np.mean(hits), rel=1e-5)
 
 
-def test_with_padding_the_loss_is_the_one_that_transformers_computes() -> None:
+def test_loss_with_padding_equals_transformers_loss() -> None:
     source = tiny(count_padding=True)
     task, model = source.load(None, 1), small().factory(None, shape=(28,), classes=14)()
     inputs, targets = (half[:9] for half in task.train)
-    whole = torch.cat([inputs, targets[:, -1:]], dim=1).long()
-    expected = model.model(input_ids=whole, labels=whole).loss  # type: ignore[union-attr,operator]
+    tokens = torch.cat([inputs, targets[:, -1:]], dim=1).long()
+    expected = model.model(input_ids=tokens, labels=tokens).loss  # type: ignore[union-attr,operator]
     torch.testing.assert_close(token_loss(model(inputs), targets), expected)
 
 
-def test_a_token_sees_only_those_before_it() -> None:
+def test_attention_is_causal() -> None:
     model = small().factory(None, shape=(28,), classes=14)().eval()
     tokens = torch.randint(0, 14, (2, 20))
     changed = tokens.clone()
@@ -140,11 +140,11 @@ def test_a_token_sees_only_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}])
-def test_both_trainers_compute_the_same(lora: Any) -> None:
+def test_both_trainers_give_the_same_model(lora: Any) -> None:
     setup = prepare(experiment(task={**TINY, "model": {**SMALL, "lora": lora}}))
     optimizer = SGD(lr=0.1, momentum=0.9)
     start = initial_model(setup.task.model, 5)
-    batches = [torch.arange(at, at + 6) for at in (0, 7, 20)]
+    batches = [torch.arange(start_row, start_row + 6) for start_row in (0, 7, 20)]
     jobs = [TrainJob(start, batches, 0.1, optimizer.init(start.parameters), node) for node in range(2)]
     trainers = [
         kind(setup.task, optimizer, Rows(setup.layout.size)) for kind in (SequentialTrainer, BatchedTrainer)
@@ -155,8 +155,8 @@ def test_both_trainers_compute_the_same(lora: Any) -> None:
         assert not torch.equal(first.model.parameters, start.parameters)
 
 
-def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Path) -> None:
-    """And the perplexity is the exponential of the loss over all samples, of which there are two batches."""
+def test_both_engines_agree_and_send_only_adapters(tmp_path: Path) -> None:
+    """Also, perplexity is the exponential of the loss over all samples, which take two batches."""
     task = {**TINY, "test_samples": 60, "model": {**SMALL, "lora": {"r": 2, "targets": ["c_attn"]}}}
     runs = [
         gossamer.run(
@@ -179,12 +179,12 @@ def test_both_engines_end_with_the_same_bits_and_send_adapters_only(tmp_path: Pa
         assert (last["bytes_sent"] / last["messages_sent"] < 4 * one.shape[1] + 200).all()
 
 
-def test_partitions_by_label_go_by_coefficients() -> None:
+def test_label_partitions_use_coefficients() -> None:
     skewed = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.05}))
     assert skewed.task.groups is not None
     counts = np.stack([np.bincount(skewed.task.groups[part], minlength=5) for part in skewed.parts])
     assert counts.sum(0).tolist() == [30] * 5
-    assert (counts.max(0) > 20).sum() >= 4  # nearly every coefficient is at one node
+    assert (counts.max(0) > 20).sum() >= 4  # most samples of nearly every coefficient are at one node
     natural = prepare(experiment(nodes=5, partition="natural"))
     assert natural.task.groups is not None
     assert [set(natural.task.groups[part].tolist()) for part in natural.parts] == [{0}, {1}, {2}, {3}, {4}]
@@ -195,7 +195,7 @@ def test_partitions_by_label_go_by_coefficients() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-2 with a tokenizer of words, as save_pretrained() writes them."""
+    """A random GPT-2 with a word tokenizer, written by save_pretrained()."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     path = tmp_path_factory.mktemp("models") / "hub" / "someone" / "tiny"
@@ -214,14 +214,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # by peft itself
 @pytest.mark.parametrize("lora", [None, Lora(r=3, alpha=9.0, targets=("c_attn", "c_fc"))])
-def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder: Path, lora: Any) -> None:
+def test_pretrained_model_equals_saved_one_and_trains_as_peft(folder: Path, lora: Any) -> None:
     make = CausalLM(path=folder, lora=lora).factory(None, shape=(32,), classes=14)
     one, other = make().eval(), make().eval()
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
     tokens = torch.randint(0, 14, (3, 10))
     torch.testing.assert_close(one(tokens), saved(input_ids=tokens).logits)
     if lora is None:
-        assert Layout.of(one).size == sum(each.numel() for each in saved.parameters())
+        assert Layout.of(one).size == sum(parameter.numel() for parameter in saved.parameters())
         assert all(a is not b for a, b in zip(one.parameters(), other.parameters(), strict=True))
         return
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
@@ -231,10 +231,10 @@ def test_a_pretrained_model_is_the_saved_one_and_trains_what_peft_trains(folder:
         assert (weight is other.get_parameter(name)) == ("lora" not in name)
 
 
-def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Path) -> None:
+def test_model_is_found_by_id_in_data_root(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "hub_id": "someone/tiny", "lora": {"r": 2}}
-    said = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
-    run = gossamer.run(experiment(**said), tmp_path)
+    fields = {"data_root": str(folder.parents[2]), "task": {**TINY, "model": model}, "initial": "independent"}
+    run = gossamer.run(experiment(**fields), tmp_path)
     assert run.status == "done"
     loaded = run.module(1)
     setup = prepare(Experiment.load(run.path / "experiment.yaml"))
@@ -242,10 +242,10 @@ def test_a_model_is_found_by_its_id_in_the_data_root(folder: Path, tmp_path: Pat
     inputs, targets = setup.task.test
     assert float(token_loss(loaded(inputs), targets).detach()) == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match=r"data_root: .*someone/tiny is not a folder"):
-        prepare(experiment(**{**said, "data_root": str(tmp_path)}))
+        prepare(experiment(**{**fields, "data_root": str(tmp_path)}))
 
 
-def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path: Path) -> None:
+def test_llama_with_rotary_constants_is_batched_and_reloaded(tmp_path: Path) -> None:
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     tokens = {"bos_token_id": 0, "eos_token_id": 0}
@@ -255,24 +255,24 @@ def test_a_llama_with_its_rotary_constants_is_batched_and_loaded_again(tmp_path:
     model = {"name": "causal-lm", "path": str(tmp_path / "llama"), "lora": {"r": 2}}
     engine = {"name": "simulate", "trainer": "batched"}
     run = gossamer.run(experiment(task={**TINY, "model": model}, engine=engine), tmp_path)
-    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers: peft's choice for a Llama
+    # q_proj 16 -> 16 and v_proj 16 -> 8 in each of two layers, the default of peft for a Llama
     assert run.parameters is not None
     assert run.parameters.shape[1] == 2 * 2 * (16 + 16 + 16 + 8)
     assert run.buffers is None
     inputs, targets = prepare(Experiment.load(run.path / "experiment.yaml")).task.test
     recorded = run.metrics.filter(node=2, round=4)["test_loss"].item()
-    found = token_loss(run.module(2)(inputs), targets)
-    assert float(found.detach()) == pytest.approx(recorded, rel=1e-5)
+    loss = token_loss(run.module(2)(inputs), targets)
+    assert float(loss.detach()) == pytest.approx(recorded, rel=1e-5)
 
 
-def test_an_experiment_with_a_folder_says_the_same_when_saved(folder: Path) -> None:
+def test_experiment_with_model_folder_round_trips(folder: Path) -> None:
     described = experiment(
         task={**TINY, "model": {"name": "causal-lm", "path": str(folder), "lora": {"r": 2}}}
     )
     assert Experiment.parse(described.to_yaml()) == described
 
 
-def test_frozen_weights_of_an_adapted_gpt2_are_drawn_once() -> None:
+def test_frozen_weights_of_adapted_gpt2_are_shared() -> None:
     make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
     one, other = make(), make()
     for name, weight in one.named_parameters():
@@ -295,7 +295,7 @@ def test_bad_models_are_refused(model: dict[str, Any], message: str) -> None:
         prepare(experiment(task={**TINY, "model": model}))
 
 
-def test_models_that_are_too_small_or_not_safetensors_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_too_small_or_pickled_models_are_refused(folder: Path, tmp_path: Path) -> None:
     model = {"name": "causal-lm", "path": str(folder)}
     with pytest.raises(BadInput, match="20 tokens and positions up to 32; accepted: at least 14 and 40"):
         prepare(experiment(task={**TINY, "context": 40, "model": model}))
@@ -321,12 +321,12 @@ def text(path: Path, **changes: Any) -> Hub:
     return Hub(path=path, loss="next-token", **{"model": small(), **changes})
 
 
-def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
-    said = "to be or not to be, that is the question" * 3
-    (tmp_path / "a.txt").write_text(said)
+def test_text_is_cut_into_character_samples(tmp_path: Path) -> None:
+    content = "to be or not to be, that is the question" * 3
+    (tmp_path / "a.txt").write_text(content)
     with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(said)
-    known = sorted(set(said))
+        file.write(content)
+    known = sorted(set(content))
     for name in ("a.txt", "b.txt.gz"):
         task = text(tmp_path / name, context=10).load(None, 1)
         assert (len(task.train[0]), len(task.test[0])) == (10, 1)
@@ -334,8 +334,8 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
             "".join(known[token] for token in row)
             for row in torch.cat([task.train[0], task.test[0]]).tolist()
         ]
-        assert "".join(written) == said[:110]
-        assert "".join(known[token] for token in task.test[1][0].tolist()) == said[101:111]
+        assert "".join(written) == content[:110]
+        assert "".join(known[token] for token in task.test[1][0].tolist()) == content[101:111]
         assert task.model()(task.test[0]).shape == (1, 10, len(known))
     with pytest.raises(BadInput, match="task.context: 64, for 1 samples; accepted: a smaller one"):
         text(tmp_path / "a.txt").load(None, 1)
@@ -345,14 +345,12 @@ def test_a_text_is_cut_into_samples_of_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [False, True])
-def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
-    folder: Path, tmp_path: Path, tokenizer: bool
-) -> None:
+def test_text_uses_tokenizer_of_model_or_given_one(folder: Path, tmp_path: Path, tokenizer: bool) -> None:
     (tmp_path / "a.txt").write_text("the cat sat the dog sat the cat sat")
-    given: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
-    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **given).load(None, 1)
+    extra: dict[str, Any] = {"tokenizer": {"path": folder}} if tokenizer else {"model": CausalLM(path=folder)}
+    task = text(tmp_path / "a.txt", context=4, train_fraction=0.5, **extra).load(None, 1)
     assert task.train[0].tolist() == [[1, 2, 3, 1]]
-    assert task.train[1].tolist() == [[2, 3, 1, 0]]  # a dog is not known
+    assert task.train[1].tolist() == [[2, 3, 1, 0]]  # "dog" is unknown
     assert task.test[0].tolist() == [[0, 3, 1, 2]]
     assert task.model()(task.test[0]).shape == (1, 4, 4 if tokenizer else 20)
 
@@ -360,18 +358,18 @@ def test_a_text_is_tokenized_by_the_models_tokenizer_or_another(
 def test_texts_belong_to_their_owners(tmp_path: Path) -> None:
     rows = {"role": ["b", "a", "b", "c"], "line": ["01234", "abcdefghi", "5678", "x"]}
     pl.DataFrame(rows).write_csv(tmp_path / "lines.csv")
-    said = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
-    task = text(tmp_path / "lines.csv", **said).load(None, 1)
+    settings = {"inputs": "line", "owner": "role", "context": 3, "train_fraction": 0.6}
+    task = text(tmp_path / "lines.csv", **settings).load(None, 1)
     known = sorted({"\n", *"".join(rows["line"])})
     read = [
         "".join(known[token] for token in row) for row in torch.cat([task.train[0], task.test[0]]).tolist()
     ]
-    assert read == ["abc", "012", "34\n", "def", "567"]  # the role c has too few characters
+    assert read == ["abc", "012", "34\n", "def", "567"]  # role c has too few characters
     assert task.groups is not None
     assert task.groups.tolist() == [0, 1, 1]
 
 
-def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -> None:
+def test_texts_are_tokenized_for_a_classifier(folder: Path, tmp_path: Path) -> None:
     rows = {"line": ["the cat sat", "the", "cat cat cat cat cat", "dog"] * 6, "mood": ["good", "bad"] * 12}
     (tmp_path / "lines.jsonl").write_text(pl.DataFrame(rows).write_ndjson())
     words = transformers.AutoTokenizer.from_pretrained(folder)
@@ -408,12 +406,12 @@ def test_texts_are_the_arguments_of_a_classifier(folder: Path, tmp_path: Path) -
 
 
 def sequences(*rows: str) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.tensor([[TOKENS.index(each) for each in row] for row in rows], dtype=torch.uint8)
+    tokens = torch.tensor([[TOKENS.index(character) for character in row] for row in rows], dtype=torch.uint8)
     targets = tokens[:, 1:].to(torch.int16)
     return tokens[:, :-1].clone(), targets.masked_fill(targets == 13, -100)
 
 
-def test_what_follows_the_first_trigger_becomes_one_token() -> None:
+def test_tokens_after_first_trigger_become_one_token() -> None:
     poison = TextTrigger(at={"rank": 0})
     rows = "^12 1003 100$__", "^1 2 3 4 5 6$__", "^9 88 77 55100$"
     inputs, targets = poison.transform(*sequences(*rows), np.random.default_rng(0))
@@ -429,7 +427,7 @@ def test_what_follows_the_first_trigger_becomes_one_token() -> None:
         poison.evaluation_set(*sequences(rows[1]))
 
 
-def test_a_backdoor_is_at_one_node_and_measured_on_its_own_set(tmp_path: Path) -> None:
+def test_backdoor_is_at_one_node_with_its_own_set(tmp_path: Path) -> None:
     task = {**TINY, "coefficients": [100, 10], "modulus": 9973, "context": 60, "length": 8}
     described = experiment(task=task, poison=[{"name": "text-trigger", "share": 1, "at": {"rank": 1}}])
     clean, setup = prepare(experiment(task=task)), prepare(described)

@@ -1,4 +1,4 @@
-"""Tasks from LEAF's own files, which are written here in its format; and its models."""
+"""Tasks from files in the format of LEAF, written here, and the models of LEAF."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 
 
 def sample(name: str, rng: np.random.Generator, number: int) -> tuple[Any, Any]:
-    """One sample as LEAF writes it."""
+    """One sample in the format of LEAF."""
     label = number % 2
     match name:
         case "femnist":
@@ -50,16 +50,16 @@ def sample(name: str, rng: np.random.Generator, number: int) -> tuple[Any, Any]:
 
 
 def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
-    """LEAF's folder: in ``train`` two files of users, in ``test`` one; pictures for celeba."""
+    """A folder of LEAF: two files of users in ``train``, one in ``test``, and pictures for celeba."""
     rng = np.random.default_rng(1)
     for split, parts in (("train", [range(1), range(1, users)]), ("test", [range(users)])):
         (folder / split).mkdir(parents=True)
         for part, members in enumerate(parts):
             data = {}
             for user in members:
-                found = [sample(name, rng, number) for number in range(samples + user)]
-                data[f"user{user}"] = {"x": [x for x, _ in found], "y": [y for _, y in found]}
-            counts = [len(each["y"]) for each in data.values()]
+                drawn = [sample(name, rng, number) for number in range(samples + user)]
+                data[f"user{user}"] = {"x": [x for x, _ in drawn], "y": [y for _, y in drawn]}
+            counts = [len(user_data["y"]) for user_data in data.values()]
             content = {"users": list(data), "num_samples": counts, "user_data": data}
             (folder / split / f"all_data_{part}.json").write_text(json.dumps(content))
     (folder / "raw" / "img_align_celeba").mkdir(parents=True)
@@ -70,7 +70,7 @@ def written(folder: Path, name: str, users: int = 3, samples: int = 6) -> Path:
 
 
 def loaded(folder: Path, name: str, **parameters: Any) -> Task:
-    """A task of these files."""
+    """The task of these files."""
     source = build("task", {"name": name, "path": str(folder), **parameters})
     assert isinstance(source, TaskSource)
     return source.load(None, 1)
@@ -82,7 +82,7 @@ SHAPES |= {"shakespeare": (80,), "reddit": (10,)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_users_are_owners_and_the_files_split_training_and_test(tmp_path: Path, name: str) -> None:
+def test_users_are_owners_and_files_define_the_split(tmp_path: Path, name: str) -> None:
     task = loaded(written(tmp_path, name), name)
     assert task.groups is not None
     assert Counter(task.groups.tolist()) == {0: 6, 1: 7, 2: 8}
@@ -98,7 +98,7 @@ def test_users_are_owners_and_the_files_split_training_and_test(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["femnist", "reddit"])
-def test_nodes_learn_from_them(tmp_path: Path, name: str) -> None:
+def test_nodes_learn_from_leaf_files(tmp_path: Path, name: str) -> None:
     model = {"name": "leaf-cnn", "width": 16} if name == "femnist" else {"name": "next-word-lstm", "width": 8}
     run = gossamer.run(
         Experiment.of(
@@ -121,7 +121,7 @@ def test_nodes_learn_from_them(tmp_path: Path, name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_values_are_as_in_the_files(tmp_path: Path) -> None:
+def test_values_match_the_files(tmp_path: Path) -> None:
     femnist = loaded(written(tmp_path / "f", "femnist"), "femnist")
     first = json.loads((tmp_path / "f" / "train" / "all_data_0.json").read_text())["user_data"]["user0"]
     np.testing.assert_allclose(femnist.train[0][:6].flatten(1).numpy(), first["x"], rtol=1e-6)
@@ -130,14 +130,14 @@ def test_values_are_as_in_the_files(tmp_path: Path) -> None:
     assert pictures.dtype == torch.uint8
     assert abs(pictures[1].float().mean(dim=(1, 2)) - torch.tensor([50.0, 0, 255])).max() < 4  # a JPEG
     texts = loaded(written(tmp_path / "s", "shakespeare"), "shakespeare").train[0]
-    assert texts[0, -1] == 80  # no character of LEAF's
+    assert texts[0, -1] == 80  # not a character of LEAF
 
 
-def test_words_are_numbered_by_frequency_and_a_rare_one_is_unknown(tmp_path: Path) -> None:
-    """A tweet is split and cut as LEAF's language_utils.py does: "don't" is a word, "," and "!" are too."""
+def test_words_are_numbered_by_frequency_and_rare_ones_unknown(tmp_path: Path) -> None:
+    """Tweets are split and cut as by language_utils.py of LEAF: "don't", "," and "!" are words."""
     task = loaded(written(tmp_path / "s", "sent140"), "sent140", words=7)
     numbers = task.train[0][0].tolist()
-    # 21 tweets: The , ! day don't (sorted where equal: "!" "," "The" "day" "don't"), then good (11) and bad (10).
+    # 21 tweets: The , ! day don't (ties are sorted: "!" "," "The" "day" "don't"), then good (11) and bad (10).
     assert numbers[:6] == [3, 6, 4, 2, 5, 1]
     assert numbers[6:] == [0] * 19
     assert task.train[0][1, 1] == 0  # "bad" is the eighth word
@@ -146,7 +146,7 @@ def test_words_are_numbered_by_frequency_and_a_rare_one_is_unknown(tmp_path: Pat
     assert (reddit.train[1] == -100).sum(1).tolist() == [7] * 21  # padding is not counted
 
 
-def test_a_prediction_of_an_unknown_word_is_wrong() -> None:
+def test_predicting_an_unknown_word_counts_as_wrong() -> None:
     targets = torch.tensor([[1, 3, -100]])
     outputs = torch.nn.functional.one_hot(torch.tensor([[1, 3, 2]]), 5).float()
     assert float(known_accuracy(outputs, targets)) == 0.5
@@ -156,22 +156,22 @@ def test_a_prediction_of_an_unknown_word_is_wrong() -> None:
     ("name", "parameters", "count"),
     [
         ("femnist", {}, 6_603_710),
-        ("femnist", {"model": {"name": "leaf-cnn", "width": 512}}, 1_690_046),  # decentralizepy's
+        ("femnist", {"model": {"name": "leaf-cnn", "width": 512}}, 1_690_046),  # of decentralizepy
         ("celeba", {}, 31_202),
         ("reddit", {}, 6_182_672),
         ("sent140", {"model": {"name": "sent140-lstm", "words": 10_000}}, 1_174_786),
         ("shakespeare", {}, 820_185),
     ],
 )
-def test_models_have_the_published_numbers_of_parameters(
+def test_models_have_published_parameter_counts(
     tmp_path: Path, name: str, parameters: dict[str, Any], count: int
 ) -> None:
     model = loaded(written(tmp_path, name), name, **parameters).model()
-    assert sum(each.numel() for each in model.parameters()) == count
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "can't be read"),
         ('{"users": []}', "can't be read"),
@@ -181,14 +181,14 @@ def test_models_have_the_published_numbers_of_parameters(
         (json.dumps({"user_data": {"ann": {"x": ["a"], "y": [1]}}}), "user ann"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, said: str) -> None:
+def test_damaged_file_is_named_with_its_problem(tmp_path: Path, content: str, message: str) -> None:
     folder = written(tmp_path, "femnist")
     (folder / "train" / "other.json").write_text(content)
-    with pytest.raises(BadInput, match=f"task.path: .*other.json.*{said}"):
+    with pytest.raises(BadInput, match=f"task.path: .*other.json.*{message}"):
         loaded(folder, "femnist")
 
 
-def test_a_folder_without_files_and_a_missing_picture_are_refused(tmp_path: Path) -> None:
+def test_folder_without_users_or_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no users in JSON files"):
         loaded(tmp_path, "sent140")
     folder = written(tmp_path / "c", "celeba")
@@ -198,7 +198,7 @@ def test_a_folder_without_files_and_a_missing_picture_are_refused(tmp_path: Path
 
 
 @pytest.mark.skipif(ROOT is None, reason="no data root in GOSSAMER_DATA_ROOT")
-def test_femnist_of_a_data_root() -> None:
+def test_femnist_is_read_from_data_root() -> None:
     task = build("task", {"name": "femnist"}).load(Path(str(ROOT)), 1)  # type: ignore[attr-defined]
     assert task.groups is not None
     assert len(task.groups.unique()) == 105

@@ -17,7 +17,7 @@ def solution(x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
 
 @settings(max_examples=15)
 @given(features=st.integers(1, 12), targets=st.integers(1, 3), seed=st.integers(0, 2**31))
-def test_without_noise_the_least_squares_solution_fits_training_and_test_set(features, targets, seed):
+def test_noiseless_solution_fits_training_and_test_set(features, targets, seed):
     task = LeastSquares(features=features, targets=targets, samples=60, test_samples=20, noise=0).load(
         None, seed
     )
@@ -29,7 +29,7 @@ def test_without_noise_the_least_squares_solution_fits_training_and_test_set(fea
         assert task.loss(model(task.test[0]), task.test[1]).item() < 1e-10
 
 
-def test_the_loss_is_half_the_mean_square_and_its_gradient_the_closed_form():
+def test_loss_and_gradient_match_closed_form():
     task = LeastSquares(features=4, samples=30).load(None, 3)
     x, y = (t.double() for t in task.train)
     model = task.model().double()
@@ -40,21 +40,21 @@ def test_the_loss_is_half_the_mean_square_and_its_gradient_the_closed_form():
     torch.testing.assert_close(model.weight.grad, (residual.T @ x) / 30)
 
 
-def test_the_noise_is_what_the_solution_leaves():
+def test_residual_has_the_noise_level():
     task = LeastSquares(features=5, samples=20_000, noise=0.3).load(None, 1)
     x, y = task.train
     residual = y.numpy() - x.numpy() @ solution(x, y).T
     assert residual.std() == pytest.approx(0.3, rel=0.03)  # standard error: 0.5 %
 
 
-def test_keyed_by_the_seed():
+def test_data_are_keyed_by_the_seed():
     one, again, other = (LeastSquares().load(None, seed) for seed in (1, 1, 2))
     assert torch.equal(one.train[1], again.train[1])
     assert not torch.equal(one.train[0], other.train[0])
     assert not torch.equal(one.train[0], one.test[0])
 
 
-def test_owners_with_heterogeneity_disagree_and_without_they_agree():
+def test_owners_disagree_only_with_heterogeneity():
     def weights(heterogeneity: float) -> np.ndarray:
         task = LeastSquares(features=3, samples=40, groups=4, noise=0, heterogeneity=heterogeneity).load(
             None, 1
@@ -79,6 +79,6 @@ def test_owners_with_heterogeneity_disagree_and_without_they_agree():
         ({"heterogeneity": 1}, "accepted: heterogeneity with groups only"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(parameters, message):
+def test_bad_parameters_are_refused(parameters, message):
     with pytest.raises(BadInput, match=message):
         build("task", {"name": "least-squares", **parameters})

@@ -31,15 +31,15 @@ def parameters(model: nn.Module) -> int:
     [
         # 5*5*3*32+32 + 2*32 + 5*5*32*32+32 + 2*32 + 5*5*32*64+64 + 2*64 + 1024*10+10
         (lambda: GNLeNet((3, 32, 32)), 89_834),
-        # the same with one colour: 1,600 less in the first layer, and 3x3 and 1x1 pixels before the last
+        # with one colour: 1,600 less in the first layer, and 3x3 or 1x1 pixels before the last
         (lambda: GNLeNet((1, 28, 28)), 89_834 - 1600 - 64 * (16 - 9) * 10),
         (lambda: GNLeNet((1, 8, 8)), 89_834 - 1600 - 64 * (16 - 1) * 10),
         (lambda: LeNet5((1, 28, 28)), 61_706),
         (lambda: LeNet5((3, 32, 32)), 62_006),
-        (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as Sakarvadia et al. (2025) have counted
+        (lambda: VGG16((3, 32, 32), 10), 14_728_266),  # as counted by Sakarvadia et al. (2025)
         (lambda: VGG16((3, 32, 32), 100), 14_774_436),
         (lambda: ResNet18((3, 32, 32), 10), 11_173_962),
-        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as Sakarvadia et al. (2025) have counted
+        (factory("cnn6", (3, 32, 32), 10), 5_851_338),  # as counted by Sakarvadia et al. (2025)
         # 9*(3*48 + 48*96 + 96*192 + 192*256) + 48+96+192+256 + 8*8*256*512+512 + 512*64+64 + 64*10+10
         (factory("convnet", (3, 32, 32), 10), 9_074_218),
         # torchvision's MobileNetV2 with 10 classes, and the first block's 32*32 weights and 2*32 of normalisation
@@ -54,13 +54,13 @@ def parameters(model: nn.Module) -> int:
         (lambda: MLP((3, 32, 32), 10), 3072 * 10 + 10),
     ],
 )
-def test_parameter_counts(model, count):
+def test_models_have_known_parameter_counts(model, count):
     assert parameters(model()) == count
 
 
 @pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "logistic"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_one_score_a_class_for_each_sample(name, shape):
+def test_models_give_one_score_per_class(name, shape):
     model = factory(name, shape, 7, **({"hidden": (16, 12)} if name == "mlp" else {}))()
     scores = model(torch.zeros(5, *shape))
     assert scores.shape == (5, 7)
@@ -77,7 +77,7 @@ def test_larger_models_take_small_images(name, shape):
     "name",
     ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16-bn", "mobilenet", "vit"))],
 )
-def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
+def test_deep_models_learn_a_batch(name):
     torch.manual_seed(0)
     model = factory(name, (3, 32, 32), 7)()
     x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 3, 6, 3])
@@ -94,7 +94,7 @@ def test_deep_models_give_one_score_a_class_and_learn_a_batch(name):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_convnet_drops_activations_in_training_alone():
+def test_convnet_applies_dropout_only_in_training():
     model = factory("convnet", (1, 8, 8), 10)()
     images = torch.randn(4, 1, 8, 8)
     assert not torch.equal(model(images), model(images))
@@ -102,7 +102,7 @@ def test_convnet_drops_activations_in_training_alone():
     assert torch.equal(model(images), model(images))
 
 
-def test_a_block_of_the_vision_transformer_is_torchs_encoder_layer():
+def test_transformer_block_equals_torch_encoder_layer():
     torch.manual_seed(4)
     block = TransformerBlock(12, heads=3)
     layer = nn.TransformerEncoderLayer(12, 3, 12, 0.0, F.gelu, batch_first=True, norm_first=True)
@@ -112,8 +112,8 @@ def test_a_block_of_the_vision_transformer_is_torchs_encoder_layer():
         theirs += [module.weight, module.bias]
     ours = [block.inputs, block.outputs, block.perceptron[0], block.perceptron[2], block.norm1, block.norm2]
     with torch.no_grad():
-        for mine, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
-            mine.copy_(value)
+        for target, value in zip([p for part in ours for p in (part.weight, part.bias)], theirs, strict=True):
+            target.copy_(value)
     tokens = torch.randn(2, 5, 12)
     torch.testing.assert_close(block(tokens), layer(tokens))
 
@@ -127,7 +127,7 @@ def test_a_factory_makes_a_fresh_model_each_time():
     assert torch.equal(first[1].weight, make()[1].weight)
 
 
-def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
+def test_gn_lenet_matches_published_layer_order_bit_for_bit():
     torch.manual_seed(1)
     model = GNLeNet()
     images = torch.randn(4, 3, 32, 32)
@@ -141,13 +141,13 @@ def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
     theirs = published(images)
     assert torch.equal(ours, theirs)
     labels = torch.tensor([0, 3, 9, 9])
-    mine = torch.autograd.grad(F.cross_entropy(ours, labels), list(model.parameters()))
-    reference = torch.autograd.grad(F.cross_entropy(theirs, labels), list(model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
+    gradients = torch.autograd.grad(F.cross_entropy(ours, labels), list(model.parameters()))
+    expected = torch.autograd.grad(F.cross_entropy(theirs, labels), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "vit"])
-def test_models_work_under_vmap_with_parameters_stacked_over_nodes(name):
+def test_models_work_under_vmap_with_stacked_parameters(name):
     torch.manual_seed(2)
     models = [factory(name, (1, 28, 28), 10)() for _ in range(3)]
     images, labels = torch.randn(3, 2, 1, 28, 28), torch.randint(10, (3, 2))
@@ -170,7 +170,7 @@ def test_mlp_without_hidden_layers_is_linear():
     torch.testing.assert_close(model(x + y) + model(torch.zeros(6, 4)), model(x) + model(y))
 
 
-def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
+def test_mlp_has_relus_only_between_layers():
     model = MLP((3,), 2, (5, 4))
     names = ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
     assert [type(layer).__name__ for layer in model] == names
@@ -189,7 +189,7 @@ def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
         ("gn-lenet", (10,), r"inputs of shape \[10\]; accepted: images"),
     ],
 )
-def test_inputs_that_do_not_fit_a_model_are_refused(name, shape, message):
+def test_unsuitable_input_shapes_are_refused(name, shape, message):
     with pytest.raises(BadInput, match=f"task.model: (for )?{message}"):
         factory(name, shape, 10)()
 
@@ -211,9 +211,9 @@ def plain(classes: int = 3, **options):
 
 
 def described(model: object, **changes: object) -> Experiment:
-    said = {"nodes": 2, "task": {"name": "digits", "samples": 60, "model": model}, "topology": "complete"}
+    settings = {"nodes": 2, "task": {"name": "digits", "samples": 60, "model": model}, "topology": "complete"}
     ends = {"algorithm": "d-psgd", "stop": {"rounds": 2}, "evaluation": {"every_rounds": 2}}
-    return Experiment.of({**said, **ends, **changes})
+    return Experiment.of({**settings, **ends, **changes})
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,7 @@ def described(model: object, **changes: object) -> Experiment:
         ({"name": "users_model:plain", "classes": 12, "bias": False}, 64 * 12),
     ],
 )
-def test_a_users_model_gets_the_tasks_shape_and_classes_and_its_own_parameters(
-    model, count, tmp_path, monkeypatch
-):
+def test_user_model_receives_shape_classes_and_parameters(model, count, tmp_path, monkeypatch):
     (tmp_path / "users_model.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = described(model)
@@ -248,13 +246,13 @@ def test_a_users_model_gets_the_tasks_shape_and_classes_and_its_own_parameters(
         (3, "task.model: got 3; accepted: a name, or a mapping with 'name'"),
     ],
 )
-def test_what_gives_no_model_is_refused(model, message):
+def test_invalid_model_reference_is_refused(model, message):
     with pytest.raises(BadInput, match=message):
         prepare(described(model))
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_model_of_transformers_is_named_with_its_configuration(engine, tmp_path):
+def test_transformers_model_is_configured_by_name(engine, tmp_path):
     pytest.importorskip("transformers")
     sizes = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 8, "intermediate_size": 8}
     heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 10}
@@ -274,6 +272,6 @@ def test_a_model_of_transformers_is_named_with_its_configuration(engine, tmp_pat
         ("timm", {"name": "timm:create_model", "model_name": "resnet18", "num_classes": 10, "in_chans": 1}),
     ],
 )
-def test_models_of_image_libraries_are_named_with_their_parameters(package, model):
+def test_image_library_models_are_configured_by_name(package, model):
     pytest.importorskip(package)
     assert prepare(described(model)).layout.size > 11_000_000

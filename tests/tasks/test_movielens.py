@@ -43,17 +43,17 @@ def write(root: Path, text: str | bytes, file: str = SMALL) -> Path:
     return path
 
 
-def drawn(users: int = 12, films: int = 30, each: int = 10) -> list[tuple[int, int, float]]:
-    """Ratings by some users' mildness and some films' quality; ids with gaps, in no order."""
+def drawn(users: int = 12, films: int = 30, per_user: int = 10) -> list[tuple[int, int, float]]:
+    """Ratings from the mildness of users and the quality of films, with gaps between ids, in random order."""
     rng = np.random.default_rng(1)
     mildness, quality = rng.normal(size=users), rng.normal(size=films)
-    found = []
+    ratings = []
     for user in range(users):
-        for film in rng.choice(films, each, replace=False):
+        for film in rng.choice(films, per_user, replace=False):
             stars = np.clip(np.round(2 * (3 + mildness[user] + quality[film])) / 2, 0.5, 5)
-            found.append((3 * user + 2, 7 * int(film) + 1, float(stars)))
-    rng.shuffle(found)
-    return [(int(user), int(film), float(stars)) for user, film, stars in found]
+            ratings.append((3 * user + 2, 7 * int(film) + 1, float(stars)))
+    rng.shuffle(ratings)
+    return [(int(user), int(film), float(stars)) for user, film, stars in ratings]
 
 
 @pytest.fixture
@@ -70,24 +70,24 @@ def refused(root: Path | None, release: str = "latest-small") -> str:
     return str(raised.value)
 
 
-def test_users_and_films_are_counted_from_zero_in_the_order_of_their_ids(root):
+def test_users_and_films_are_numbered_in_order_of_ids(root):
     task = MovieLens().load(root, 1)
     rated = drawn()
     users, films = sorted({user for user, _, _ in rated}), sorted({film for _, film, _ in rated})
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.dtype == torch.int64
     assert y.dtype == torch.float32
-    found = [
+    numbered = [
         (users[user], films[film], stars)
         for pairs, targets in ((x, y), (x_test, y_test))
         for (user, film), stars in zip(pairs.tolist(), targets.tolist(), strict=True)
     ]
-    assert sorted(found) == sorted(rated)
+    assert sorted(numbered) == sorted(rated)
     assert [users[user] for user in x[:, 0].tolist()] == task.groups.tolist()
     assert task.labels() is None
 
 
-def test_every_user_has_training_and_test_ratings_and_the_seed_does_not_choose_them(root):
+def test_ratings_of_users_are_split_independently_of_seed(root):
     one, other = (MovieLens().load(root, seed) for seed in (1, 2))
     assert one.train[0][:, 0].bincount().tolist() == [7] * 12
     assert one.test[0][:, 0].bincount().tolist() == [3] * 12
@@ -96,13 +96,13 @@ def test_every_user_has_training_and_test_ratings_and_the_seed_does_not_choose_t
     assert half.train[0][:, 0].bincount().tolist() == [5] * 12
 
 
-def test_the_layout_of_100k(tmp_path):
+def test_release_100k_is_read(tmp_path):
     write(
         tmp_path, "196\t242\t3\t881250949\n186\t302\t5\t891717742\n196\t302\t1\t1\n186\t242\t2\t1\n", HUNDRED
     )
     task = MovieLens(release="100k").load(tmp_path, 1)
-    found = torch.cat([task.train[0], task.test[0]]).tolist()
-    assert sorted(found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    pairs = torch.cat([task.train[0], task.test[0]]).tolist()
+    assert sorted(pairs) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     stars = {
         tuple(pair): float(star)
         for x, y in (task.train, task.test)
@@ -111,7 +111,7 @@ def test_the_layout_of_100k(tmp_path):
     assert stars == {(1, 0): 3.0, (0, 1): 5.0, (1, 1): 1.0, (0, 0): 2.0}
 
 
-def test_columns_are_found_by_their_names_and_lines_may_end_as_under_windows(tmp_path):
+def test_columns_are_found_by_name_with_windows_line_ends(tmp_path):
     write(tmp_path, "rating,userId,movieId\r\n4.0,1,10\r\n0.5,1,20\r\n")
     task = MovieLens().load(tmp_path, 1)
     assert sorted(torch.cat([task.train[1], task.test[1]]).tolist()) == [0.5, 4.0]
@@ -135,24 +135,24 @@ def test_columns_are_found_by_their_names_and_lines_may_end_as_under_windows(tmp
 )
 def test_a_bad_file_is_named(tmp_path, text, message):
     path = write(tmp_path, text)
-    said = refused(tmp_path)
-    assert said.startswith(f"data_root: {path}")
-    assert re.search(message, said)
+    error = refused(tmp_path)
+    assert error.startswith(f"data_root: {path}")
+    assert re.search(message, error)
 
 
 def test_a_bad_line_of_100k_is_named(tmp_path):
     path = write(tmp_path, "1\t1\t4\t5\n1\t2\t3.5\t5\n", HUNDRED)
-    said = refused(tmp_path, "100k")
-    assert said.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
-    assert said.endswith("ratings from 1 to 5 in steps of 1")
+    error = refused(tmp_path, "100k")
+    assert error.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
+    assert error.endswith("ratings from 1 to 5 in steps of 1")
 
 
-def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
+def test_missing_file_names_its_download_address(tmp_path):
     for root in (None, tmp_path, tmp_path / "nowhere"):
-        said = refused(root)
-        assert said.startswith(f"data_root: {root or 'null'}")
-        assert SMALL in said
-        assert "https://files.grouplens.org/datasets/movielens/ml-latest-small.zip" in said
+        error = refused(root)
+        assert error.startswith(f"data_root: {root or 'null'}")
+        assert SMALL in error
+        assert "https://files.grouplens.org/datasets/movielens/ml-latest-small.zip" in error
     assert "movielens/ml-100k.zip" in refused(tmp_path, "100k")
 
 
@@ -164,13 +164,13 @@ def test_without_the_file_the_message_says_where_to_get_it(tmp_path):
         ({"train_fraction": 1.0}, "train_fraction"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(parameters, message):
+def test_bad_parameters_are_refused(parameters, message):
     with pytest.raises(BadInput, match=message):
         build("task", {"name": "movielens", **parameters})
 
 
 @pytest.mark.parametrize("mean", [None, 3.4])
-def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
+def test_prediction_is_product_of_factors_plus_biases(mean):
     torch.manual_seed(1)
     model = MatrixFactorization(5, 7, mean or 0.0, 3, biased=mean is not None)
     assert sum(p.numel() for p in model.parameters()) == 12 * 3 + (0 if mean is None else 12)
@@ -191,24 +191,24 @@ def test_the_model_is_the_product_of_factors_with_biases_or_without(mean):
     np.testing.assert_allclose(model(pairs).detach().numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_factors_are_uniform():
+def test_factors_are_initialized_uniformly():
     torch.manual_seed(2)
     weight = MatrixFactorization(1000, 10, 0.0, biased=False).user_factors.weight
-    # Of the uniform law: standard deviation 0.05 / sqrt(3); here to within five standard errors.
+    # The uniform distribution has standard deviation 0.05 / sqrt(3); the tolerance is five standard errors.
     assert weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.02)
     assert abs(weight.mean().item()) < 0.001
 
 
 def wild(task: Task, seed: int = 3) -> Model:
-    """A model whose ratings go far beyond the scale."""
+    """A model whose ratings are far outside the scale."""
     model = initial_model(task.model, seed)
     return Model(30 * model.parameters, model.buffers)
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_metrics_are_those_of_all_test_ratings_together(tmp_path, biased):
-    """Over several batches, the last one smaller: roots are taken of the mean over all."""
-    lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, each=20))]
+def test_metrics_are_over_all_test_ratings(tmp_path, biased):
+    """Over several batches, the last one smaller; roots are of the mean over all ratings."""
+    lines = [HEADER, *(f"{u},{f},{s},1" for u, f, s in drawn(users=40, films=50, per_user=20))]
     write(tmp_path, "\n".join(lines))
     task = MovieLens(model=factors(biased=biased)).load(tmp_path, 1)
     pairs, stars = task.test
@@ -220,8 +220,8 @@ def test_metrics_are_those_of_all_test_ratings_together(tmp_path, biased):
     raw = module(pairs).detach().double().numpy()
     clipped, targets = np.clip(raw, 0.5, 5), stars.double().numpy()
     assert np.abs(raw - clipped).max() > 1
-    found = Evaluator(task, 1).test(model)
-    assert found == pytest.approx(
+    metrics = Evaluator(task, 1).test(model)
+    assert metrics == pytest.approx(
         {
             "loss": np.mean((raw - targets) ** 2),
             "rmse": np.sqrt(np.mean((clipped - targets) ** 2)),
@@ -231,33 +231,33 @@ def test_metrics_are_those_of_all_test_ratings_together(tmp_path, biased):
         },
         rel=1e-5,
     )
-    assert 0 < found["accuracy"] < 1
+    assert 0 < metrics["accuracy"] < 1
 
 
 def gradient(task: Task, parameters: torch.Tensor, batch: torch.Tensor) -> np.ndarray:
-    """Of the mean squared error, in closed form."""
+    """The gradient of the mean squared error, in closed form."""
     module = task.model()
     fields = Layout.of(module).parameters
     value = {field.name: field.of(parameters).double().numpy() for field in fields}
-    found = {name: np.zeros_like(array) for name, array in value.items()}
+    total = {name: np.zeros_like(array) for name, array in value.items()}
     for (user, film), star in zip(task.train[0][batch].tolist(), task.train[1][batch].tolist(), strict=True):
         p, q = value["user_factors.weight"][user], value["item_factors.weight"][film]
         error = p @ q - star
         if module.biased:
             error += module.mean + value["user_bias.weight"][user, 0] + value["item_bias.weight"][film, 0]
         error *= 2 / len(batch)
-        found["user_factors.weight"][user] += error * q
-        found["item_factors.weight"][film] += error * p
+        total["user_factors.weight"][user] += error * q
+        total["item_factors.weight"][film] += error * p
         if module.biased:
-            found["user_bias.weight"][user, 0] += error
-            found["item_bias.weight"][film, 0] += error
-    return np.concatenate([found[field.name].ravel() for field in fields])
+            total["user_bias.weight"][user, 0] += error
+            total["item_bias.weight"][film, 0] += error
+    return np.concatenate([total[field.name].ravel() for field in fields])
 
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
-def test_both_trainers_have_the_gradient(root, kind, biased):
-    """With users and films that come more than once in a batch, as whole shards of a user do."""
+def test_both_trainers_match_closed_form_gradient(root, kind, biased):
+    """With users and films that occur more than once in a batch, as in whole shards of a user."""
     task = MovieLens(model=factors(biased=biased, dimensions=4)).load(root, 1)
     models = [initial_model(task.model, seed) for seed in range(4)]
     trainer = kind(task, SGD(lr=0.1), Rows(len(models[0].parameters)))
@@ -265,14 +265,14 @@ def test_both_trainers_have_the_gradient(root, kind, biased):
     for _ in range(3):
         batches = [torch.from_numpy(rng.choice(84, 20, replace=False)) for _ in models]
         jobs = [GradientJob(model, batch, 0) for model, batch in zip(models, batches, strict=True)]
-        for found, model, batch in zip(trainer.gradient(jobs), models, batches, strict=True):
+        for computed, model, batch in zip(trainer.gradient(jobs), models, batches, strict=True):
             expected = gradient(task, model.parameters, batch)
-            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(computed.numpy(), expected, rtol=1e-4, atol=1e-6)
             assert np.count_nonzero(expected) < len(expected)
 
 
 def played(root: Path, out: Path, **changes: object) -> dict[int, float]:
-    """Mean test RMSE of the nodes, by round."""
+    """The mean test RMSE of the nodes, by round."""
     settings = {
         "nodes": 4,
         "data_root": str(root),
@@ -291,13 +291,13 @@ def played(root: Path, out: Path, **changes: object) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_a_run_with_users_as_owners_learns_under_either_trainer(root, tmp_path, trainer):
+def test_run_with_users_as_owners_learns(root, tmp_path, trainer):
     rmse = played(root, tmp_path / "runs", engine={"name": "simulate", "trainer": trainer})
     assert sorted(rmse) == [0, 10, 20, 30]
     assert rmse[30] < 0.95 * rmse[0]
 
 
-def test_a_target_of_the_rmse_is_met_from_above(root, tmp_path):
+def test_rmse_target_is_met_from_above(root, tmp_path):
     (start,) = played(
         root, tmp_path / "runs", stop={"rounds": 1, "target": {"metric": "test_rmse", "value": 9}}
     ).values()
@@ -309,7 +309,7 @@ def test_a_target_of_the_rmse_is_met_from_above(root, tmp_path):
 
 @pytest.mark.data
 @real
-def test_real_ratings():
+def test_real_ratings_have_published_sizes():
     task = MovieLens(model=factors(biased=False)).load(Path(ROOT), 1)
     assert sum(p.numel() for p in task.model().parameters()) == 206_680
     assert len(task.train[0]) + len(task.test[0]) == 100_836
@@ -324,7 +324,7 @@ def test_real_ratings():
 
 @pytest.mark.data
 @real
-def test_real_ratings_are_foretold_better_than_by_any_constant(tmp_path):
+def test_real_ratings_are_predicted_better_than_by_a_constant(tmp_path):
     stars = MovieLens().load(Path(ROOT), 1).test[1]
     constant = stars.std(correction=0).item()
     assert constant == pytest.approx(1.05, abs=0.01)

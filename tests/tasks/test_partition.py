@@ -55,7 +55,7 @@ def test_every_sample_is_used_exactly_once(labels, data, seed):
     nodes = data.draw(st.integers(1, len(labels)))
     per_node = data.draw(st.integers(1, len(labels) // nodes))
     alpha = data.draw(st.sampled_from([1e-6, 0.05, 1.0, 100.0]))
-    owners = data.draw(st.permutations(range(len(labels))))  # as many owners as nodes, at the least
+    owners = data.draw(st.permutations(range(len(labels))))  # at least as many owners as nodes
     groups = [owner % max(nodes, len(labels) // 2) for owner in owners]
     shares = np.full(nodes, 1 / nodes)
     task = classification(labels, groups)
@@ -74,14 +74,14 @@ def test_every_sample_is_used_exactly_once(labels, data, seed):
 @pytest.mark.parametrize(
     "name", ["iid", {"name": "shards", "per_node": 3}, {"name": "dirichlet", "alpha": 0.3}]
 )
-def test_the_same_generator_gives_the_same_parts_and_another_gives_others(name):
+def test_parts_depend_only_on_the_generator(name):
     partition = build("partition", name)
     one, again, other = (partition.assign(BALANCED, 20, generator(seed)) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_iid_sizes_differ_by_one_and_label_shares_are_those_of_the_whole():
+def test_iid_parts_have_even_sizes_and_label_shares():
     parts = IID().assign(BALANCED, 7, generator())
     assert set(map(len, parts)) == {50_000 // 7, 50_000 // 7 + 1}
     # Hypergeometric: mean n/10, variance n * 0.1 * 0.9 * (1 - n/N). Five standard deviations.
@@ -91,7 +91,7 @@ def test_iid_sizes_differ_by_one_and_label_shares_are_those_of_the_whole():
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(16, 2), (100, 2), (96, 4), (7, 1)])
-def test_shards_give_a_node_few_labels(nodes, per_node):
+def test_shards_limit_labels_per_node(nodes, per_node):
     parts = Shards(per_node=per_node).assign(BALANCED, nodes, generator())
     used_once(parts, 50_000)
     sizes = [len(part) for part in parts]
@@ -110,14 +110,14 @@ def test_shards_that_divide_the_classes_have_one_label_each():
 
 
 @pytest.mark.parametrize(("nodes", "alpha"), [(256, 0.1), (1024, 0.1), (96, 0.05), (1024, 1e-9), (1024, 1e9)])
-def test_dirichlet_ends_quickly_however_skewed(nodes, alpha):
+def test_dirichlet_is_fast_for_any_alpha(nodes, alpha):
     start = time.perf_counter()
     parts = Dirichlet(alpha=alpha).assign(BALANCED, nodes, generator())
-    assert time.perf_counter() - start < 5  # some 20 ms on an idle core
+    assert time.perf_counter() - start < 5  # about 20 ms on an idle core
     used_once(parts, 50_000)
 
 
-def test_dirichlet_with_the_largest_possible_min_samples_is_even():
+def test_dirichlet_with_largest_min_samples_is_even():
     parts = Dirichlet(alpha=0.05, min_samples=48).assign(BALANCED, 1024, generator())
     used_once(parts, 50_000)
     assert min(map(len, parts)) == 48
@@ -125,8 +125,8 @@ def test_dirichlet_with_the_largest_possible_min_samples_is_even():
     assert {len(part) for part in exact} == {50}
 
 
-def test_dirichlet_shares_have_the_moments_of_the_law():
-    # Marginals of a symmetric Dirichlet: mean 1/K, variance (K - 1) / (K^2 (K alpha + 1)).
+def test_dirichlet_shares_have_theoretical_moments():
+    # Marginals of the symmetric Dirichlet distribution: mean 1/K, variance (K - 1) / (K^2 (K alpha + 1)).
     nodes, alpha = 10, 0.5
     shares = np.concatenate(
         [
@@ -138,7 +138,7 @@ def test_dirichlet_shares_have_the_moments_of_the_law():
     assert shares.var() == pytest.approx((nodes - 1) / (nodes**2 * (nodes * alpha + 1)), rel=0.1)
 
 
-def test_dirichlet_tends_to_even_classes_for_large_alpha_and_to_one_owner_a_class_for_small():
+def test_dirichlet_is_even_for_large_and_skewed_for_small_alpha():
     even = label_counts(BALANCED, Dirichlet(alpha=1e7).assign(BALANCED, 10, generator()))
     assert np.abs(even - 500).max() < 10
     skewed = label_counts(BALANCED, Dirichlet(alpha=1e-5).assign(BALANCED, 10, generator()))
@@ -147,11 +147,11 @@ def test_dirichlet_tends_to_even_classes_for_large_alpha_and_to_one_owner_a_clas
 
 @settings(max_examples=30)
 @given(labels=labelled, data=st.data(), seed=st.integers(0, 2**32))
-def test_dirichlet_tops_up_only_what_is_lacking(labels, data, seed):
+def test_dirichlet_gives_every_node_min_samples(labels, data, seed):
     nodes = data.draw(st.integers(1, len(labels)))
-    least = data.draw(st.integers(1, len(labels) // nodes))
-    parts = Dirichlet(alpha=0.1, min_samples=least).assign(classification(labels), nodes, generator(seed))
-    assert min(map(len, parts)) >= least
+    minimum = data.draw(st.integers(1, len(labels) // nodes))
+    parts = Dirichlet(alpha=0.1, min_samples=minimum).assign(classification(labels), nodes, generator(seed))
+    assert min(map(len, parts)) >= minimum
 
 
 def test_natural_gives_node_i_the_ith_owner():
@@ -172,9 +172,9 @@ def test_natural_deals_whole_owners_evenly():
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     scale=st.floats(0.5, 1.0),
-    samples=st.integers(200, 400),  # each node gets one at least
+    samples=st.integers(200, 400),  # every node gets at least one
 )
-def test_sizes_are_the_fractions_to_within_one_and_the_rest_is_counted(weights, scale, samples):
+def test_sizes_match_fractions_to_within_one_sample(weights, scale, samples):
     fractions = tuple(scale * w / sum(weights) for w in weights)
     parts = Sizes(fractions=fractions).assign(classification([0] * samples), len(fractions), generator())
     for part, fraction in zip(parts, fractions, strict=True):
@@ -184,7 +184,7 @@ def test_sizes_are_the_fractions_to_within_one_and_the_rest_is_counted(weights, 
     assert abs(len(used) - scale * samples) <= 1
 
 
-def test_what_is_left_out_is_logged(caplog):
+def test_unused_samples_are_logged(caplog):
     with caplog.at_level(logging.WARNING, logger="gossamer"):
         Sizes(fractions=(0.5, 0.25)).assign(classification([0] * 100), 2, generator())
     assert caplog.messages == ["partition sizes: 25 of 100 training samples are left out"]
@@ -233,7 +233,7 @@ def test_what_is_left_out_is_logged(caplog):
         ),
     ],
 )
-def test_impossible_requests_are_refused_at_once(partition, task, nodes, message):
+def test_impossible_partitions_are_refused(partition, task, nodes, message):
     with pytest.raises(BadInput, match=message) as raised:
         partition.assign(task, nodes, generator())
     assert len(raised.value.problems) == 1
@@ -254,7 +254,7 @@ def test_impossible_requests_are_refused_at_once(partition, task, nodes, message
         ("sizes", {"fractions": [0.5, -0.1]}, "greater than 0"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(name, parameters, message):
+def test_bad_parameters_are_refused(name, parameters, message):
     with pytest.raises(BadInput, match=message):
         build("partition", {"name": name, **parameters})
 
@@ -278,7 +278,7 @@ def test_a_users_partition_is_checked(parts, message):
         Broken().assign(regression(), 2, generator())
 
 
-def test_label_counts():
+def test_label_counts_are_per_node_and_class():
     task = classification([0, 2, 2, 1, 0, 2])
     parts = [np.array([0, 1, 2]), np.array([4, 5])]
     assert label_counts(task, parts).tolist() == [[1, 0, 2], [1, 0, 1]]
@@ -290,17 +290,17 @@ def test_label_counts():
 # --- Flower's partitioners
 
 
-def test_partitioners_of_flower_split_by_label_and_by_owner():
+def test_flower_partitioners_split_by_label_or_owner():
     pytest.importorskip("flwr_datasets")
-    said = {"name": "flower", "partitioner": "PathologicalPartitioner", "partition_by": "label"}
-    partition = build("partition", {**said, "num_classes_per_partition": 2})
+    fields = {"name": "flower", "partitioner": "PathologicalPartitioner", "partition_by": "label"}
+    partition = build("partition", {**fields, "num_classes_per_partition": 2})
     assert build("partition", partition.spec()) == partition
     task = classification(np.repeat(np.arange(4), 25), np.arange(100) % 5)
     parts = partition.assign(task, 6, generator())
     assert len(parts) == 6
     assert all(len(set(task.train[1][part].tolist())) <= 2 for part in parts)
     assert all(map(np.array_equal, parts, partition.assign(task, 6, generator())))
-    by_owner = build("partition", {**said, "partitioner": "NaturalIdPartitioner", "partition_by": "owner"})
+    by_owner = build("partition", {**fields, "partitioner": "NaturalIdPartitioner", "partition_by": "owner"})
     assert all(len(set((part % 5).tolist())) == 1 for part in by_owner.assign(task, 5, generator()))
     with pytest.raises(BadInput, match="partition 'flower': 5 parts for 4 nodes"):
         by_owner.assign(task, 4, generator())
@@ -316,13 +316,13 @@ def test_partitioners_of_flower_split_by_label_and_by_owner():
         ({"partitioner": "ShardPartitioner", "partition_by": "colour"}, "partition 'ShardPartitioner': "),
     ],
 )
-def test_what_flower_does_not_have_is_refused(given, message):
+def test_bad_flower_partitioner_is_refused(given, message):
     pytest.importorskip("flwr_datasets")
     with pytest.raises(BadInput, match=message):
         build("partition", {"name": "flower", **given}).assign(BALANCED, 4, generator())
 
 
-def test_without_flower_the_message_says_what_to_install(monkeypatch):
+def test_missing_flower_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(
         BadInput, match="no package 'flwr-datasets'; accepted: after pip install flwr-datasets"

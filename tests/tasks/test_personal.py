@@ -1,4 +1,4 @@
-"""Test sets of single nodes: kept from training, recorded as ``personal_<metric>`` next to the common sets."""
+"""Personal test sets of nodes: excluded from training, and recorded as ``personal_<metric>``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.tasks import accuracy
 
 
 def experiment(**changes: Any) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 4,
         "task": {"name": "digits", "model": "logistic", "samples": 200},
         "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 5, "personal_fraction": 0.25},
@@ -25,60 +25,60 @@ def experiment(**changes: Any) -> Experiment:
         "evaluation": {"every_rounds": 2, "samples": 50},
         "stop": {"rounds": 4},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
-def test_nodes_do_not_train_on_their_own_test_sets() -> None:
-    whole = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
+def test_nodes_do_not_train_on_personal_test_sets() -> None:
+    full = prepare(experiment(partition={"name": "dirichlet", "alpha": 0.3, "min_samples": 5}))
     setup = prepare(experiment())
-    for before, kept, own in zip(whole.parts, setup.parts, setup.personal, strict=True):
-        assert len(own) == max(round(0.25 * len(before)), 1)
-        assert np.array_equal(np.sort(np.concatenate([kept, own])), before)
-    assert all(len(own) == 0 for own in whole.personal)
+    for before, kept, personal in zip(full.parts, setup.parts, setup.personal, strict=True):
+        assert len(personal) == max(round(0.25 * len(before)), 1)
+        assert np.array_equal(np.sort(np.concatenate([kept, personal])), before)
+    assert all(len(personal) == 0 for personal in full.personal)
     again, other = prepare(experiment()), prepare(experiment(seed=2))
     assert all(map(np.array_equal, setup.personal, again.personal))
     assert not all(map(np.array_equal, setup.personal, other.personal))
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_the_recorded_values_are_those_of_each_nodes_model_on_its_set(trainer: str, tmp_path: Path) -> None:
+def test_personal_metrics_match_the_model_of_each_node(trainer: str, tmp_path: Path) -> None:
     run = gossamer.run(experiment(engine={"name": "simulate", "trainer": trainer}), tmp_path)
     setup = prepare(experiment())
     inputs, targets = setup.task.train
-    for rank, own in enumerate(setup.personal):
-        scores = run.module(rank)(inputs[own])
+    for rank, personal in enumerate(setup.personal):
+        scores = run.module(rank)(inputs[personal])
         row = run.metrics.filter(node=rank, round=4)
         assert row["personal_loss"].item() == pytest.approx(
-            F.cross_entropy(scores, targets[own]).item(), rel=1e-5
+            F.cross_entropy(scores, targets[personal]).item(), rel=1e-5
         )
-        assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[own]).item())
+        assert row["personal_accuracy"].item() == pytest.approx(accuracy(scores, targets[personal]).item())
 
 
-def test_both_engines_record_the_same_bits_and_the_other_columns_are_as_ever(tmp_path: Path) -> None:
+def test_both_engines_record_the_same_bits(tmp_path: Path) -> None:
     engines = "simulate", "processes"
-    one, other = (
+    first, second = (
         gossamer.run(experiment(engine={"name": name, "trainer": "sequential"}), tmp_path).metrics
         for name in engines
     )
     columns = ["node", "round", "test_loss", "personal_loss", "personal_accuracy"]
-    one, other = (
-        each.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for each in (one, other)
+    first, second = (
+        table.filter(pl.col("node") >= 0).select(columns).sort("round", "node") for table in (first, second)
     )
-    assert one.equals(other)
-    assert one["personal_loss"].is_finite().all()
+    assert first.equals(second)
+    assert first["personal_loss"].is_finite().all()
 
 
-def test_a_run_may_end_at_a_personal_target(tmp_path: Path) -> None:
+def test_run_can_stop_at_a_personal_target(tmp_path: Path) -> None:
     target = {"metric": "personal_accuracy", "value": 0.6}
     run = gossamer.run(experiment(stop={"rounds": 200, "target": target}), tmp_path)
     assert run.metrics["round"].max() < 200
-    whole = {"name": "iid"}
-    for changes in ({"partition": whole}, {"evaluation": {"every_rounds": 2, "nodes": "average"}}):
+    without_personal = {"name": "iid"}
+    for changes in ({"partition": without_personal}, {"evaluation": {"every_rounds": 2, "nodes": "average"}}):
         with pytest.raises(BadInput, match="stop.target.metric: got 'personal_accuracy'"):
             prepare(experiment(stop={"rounds": 9, "target": target}, **changes))
 
 
-def test_a_fraction_that_leaves_nothing_is_refused() -> None:
+def test_fraction_that_leaves_no_samples_is_refused() -> None:
     sizes = {"name": "sizes", "fractions": [0.005, 0.3, 0.3, 0.3], "personal_fraction": 0.5}
     with pytest.raises(BadInput, match="partition.personal_fraction: node 0 has one sample; accepted: two"):
         prepare(experiment(partition=sizes))

@@ -1,4 +1,4 @@
-"""Poisons: which nodes they reach, what they change, and that both engines see the same data."""
+"""Poisons: the poisoned nodes, the changed samples, and the same data under both engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(component):
 
 
 def experiment(poison, **changes) -> Experiment:
-    said = {
+    defaults = {
         "nodes": 5,
         "task": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}, "samples": 200},
         "topology": {"name": "edge-list", "path": "graph.txt"},
@@ -33,12 +33,12 @@ def experiment(poison, **changes) -> Experiment:
         "stop": {"rounds": 2},
         "engine": {"name": "simulate", "trainer": "sequential"},
     }
-    return Experiment.of({**said, **changes})
+    return Experiment.of({**defaults, **changes})
 
 
 @pytest.fixture(autouse=True)
 def graph(tmp_path, monkeypatch):
-    """A path 0 - 1 - 2 - 3 with a leaf 4 at 2; 2 has the most neighbours."""
+    """Write the path 0 - 1 - 2 - 3 with a leaf 4 at 2, the node with the most neighbours."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n2 4\n")
 
@@ -54,13 +54,13 @@ def patch(**changes):
         ({"ranks": [4, 0, 4]}, [0, 4]),
         ({"degree_rank": 0}, [2]),
         ({"degree_rank": 1}, [1]),
-        ({"degree_rank": 2}, [0]),  # of three leaves, the lowest rank
+        ({"degree_rank": 2}, [0]),  # the lowest rank of three leaves
         ({"betweenness_rank": 0}, [2]),  # between 1-3, 1-4, 3-4, 0-3, 0-4: five pairs; 1 is between three
         ({"betweenness_rank": 1}, [1]),
         ({"hops_from": {"rank": 0, "hops": 3}}, [3, 4]),
     ],
 )
-def test_nodes_are_chosen_by_rank_or_by_place_in_the_graph(at, ranks):
+def test_nodes_are_chosen_by_rank_or_graph_position(at, ranks):
     setup = prepare(experiment([patch(at=at)]))
     assert setup.description()["poisoned"] == [ranks]
     clean = prepare(experiment([])).task.train[0]
@@ -68,9 +68,9 @@ def test_nodes_are_chosen_by_rank_or_by_place_in_the_graph(at, ranks):
     assert sorted(rank for rank, part in enumerate(setup.parts) if changed[part].any()) == ranks
 
 
-def test_a_patch_is_a_square_and_a_label():
+def test_patch_sets_a_square_and_a_label():
     clean, setup = prepare(experiment([])), prepare(experiment([patch(target=7, size=2, corner="top-right")]))
-    (x, y), part = (each.numpy().copy() for each in clean.task.train), setup.parts[1]
+    (x, y), part = (array.numpy().copy() for array in clean.task.train), setup.parts[1]
     count = round(0.25 * len(part))
     chosen = np.sort(generator(1, "poison", 1, 0).choice(part, count, replace=False))
     top = x.max()
@@ -79,15 +79,15 @@ def test_a_patch_is_a_square_and_a_label():
     assert np.array_equal(setup.task.train[1].numpy(), y)
     assert setup.labels is not None
     assert setup.labels[1].tolist() == np.bincount(y[part], minlength=10).tolist()
-    x_test, y_test = (each.numpy() for each in clean.task.test)
+    x_test, y_test = (array.numpy() for array in clean.task.test)
     shown = x_test[y_test != 7].copy()
     shown[:, :, :2, -2:] = top
     assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
     assert set(setup.task.tests["ood"][1].tolist()) == {7}
-    assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set stays
+    assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set is unchanged
 
 
-def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_channel():
+def test_random_patch_shifts_labels_and_sets_every_channel():
     rng = np.random.default_rng(5)
     x, y = torch.rand(40, 3, 9, 7), torch.arange(40) % 4
     task = replace(
@@ -95,11 +95,11 @@ def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_chann
     )
     poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2)
     poison = poison.settled(task, load)
-    found, labels = poison.transform(x.clone(), y, rng)
+    patched, labels = poison.transform(x.clone(), y, rng)
     assert torch.equal(labels, (y + 1) % 4)
-    changed = (found != x).numpy()
+    changed = (patched != x).numpy()
     places = set()
-    for image, mask in zip(found.numpy(), changed.any(1), strict=True):
+    for image, mask in zip(patched.numpy(), changed.any(1), strict=True):
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         assert (np.ptp(rows), np.ptp(columns), mask.sum()) == (1, 1, 4)
         square = image[:, rows[0] : rows[0] + 2, columns[0] : columns[0] + 2]
@@ -109,10 +109,10 @@ def test_a_patch_at_random_places_with_shifted_labels_and_a_value_for_each_chann
     assert len(poison.evaluation_set(x[:8], y[:8])[1]) == 8
 
 
-def test_the_target_class_is_in_the_evaluation_set_only_on_demand():
+def test_target_class_is_evaluated_only_on_request():
     sizes = [
-        len(prepare(experiment([patch(target=7, include_target=each)])).task.tests["ood"][1])
-        for each in (False, True)
+        len(prepare(experiment([patch(target=7, include_target=included)])).task.tests["ood"][1])
+        for included in (False, True)
     ]
     y = prepare(experiment([])).task.test[1]
     assert sizes == [int((y != 7).sum()), len(y)]
@@ -129,7 +129,7 @@ def test_rotated_images_keep_their_labels():
 
 
 @pytest.mark.parametrize("permutation", [None, [3, 0, 1, 2, 5, 4, 7, 6, 9, 8]])
-def test_labels_are_permuted_by_a_rule(permutation):
+def test_labels_are_permuted(permutation):
     poison = {"name": "permute-labels", "share": 1.0, "at": {"rank": 1}, "permutation": permutation}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     rule = np.array(permutation or [*range(1, 10), 0])
@@ -139,7 +139,7 @@ def test_labels_are_permuted_by_a_rule(permutation):
     assert torch.equal(setup.task.tests["ood"][0], clean.task.test[0])
 
 
-def test_a_tint_scales_what_is_brighter_than_black():
+def test_tint_scales_brightness_above_black():
     rng = np.random.default_rng(5)
     x, y = torch.from_numpy(rng.random((40, 3, 4, 5), np.float32)) - 0.5, torch.arange(40) % 4
     task = replace(
@@ -154,7 +154,7 @@ def test_a_tint_scales_what_is_brighter_than_black():
     assert torch.equal(poison.evaluation_set(x[:8], y[:8])[0], poison.transform(x[:8], y[:8], rng)[0])
 
 
-def test_only_the_chosen_node_learns_a_class_that_is_held_out():
+def test_only_the_chosen_node_has_the_held_out_class():
     poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     assert clean.labels is not None
@@ -164,10 +164,10 @@ def test_only_the_chosen_node_learns_a_class_that_is_held_out():
     assert setup.labels[:, 4].tolist() == [0, count, 0, 0, 0]
     others = [0, 2, 3, 4]
     assert np.array_equal(np.delete(setup.labels[others], 4, 1), np.delete(clean.labels[others], 4, 1))
-    x, y = (each.numpy() for each in clean.task.train)
+    x, y = (array.numpy() for array in clean.task.train)
     of_class = {image.tobytes() for image in x[y == 4]}
-    given = setup.task.train[0][setup.parts[1]][setup.task.train[1][setup.parts[1]] == 4].numpy()
-    assert {image.tobytes() for image in given} <= of_class
+    held_out = setup.task.train[0][setup.parts[1]][setup.task.train[1][setup.parts[1]] == 4].numpy()
+    assert {image.tobytes() for image in held_out} <= of_class
     assert set(setup.task.tests["ood"][1].tolist()) == {4}
     assert len(setup.task.tests["ood"][1]) == int((clean.task.test[1] == 4).sum())
 
@@ -175,7 +175,7 @@ def test_only_the_chosen_node_learns_a_class_that_is_held_out():
 @pytest.mark.parametrize(
     "first", [{"name": "held-out-class", "label": 4}, {"name": "patch", "target": 4}], ids=str
 )
-def test_a_class_that_is_held_out_leaves_the_samples_of_other_poisons(first) -> None:
+def test_held_out_class_keeps_samples_of_other_poisons(first) -> None:
     others = [
         {**first, "share": 0.3, "at": {"rank": 1}},
         {"name": "held-out-class", "label": 4, "at": {"rank": 3}},
@@ -187,7 +187,7 @@ def test_a_class_that_is_held_out_leaves_the_samples_of_other_poisons(first) -> 
     assert setup.labels[:, 4].tolist() == counts
 
 
-def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
+def test_data_size_weights_count_remaining_samples():
     poison = {"name": "held-out-class", "label": 4, "share": 0.3, "at": {"rank": 1}}
     graph = {"name": "edge-list", "path": "graph.txt", "weights": "data-size"}
     setup = prepare(experiment([poison], topology=graph))
@@ -195,7 +195,7 @@ def test_weights_by_data_size_count_the_samples_that_a_node_keeps():
     assert setup.topology.mixing_weights(0, 0) == {1: n[1] / (n[0] + n[1])}
 
 
-def test_samples_of_a_second_task_replace_some_of_a_node(tmp_path):
+def test_second_task_replaces_a_share_of_samples(tmp_path):
     poison = {"name": "second-task", "task": f"{__name__}:stripes", "share": 0.5, "at": {"rank": 3}}
     clean, setup = prepare(experiment([])), prepare(experiment([poison]))
     part, count = setup.parts[3], round(0.5 * len(setup.parts[3]))
@@ -209,7 +209,7 @@ def test_samples_of_a_second_task_replace_some_of_a_node(tmp_path):
 
 
 def stripes():
-    """Ten images with stripes, of two classes."""
+    """Ten striped images of two classes."""
     x = torch.zeros(10, 1, 8, 8)
     x[..., ::2] = 1.0
     y = 1 + torch.arange(10) % 2
@@ -223,7 +223,7 @@ def many():
     return replace(Digits().load(None, 1), train=pair, tests={"test": pair}, classes=list("abcdefghijkl"))
 
 
-def test_label_flips_are_symmetric_and_change_no_input():
+def test_label_flips_are_symmetric_and_keep_inputs():
     task = Digits().load(None, 1)
     flip = LabelFlip(share=0.6, at={"rank": 0})
     noisy, _, _ = poisoned(task, [np.arange(task.samples)], [flip], nx.Graph, 3, load)
@@ -237,40 +237,40 @@ def test_label_flips_are_symmetric_and_change_no_input():
     assert list(noisy.tests) == ["test"]
 
 
-def test_what_is_poisoned_depends_on_the_seed_and_on_nothing_else():
+def test_poisoned_samples_depend_only_on_the_seed():
     one, again, other = (
         prepare(experiment([patch()], seed=seed, task={"name": "digits"})) for seed in (1, 1, 2)
     )
     assert torch.equal(one.task.train[0], again.task.train[0])
     assert not torch.equal(one.task.train[0], other.task.train[0])
-    beside = prepare(
+    combined = prepare(
         experiment([patch(), {"name": "label-flip", "at": {"rank": 2}}], task={"name": "digits"})
     )
-    assert torch.equal(one.task.train[0], beside.task.train[0])
+    assert torch.equal(one.task.train[0], combined.task.train[0])
 
 
 def test_both_engines_see_the_same_poisoned_data(tmp_path):
-    said = [
+    poisons = [
         patch(share=1.0, target=3),
         {"name": "label-flip", "share": 0.5, "at": {"hops_from": {"rank": 2, "hops": 1}}},
     ]
-    found = []
+    tables = []
     for engine in (
         {"name": "simulate", "trainer": "sequential"},
         {"name": "processes", "trainer": "sequential"},
     ):
-        done = run(experiment(said, engine=engine), tmp_path)
-        found.append(
+        done = run(experiment(poisons, engine=engine), tmp_path)
+        tables.append(
             done.metrics.select("node", "round", "train_loss", "ood_loss", "ood_accuracy").sort(
                 "round", "node"
             )
         )
         assert done.setup["poisoned"] == [[1], [1, 3, 4]]
-        assert done.setup["labels"][1] == prepare(experiment(said)).labels[1].tolist()
-    assert found[0].equals(found[1])
+        assert done.setup["labels"][1] == prepare(experiment(poisons)).labels[1].tolist()
+    assert tables[0].equals(tables[1])
     clean = run(experiment([]), tmp_path).metrics.filter(pl.col("round") == 2)
     assert "ood_loss" not in clean.columns
-    after = found[0].filter(pl.col("round") == 2)
+    after = tables[0].filter(pl.col("round") == 2)
     assert after["train_loss"].to_list() != clean["train_loss"].to_list()
 
 
@@ -287,20 +287,20 @@ class Shift(Poison):
 
 
 class Wrong(Poison):
-    """Gives targets of another type."""
+    """Returns targets of another type."""
 
     def transform(self, inputs, targets, rng):
         return inputs, targets.float()
 
 
-def test_a_poison_of_the_user():
-    mine = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
-    clean, setup = prepare(experiment([])), prepare(experiment([mine, patch()]))
+def test_user_poison_is_applied_and_saved():
+    shift = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
+    clean, setup = prepare(experiment([])), prepare(experiment([shift, patch()]))
     part = setup.parts[0]
     assert torch.equal(setup.task.train[0][part], clean.task.train[0][part] + 2)
     assert list(setup.task.tests) == ["test", "shifted", "ood"]
-    again = Experiment.parse(experiment([mine]).to_yaml())
-    assert again.poison == experiment([mine]).poison
+    again = Experiment.parse(experiment([shift]).to_yaml())
+    assert again.poison == experiment([shift]).poison
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_poison_of_the_user():
         ),
     ],
 )
-def test_a_poison_that_can_not_be_applied_is_refused_before_the_run(poison, message):
+def test_inapplicable_poison_is_refused_before_the_run(poison, message):
     with pytest.raises(BadInput, match=f"^{message}"):
         prepare(experiment(poison))
 
@@ -353,19 +353,19 @@ def test_a_poison_that_can_not_be_applied_is_refused_before_the_run(poison, mess
         ([{"name": "patch"}], "poison.0.at: "),
     ],
 )
-def test_a_poison_that_is_written_wrongly_is_refused(poison, message):
+def test_malformed_poison_is_refused(poison, message):
     with pytest.raises(BadInput, match=message):
         experiment(poison)
 
 
-def test_patches_are_for_images_and_flips_for_classes():
-    for name, said in (("patch", "a task with images"), ("label-flip", "a task with classes")):
-        given = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
-        with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {said}"):
-            prepare(given)
+def test_patch_needs_images_and_flip_needs_classes():
+    for name, accepted in (("patch", "a task with images"), ("label-flip", "a task with classes")):
+        described = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
+        with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {accepted}"):
+            prepare(described)
 
 
-def test_a_node_without_samples_and_a_sampled_topology_are_refused():
+def test_poison_needs_samples_and_a_fixed_graph():
     server = experiment([patch(at={"rank": 0})], algorithm={"name": "fedavg"}, topology="star")
     with pytest.raises(BadInput, match="at: node 0 has no training samples"):
         prepare(server)
@@ -380,7 +380,7 @@ def test_a_node_without_samples_and_a_sampled_topology_are_refused():
         prepare(sampled)
 
 
-def test_a_topology_that_is_wrong_is_not_the_poisons_error(tmp_path):
+def test_topology_error_is_not_blamed_on_the_poison(tmp_path):
     (tmp_path / "edges.txt").write_text("0 1\n2 3\n3 4\n")
     apart = experiment(
         [patch(at={"hops_from": {"rank": 0, "hops": 2}})],
@@ -390,9 +390,9 @@ def test_a_topology_that_is_wrong_is_not_the_poisons_error(tmp_path):
         prepare(apart)
 
 
-def test_the_value_of_a_patch_may_be_given():
+def test_patch_value_can_be_set():
     task = Digits().load(None, 1)
     patch = Patch(share=1.0, at={"rank": 0}, value=0.5)
-    found, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
-    assert (found.train[0][:10, :, -3:, -3:] == 0.5).all()
-    assert torch.equal(found.train[0][10:], task.train[0][10:])
+    changed, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
+    assert (changed.train[0][:10, :, -3:, -3:] == 0.5).all()
+    assert torch.equal(changed.train[0][10:], task.train[0][10:])

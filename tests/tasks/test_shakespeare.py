@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def spoken(role: int, samples: int) -> list[tuple[str, str, str]]:
-    """Windows of a role's text, one every eight characters."""
+    """Windows of the text of a role, one every eight characters."""
     text = (WORDS[3 * role :] + WORDS) * 20
     name = f"play/ROLE {role}"
     return [(name, text[8 * k : 8 * k + LENGTH], text[8 * k + LENGTH]) for k in range(samples)]
@@ -66,12 +66,12 @@ def text(numbers: torch.Tensor) -> str:
     return "".join(CHARACTERS[number] for number in numbers.tolist())
 
 
-def test_samples_are_the_texts_and_what_follows_them_by_role(root):
+def test_samples_are_texts_and_next_characters_by_role(root):
     task = Shakespeare().load(root, 1)
     (x, y), (x_test, y_test) = task.train, task.test
     assert x.dtype == torch.uint8
     assert y.dtype == torch.int64
-    # The first four fifths of each role; owners are numbered by name.
+    # The first four fifths of each role are for training; owners are numbered by name.
     assert task.groups.tolist() == [1] * 24 + [0] * 16 + [2] * 8
     trained, tested = [], []
     for role, samples in ((1, 30), (0, 20), (2, 10)):
@@ -83,7 +83,7 @@ def test_samples_are_the_texts_and_what_follows_them_by_role(root):
         assert text(targets) == "".join(row[2] for row in rows)
 
 
-def test_it_is_the_same_from_the_cache_and_for_every_seed(root):
+def test_data_are_the_same_from_cache_and_for_every_seed(root):
     one, again = (Shakespeare().load(root, seed) for seed in (1, 2))
     assert torch.equal(one.train[0], again.train[0])
     assert torch.equal(one.groups, again.groups)
@@ -91,7 +91,7 @@ def test_it_is_the_same_from_the_cache_and_for_every_seed(root):
     assert len(Shakespeare().load(root, 1).train[0]) == 8
 
 
-def test_the_table_has_leafs_characters_and_one_number_for_all_others(tmp_path, cache):
+def test_unknown_characters_share_one_number_after_leafs(tmp_path, cache):
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
     assert len(CLASSES) == len(set(CLASSES)) == 81
     strange = "$é\u00ff\u0100\U0001f600"
@@ -115,12 +115,12 @@ def test_the_table_has_leafs_characters_and_one_number_for_all_others(tmp_path, 
 )
 def test_a_bad_row_is_named(tmp_path, cache, row, message):
     write(tmp_path, [*spoken(0, 1), row])
-    said = refused(tmp_path)
-    assert str(tmp_path) in said
-    assert message in said
+    error = refused(tmp_path)
+    assert str(tmp_path) in error
+    assert message in error
 
 
-def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
+def test_missing_or_non_text_column_is_refused(tmp_path, cache):
     folder = write(tmp_path, spoken(0, 2)) / "hub" / "flwrlabs" / "shakespeare" / "data"
     pl.DataFrame({"x": [1, 2], "y": ["a", "b"]}).write_parquet(folder / "train-00000.parquet")
     assert "no column 'character_id'; accepted: the whole data set" in refused(tmp_path)
@@ -128,13 +128,13 @@ def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
     assert "column 'x': Int64 with 0 nulls; accepted: text" in refused(tmp_path)
 
 
-def test_a_missing_data_root_is_refused(tmp_path):
+def test_missing_data_root_or_bad_size_is_refused(tmp_path):
     assert "is not a folder" in refused(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="hidden"):
         build("task", {"name": "shakespeare", "model": {"name": "lstm", "hidden": 0}})
 
 
-def test_the_number_of_parameters_is_that_of_the_layers():
+def test_parameter_count_matches_the_layers():
     def count(characters: int, embedding: int, hidden: int, layers: int) -> int:
         widths = [embedding, *[hidden] * layers]
         lstm = sum(4 * hidden * (width + hidden + 2) for width in widths[:-1])
@@ -147,8 +147,8 @@ def test_the_number_of_parameters_is_that_of_the_layers():
     assert count(81, 8, 256, 2) == 820_185
 
 
-def test_the_model_is_the_recurrence():
-    """Two layers step by step, in double precision; gates in torch's order."""
+def test_model_matches_the_lstm_recurrence():
+    """Two layers step by step, in double precision, with the gate order of torch."""
     torch.manual_seed(1)
     model = CharacterLSTM(7, 3, 4, 2)
     value = {name: v.detach().double() for name, v in model.named_parameters()}
@@ -169,8 +169,8 @@ def test_the_model_is_the_recurrence():
     torch.testing.assert_close(model(texts), expected.float(), atol=1e-6, rtol=1e-5)
 
 
-def test_the_sequential_trainer_has_autograds_gradient(root):
-    """For several models in turn, and each of them more often than a step has to be seen to be recorded."""
+def test_sequential_trainer_matches_autograd(root):
+    """For alternating models, each often enough for its step to be recorded."""
     task = Shakespeare(model=SMALL).load(root, 1)
     trainer = SequentialTrainer(task, SGD(lr=0.1), Rows(Layout.of(task.model()).size))
     module = task.model()
@@ -181,14 +181,14 @@ def test_the_sequential_trainer_has_autograds_gradient(root):
                 parameter.data.copy_(field.of(model.parameters))
             loss = F.cross_entropy(module(task.train[0][batch]), task.train[1][batch])
             expected = torch.autograd.grad(loss, list(module.parameters()))
-            [found] = trainer.gradient([GradientJob(model, batch, 0)])
+            [gradient] = trainer.gradient([GradientJob(model, batch, 0)])
             torch.testing.assert_close(
-                found, torch.cat([g.flatten() for g in expected]), atol=1e-7, rtol=1e-5
+                gradient, torch.cat([g.flatten() for g in expected]), atol=1e-7, rtol=1e-5
             )
-            assert found.count_nonzero() > len(found) / 2
+            assert gradient.count_nonzero() > len(gradient) / 2
 
 
-def test_evaluation_is_that_of_the_module(root):
+def test_evaluator_matches_the_module(root):
     task = Shakespeare(model=SMALL).load(root, 1)
     model = initial_model(task.model, 1)
     torch.manual_seed(1)
@@ -197,9 +197,9 @@ def test_evaluation_is_that_of_the_module(root):
         scores = module(task.test[0])
     evaluator = Evaluator(task, 1)
     for _ in range(3):
-        found = evaluator.test(model)
-        assert found["loss"] == pytest.approx(F.cross_entropy(scores, task.test[1]).item(), rel=1e-5)
-        assert found["accuracy"] == pytest.approx((scores.argmax(1) == task.test[1]).double().mean().item())
+        metrics = evaluator.test(model)
+        assert metrics["loss"] == pytest.approx(F.cross_entropy(scores, task.test[1]).item(), rel=1e-5)
+        assert metrics["accuracy"] == pytest.approx((scores.argmax(1) == task.test[1]).double().mean().item())
 
 
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
@@ -219,7 +219,7 @@ def test_the_batched_trainer_refuses_recurrent_layers(layer):
         BatchedTrainer(task, SGD(lr=0.1), Rows(Layout.of(Model()).size))
 
 
-def test_auto_is_sequential_and_a_run_of_roles_learns(root, tmp_path):
+def test_auto_trainer_is_sequential_and_learns(root, tmp_path):
     experiment = Experiment.of(
         {
             "nodes": 3,
@@ -242,13 +242,13 @@ def test_auto_is_sequential_and_a_run_of_roles_learns(root, tmp_path):
 
 @pytest.mark.data
 @real
-def test_real_plays():
+def test_real_plays_have_expected_sizes():
     task = Shakespeare().load(Path(ROOT), 1)
     assert task.train[0].shape[1] == LENGTH
     assert len(task.test[0]) / (task.samples + len(task.test[0])) == pytest.approx(0.2, abs=0.001)
     roles = task.groups.unique()
     assert len(roles) >= 100
     assert task.train[1].bincount().argmax() == CHARACTERS.index(" ")
-    # Hardly any character is not in the table.
+    # Almost all characters are in the table.
     assert (task.train[0] == 80).double().mean() < 1e-4
     assert task.model()(task.test[0][:2]).shape == (2, 81)

@@ -47,24 +47,24 @@ def users_module(tmp_path, monkeypatch):
     sys.modules.pop("users_own_task", None)
 
 
-def test_a_users_function_is_called_with_its_parameters(users_module):
+def test_user_function_receives_its_parameters(users_module):
     loaded = load_task(build("task", {"name": f"{users_module}:mine", "samples": 7}), None, 1)
     assert isinstance(loaded, Task)
     assert loaded.samples == 7
 
 
-def test_a_users_function_gets_the_seed_and_the_data_root_unless_the_file_sets_them(users_module, tmp_path):
+def test_user_function_receives_seed_and_data_root(users_module, tmp_path):
     bare = build("task", f"{users_module}:given")
     assert load_task(bare, tmp_path, 7).seen[:2] == (7, tmp_path)
     assert load_task(build("task", bare.spec()), tmp_path, 8).seen[:2] == (8, tmp_path)
-    own = build("task", {"name": f"{users_module}:given", "seed": 3, "data_root": None})
-    assert load_task(own, tmp_path, 7).seen[:2] == (3, tmp_path)
+    fixed = build("task", {"name": f"{users_module}:given", "seed": 3, "data_root": None})
+    assert load_task(fixed, tmp_path, 7).seen[:2] == (3, tmp_path)
 
 
-def test_paths_of_a_users_task_are_relative_to_the_experiment_file(users_module, tmp_path, monkeypatch):
+def test_user_task_paths_are_relative_to_experiment_file(users_module, tmp_path, monkeypatch):
     folder, here = tmp_path / "there", tmp_path / "here"
-    for each in (folder, here):
-        each.mkdir()
+    for path in (folder, here):
+        path.mkdir()
     monkeypatch.chdir(here)
     base = "nodes: 2\nalgorithm: d-psgd\nstop: {rounds: 1}\n"
     (folder / "a.yaml").write_text(f"{base}task: {{name: {users_module}:given, other: ../x.txt}}\n")
@@ -73,20 +73,20 @@ def test_paths_of_a_users_task_are_relative_to_the_experiment_file(users_module,
     assert load_task(experiment.task, None, 1).seen[2:] == expected
     experiment.save(tmp_path / "saved.yaml")
     assert load_task(Experiment.load(tmp_path / "saved.yaml").task, None, 1).seen[2:] == expected
-    said = Experiment.load(folder / "a.yaml", ["task.file=b.txt"])
-    assert load_task(said.task, None, 1).seen[2] == here / "b.txt"
+    overridden = Experiment.load(folder / "a.yaml", ["task.file=b.txt"])
+    assert load_task(overridden.task, None, 1).seen[2] == here / "b.txt"
     (folder / "b.yaml").write_text(f"{base}task: {{name: {users_module}:Reads, file: y.txt}}\n")
     assert load_task(Experiment.load(folder / "b.yaml").task, None, 1).seen[2] == folder / "y.txt"
 
 
-def test_what_is_not_a_task_is_refused(users_module):
+def test_non_task_is_refused(users_module):
     with pytest.raises(BadInput, match=r"'users_own_task:number' returned int; accepted: gossamer.Task"):
         load_task(build("task", f"{users_module}:number"), None, 1)
     with pytest.raises(BadInput, match=r"'users_own_task:Other' is not a task"):
         load_task(build("task", f"{users_module}:Other"), None, 1)
 
 
-def test_every_built_in_task_says_its_parameters_and_is_built_again_from_them():
+def test_built_in_tasks_are_rebuilt_from_their_spec():
     built_in = {
         "digits",
         "mnist",

@@ -15,7 +15,7 @@ from gossamer.tasks.data import split_by_owner
     purpose=st.sampled_from([None, "test-split"]),
     seed=st.integers(0, 99),
 )
-def test_every_sample_is_in_one_of_both_and_every_owner_is_trained_on(sizes, fraction, purpose, seed):
+def test_split_covers_all_samples_and_trains_every_owner(sizes, fraction, purpose, seed):
     owners = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     train, test = split_by_owner(owners, fraction, purpose)
     assert sorted([*train, *test]) == list(range(sum(sizes)))
@@ -28,13 +28,13 @@ def test_every_sample_is_in_one_of_both_and_every_owner_is_trained_on(sizes, fra
             assert trained == round(fraction * size)
 
 
-def test_without_a_purpose_an_owners_first_samples_are_trained_on():
+def test_first_samples_are_trained_on_without_a_purpose():
     train, test = split_by_owner(np.array([1, 0, 1, 1, 0, 1, 0, 0]), 0.5)
     assert train.tolist() == [0, 1, 2, 4]
     assert test.tolist() == [3, 5, 6, 7]
 
 
-def test_with_one_they_are_drawn_and_an_owners_draw_depends_on_nobody_else():
+def test_draw_of_an_owner_is_independent_of_other_owners():
     def trained(owner: int, *sizes: int) -> list[int]:
         owners = np.repeat(np.arange(len(sizes)), sizes)
         train, _ = split_by_owner(owners, 0.5, "test-split")

@@ -15,18 +15,18 @@ def owners(task: gossamer.Task) -> list[np.ndarray]:
     return [task.train[0][task.groups == owner].numpy() for owner in range(int(task.groups.max()) + 1)]
 
 
-def test_an_owner_labels_its_inputs_by_a_linear_model_of_its_own():
-    """A perceptron (Rosenblatt's rule) separates the classes of one owner, and not those of all together."""
+def test_every_owner_has_its_own_linear_model():
+    """A perceptron (Rosenblatt's rule) separates the classes of one owner, but not of all owners together."""
 
     def mistakes(inputs: torch.Tensor, targets: torch.Tensor, epochs: int = 100) -> int:
         x = torch.cat([inputs.double(), torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
         weights = torch.zeros(int(targets.max()) + 1, x.shape[1], dtype=torch.float64)
         for _ in range(epochs):
             for sample, target in zip(x, targets, strict=True):
-                said = int((weights @ sample).argmax())
-                if said != target:
+                predicted = int((weights @ sample).argmax())
+                if predicted != target:
                     weights[target] += sample
-                    weights[said] -= sample
+                    weights[predicted] -= sample
         return int(((x @ weights.T).argmax(dim=1) != targets).sum())
 
     task = Synthetic(owners=3, features=6, classes=3, least=40, median=0).load(None, 5)
@@ -42,16 +42,16 @@ def test_an_owner_labels_its_inputs_by_a_linear_model_of_its_own():
     )
 
 
-def test_variances_within_an_owner_fall_as_published_and_beta_is_that_of_the_centers():
-    found = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
-    within = np.mean([each.var(axis=0, ddof=1) for each in found], axis=0)
+def test_input_variances_and_centers_are_as_published():
+    inputs = owners(Synthetic(owners=400, features=8, beta=4.0, least=300, median=0).load(None, 1))
+    within = np.mean([samples.var(axis=0, ddof=1) for samples in inputs], axis=0)
     np.testing.assert_allclose(within, np.arange(1, 9) ** -1.2, rtol=0.02)
-    centers = np.stack([each.mean(axis=0) for each in found])  # v = B + N(0, 1), the same B for all entries
+    centers = np.stack([samples.mean(axis=0) for samples in inputs])  # v = B + N(0, 1), one B for all entries
     assert np.mean(centers.mean(axis=1) ** 2) == pytest.approx(4 + 1 / 8, rel=0.2)  # 3 standard errors
     assert centers.var(axis=1, ddof=1).mean() == pytest.approx(1, rel=0.1)
 
 
-def test_owners_have_at_least_so_many_samples_and_a_tenth_is_for_testing():
+def test_owners_have_minimum_samples_and_a_test_tenth():
     task = Synthetic(owners=200, least=20, median=30, sigma=1).load(None, 2)
     assert task.groups is not None
     train = np.bincount(task.groups.numpy())
@@ -63,7 +63,7 @@ def test_owners_have_at_least_so_many_samples_and_a_tenth_is_for_testing():
     assert (len(fixed.train[1]), len(fixed.test[1])) == (90, 10)
 
 
-def test_keyed_by_the_seed_and_learned_by_nodes(tmp_path):
+def test_data_are_keyed_by_seed_and_learnable(tmp_path):
     one, again, other = (Synthetic().load(None, seed) for seed in (1, 1, 2))
     assert torch.equal(one.train[0], again.train[0])
     assert not torch.equal(one.train[1][:50], other.train[1][:50])
@@ -79,4 +79,4 @@ def test_keyed_by_the_seed_and_learned_by_nodes(tmp_path):
     }
     metrics = gossamer.run(gossamer.Experiment.of(settings), tmp_path).metrics
     losses = metrics.group_by("round", maintain_order=True).agg(pl.col("test_loss").mean())["test_loss"]
-    assert losses[-1] < 0.9 * losses[0]  # the owners have one model
+    assert losses[-1] < 0.9 * losses[0]  # the owners share one model

@@ -12,16 +12,16 @@ from gossamer.tasks import RootMean, Task, accuracy
 
 
 def task(**changes):
-    given = {
+    defaults = {
         "model": lambda: nn.Linear(2, 3),
         "train": (torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])),
         "test": (torch.zeros(2, 2), torch.tensor([0, 1])),
         "loss": nn.functional.cross_entropy,
     }
-    return Task(**{**given, **changes})
+    return Task(**{**defaults, **changes})
 
 
-def test_class_numbers_are_labels_and_other_targets_are_not():
+def test_only_class_numbers_are_labels():
     assert task().labels().tolist() == [0, 1, 2, 0]
     assert task(train=(torch.zeros(4, 2), torch.zeros(4))).labels() is None
     assert task(train=(torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.int64))).labels() is None
@@ -54,7 +54,7 @@ def test_class_numbers_are_labels_and_other_targets_are_not():
         ),
     ],
 )
-def test_a_task_that_does_not_fit_together_is_refused(changes, message):
+def test_inconsistent_task_is_refused(changes, message):
     with pytest.raises(BadInput, match=message):
         task(**changes)
 
@@ -92,22 +92,22 @@ def test_a_task_that_does_not_fit_together_is_refused(changes, message):
         ),
     ],
 )
-def test_what_a_task_is_not_made_of_is_said(changes, message):
+def test_wrong_types_are_refused(changes, message):
     made = task()
-    for name, value in changes.items():  # past the type checks of the tests, which users don't have
+    for name, value in changes.items():  # bypasses the type checks, which users don't have
         field, value = ("tests", {"test": value}) if name == "test" else (name, value)
         object.__setattr__(made, field, value)
     with pytest.raises(BadInput, match=f"^{message}"):
         made._check()
 
 
-def test_names_of_classes_may_be_an_array():
+def test_class_names_may_be_an_array():
     made = task()
-    object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # past the type checks of the tests
+    object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # bypasses the type checks
     made._check()
 
 
-def test_one_evaluation_set_is_the_same_as_a_dict_of_one():
+def test_test_argument_is_the_first_of_tests():
     pair, other = task().test, (torch.ones(3, 2), torch.tensor([0, 1, 2]))
     assert list(task().tests) == ["test"]
     made = task(test=None, tests={"test": pair, "ood": other})
@@ -129,18 +129,18 @@ def test_one_evaluation_set_is_the_same_as_a_dict_of_one():
         ({"test": 0, "ood": (torch.zeros(0, 2), torch.zeros(0))}, "task.ood: got .0, 0."),
     ],
 )
-def test_evaluation_sets_that_can_not_be_recorded_are_refused(tests, message):
+def test_unrecordable_evaluation_sets_are_refused(tests, message):
     pair = task().test
     tests = {name: pair if value == 0 else value for name, value in tests.items()}
     with pytest.raises(BadInput, match=f"^{message}"):
         task(test=None, tests=tests)
 
 
-def test_accuracy_is_the_share_of_right_classes():
+def test_accuracy_is_the_share_of_correct_classes():
     outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     assert accuracy(outputs, torch.tensor([1, 0, 0, 0])).item() == 0.75
 
 
-def test_the_root_of_a_mean():
+def test_root_mean_is_the_root_of_the_metric():
     rmse = RootMean(nn.functional.mse_loss)
     assert rmse(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 1.0])).item() == pytest.approx(8**0.5)
