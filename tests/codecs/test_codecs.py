@@ -761,17 +761,17 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         (
             ["identity", {"name": "top-k", "fraction": 0.5}],
             {},
-            r"codec\.1: top-k after another codec; accepted: in the first",
+            r"codec\.1: top-k after another codec; accepted: as the first",
         ),
         (
             [{"name": "top-k", "fraction": 0.5}, "low-rank"],
             {},
-            r"codec\.1: low-rank after another codec; accepted: in the first",
+            r"codec\.1: low-rank after another codec; accepted: as the first",
         ),
         (
             ["jwins", {"name": "quantize", "block": "tensor"}],
             {},
-            r"codec\.1: quantize after another codec; accepted: in the first",
+            r"codec\.1: quantize after another codec; accepted: as the first",
         ),
         (
             ["float16", {"name": "quantize"}],
