@@ -66,22 +66,22 @@ class NewcomerModels:
         return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *subject))[0]
 
 
-def first_round(in_round: Mapping[int, int], least: int) -> int:
+def first_round(in_round: Mapping[int, int], minimum: int) -> int:
     """The higher median of the nodes' rounds, given the number of nodes in each round, but at least
-    ``least``."""
-    before, middle = 0, sum(in_round.values()) // 2
+    ``minimum``."""
+    nodes, middle = 0, sum(in_round.values()) // 2
     for round, count in sorted(in_round.items()):
-        before += count
-        if before > middle:
-            return max(round, least)
-    return least
+        nodes += count
+        if nodes > middle:
+            return max(round, minimum)
+    return minimum
 
 
-def rejoin_round(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+def rejoin_round(rounds: Mapping[int, int], minimum: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns continues, among nodes that wait for each other: the
-    higher median of their rounds, but at least ``least``. Also, for each other node, the round from which the
+    higher median of their rounds, but at least ``minimum``. Also, for each other node, the round from which the
     two wait for each other; neither has begun it."""
-    first = first_round(Counter(rounds.values()), least)
+    first = first_round(Counter(rounds.values()), minimum)
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
 

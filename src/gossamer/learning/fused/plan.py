@@ -89,7 +89,7 @@ def plan_of(task: Task, module: nn.Module) -> Plan:
             result = task.loss(module(inputs), targets)
     except (Unknown, GossamerError):
         raise
-    except Exception as error:  # any exception of the user's code; a step will raise it again
+    except Exception as error:  # any error of the user's code; a step will raise it again
         raise Unknown(f"a model or a loss that raises {type(error).__name__}") from error
     return reader.plan(result)
 
@@ -108,7 +108,7 @@ _AVERAGE_POOL = _names(
 _CONVOLUTION = _names("x", "weight", bias=None, stride=1, padding=0, dilation=1, groups=1)
 _LOSS = _names("x", "targets", weight=None, size_average=None, reduce=None, reduction="mean")
 _CROSS_ENTROPY = (_LOSS[0], _LOSS[1] | {"ignore_index": -100, "label_smoothing": 0.0})
-# Function of torch -> the method that takes it, what that does (a kind of layer or loss; whether to divide), and parameters.
+# Function of torch -> the method that handles it, the kind of layer or loss (or whether to divide), and its parameters.
 _KNOWN: dict[Any, tuple[str, int, tuple[tuple[str, ...], dict[str, Any]]]] = {
     F.linear: ("_linear", k.LINEAR, _names("x", "weight", bias=None)),
     F.conv2d: ("_convolution", k.CONVOLUTION, _CONVOLUTION),
@@ -129,7 +129,7 @@ _QUESTIONS = ("__get__", "__len__", "size", "dim", "numel", "is_floating_point")
 
 
 class _Reader(TorchFunctionMode):
-    """Follows the functions from the inputs to the loss, each of which becomes a layer."""
+    """Follows the chain of functions from the inputs to the loss; each becomes a layer."""
 
     def __init__(self, task: Task, module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class _Reader(TorchFunctionMode):
 
     def _add(self, kind: int, shape: Shape, result: Shape, **columns: int) -> None:
         """Adds a layer with images [channels, height, width] as input and result; a vector is an image of one pixel."""
-        (c, h, w), (oc, oh, ow) = ((*each, 1, 1)[:3] for each in (shape, result))
+        (c, h, w), (oc, oh, ow) = ((*sizes, 1, 1)[:3] for sizes in (shape, result))
         size = _padded(math.prod(result))
         in_place = kind in (k.RELU, k.TANH) and not self._is_needed(kind)
         y = self._at if in_place else self._end
@@ -197,10 +197,10 @@ class _Reader(TorchFunctionMode):
         self._at, self._end, self._shape = y, max(self._end, y + size), result
 
     def _is_needed(self, kind: int) -> bool:
-        """Whether the backward pass needs the input of an activation: it is that of the model, or the result of a layer
-        whose gradient follows from its result, and does not follow from the activation's."""
-        held = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
-        return not held or k.MAX_POOL in held or (kind == k.TANH and k.TANH in held)
+        """Whether the backward pass needs the input of an activation: it is the model's input, or the result of a layer
+        whose gradient is computed from that result and can't be computed from the activation's."""
+        kinds = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
+        return not kinds or k.MAX_POOL in kinds or (kind == k.TANH and k.TANH in kinds)
 
     def _linear(self, kind: int, given: dict[str, Any], _: Any) -> None:
         if len(self._shape) != 1:
@@ -224,8 +224,8 @@ class _Reader(TorchFunctionMode):
             c, h, w = self._shape
         channels, _, kh, kw = given["weight"].shape
         sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
-        places = product(range(c), range(kh), range(kw))
-        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in places]
+        taps = product(range(c), range(kh), range(kw))
+        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in taps]
         result = channels, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._work += math.prod(result) * c * kh * kw
         self._add(kind, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
@@ -257,7 +257,7 @@ class _Reader(TorchFunctionMode):
 
     def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
         if any(given[option] != value for option, value in usual.items()):
-            raise Unknown("a loss with other than the usual settings")
+            raise Unknown("a loss with other settings than the defaults")
         targets = self._all_targets
         if kind == k.CROSS_ENTROPY:
             fits = targets.dtype == torch.int64 and targets.dim() == 1
@@ -265,7 +265,7 @@ class _Reader(TorchFunctionMode):
         else:
             fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
         if given["targets"] is not self._targets or len(self._shape) != 1 or not fits:
-            raise Unknown("a loss of such targets")
+            raise Unknown("a loss with targets of this kind")
         self._loss = kind
 
     def _scaled(self, divided: int, given: dict[str, Any], _: Any) -> None:
@@ -286,7 +286,7 @@ class _Reader(TorchFunctionMode):
         kinds = layers[:, k.KIND]
         first = int(np.flatnonzero(layers[:, k.WEIGHT] >= 0)[0])
         layers[first + 1 :, k.BACK] = 1
-        layers[first, k.BACK] = kinds[first] == k.NORM  # it computes its weights' gradients there
+        layers[first, k.BACK] = kinds[first] == k.NORM  # its backward pass computes its weights' gradients
         inner = layers[(kinds == k.LINEAR) & (layers[:, k.X] > 0)]
         filters = (layers[:, k.C] * layers[:, k.KH] * layers[:, k.KW])[kinds == k.CONVOLUTION]
         largest = max(filters.max(initial=128), layers[:, [k.C, k.OC]].max())
