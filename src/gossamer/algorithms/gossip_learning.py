@@ -113,7 +113,7 @@ class GossipLearningOnReceipt(_Gossip):
     where update takes local steps, merge(m, m') = (m + m') / 2 has the age max(a, a'), and the first m' is the initial model.
     The paper's learners lower their rate with the age of a model; here ``optimizer`` sets the rate.
 
-    A node handles one model after the other. Training delays the end of a period. A period therefore has to
+    A node handles one model at a time. Training delays the end of a period. A period therefore has to
     be longer than the training of one model, or models pile up.
 
     Args:

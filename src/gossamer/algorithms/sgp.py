@@ -35,7 +35,7 @@ class SGP(Algorithm):
         w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
 
     where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the
-    messages in flight sum to n. A lost message loses its weight for good, and the steps eta / w_i would grow
+    messages in flight sum to n. A lost message loses its weight permanently, and the steps eta / w_i would grow
     with every loss. Networks that lose messages, faults that remove nodes and ``gather.timeout_s`` are
     therefore refused.
 

@@ -82,14 +82,14 @@ class TopologyAware(Algorithm):
     async def _mix(self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]) -> None:
         """Collect the neighbours' models: trained ones, or mixed ones from nodes that mix before this
         node."""
-        simultaneous = self.order == "simultaneous"
-        node.broadcast([k for k in receivers if simultaneous or k < node.rank], node.model, tag=("trained", r))
-        inbox = dict(await node.gather([k for k in senders if simultaneous or k > node.rank], tag=("trained", r)))
-        if not simultaneous:
+        at_once = self.order == "simultaneous"
+        node.broadcast([k for k in receivers if at_once or k < node.rank], node.model, tag=("trained", r))
+        inbox = dict(await node.gather([k for k in senders if at_once or k > node.rank], tag=("trained", r)))
+        if not at_once:
             inbox |= await node.gather([k for k in senders if k < node.rank], tag=("mixed", r))
         if senders:
             await node.mix(inbox, node.mixing_weights(r))
-        if not simultaneous:
+        if not at_once:
             node.broadcast([k for k in receivers if k > node.rank], node.model, tag=("mixed", r))
 
     async def _train(self, node: Node, anchors: Sequence[Tensor]) -> None:

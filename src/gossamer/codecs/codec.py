@@ -160,7 +160,7 @@ def _codecs(value: Any, info: Any) -> Any:
 
 @register("codec", "chain")
 class Chain(Codec):
-    """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
+    """Codecs in sequence. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
 
     Args:
         codecs: the first encodes the model; each following one encodes the values returned by its

@@ -279,7 +279,7 @@ def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " b
     if bits >= 8:
         low = codes.astype(np.uint8)
         return low if bits == 8 else np.concatenate([low, _packed(codes >> 8, bits - 8)])
-    # Eight numbers take ``bits`` bytes, which are those of one word.
+    # Eight numbers fill the lowest ``bits`` bytes of one 64-bit word.
     words = np.zeros(-(-len(codes) // 8), np.uint64)
     for position in range(8):
         column = codes[position::8].astype(np.uint64)

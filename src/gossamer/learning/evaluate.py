@@ -226,7 +226,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
             for inputs, targets in (task.train, *task.tests.values()):
                 values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
                 highest = int(values.flatten(1).amax(1).argmax() if values.dim() > 1 else values.argmax())
-                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
+                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # a label may be too high
                 training = inputs is task.train[0]
                 if training and task.augment is not None:
                     part = "task.augment"

@@ -30,7 +30,7 @@ def batching_obstacle(module: nn.Module) -> str | None:
     """The reason why a module can't train for many nodes at once, or None."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            return "keep dropout's draws apart by node"
+            return "separate dropout's draws by node"
         if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
             return "renormalise embeddings in place for many nodes at once"
         if isinstance(layer, nn.RNNBase):  # its kernels accept the weights of only one model
@@ -55,8 +55,8 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
-    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor, *augmented: Tensor) -> tuple[Tensor, ...]:
-        x = unpacked(augmented, inputs) if augmented else for_each(lambda tensor: tensor[batch], inputs)
+    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
         views = named_parameters(parameters, layout.parameters)
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         named = named_buffers(buffers, layout, module)

@@ -4,7 +4,7 @@ Sums run in rank order, regardless of the order of arrival, so that engines agre
 value first, then a fused multiply-add for each rank. :func:`combine` computes one sum with torch's
 operations. A simulation computes the sums of many nodes together in compiled loops, with the same bits; the
 loops also handle parts of models and sorting. Loading them takes some tenths of a second. A simulation loads
-them after it has spent about as long without them; real nodes never do.
+them once it has spent about as long without them; real nodes never do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
 SHARE_BYTES = 4 << 20  # minimum share of the work for a thread
 CACHE_BYTES = 8 << 20  # larger results bypass the cache, since they would be evicted before they are read
 MAX_SORTED = 256  # models per column; the loop's time is quadratic in their number
-# The time that torch's operations take, roughly.
+# Approximate times of torch's operations.
 _NS_PER_CALL = 1e3
 _NS_PER_TERM = 0.25
 _NS_PER_INDEX = 5.0
@@ -146,8 +146,8 @@ def combine(
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
     if missing is None:
-        whole = len(inbox) == len(weights) and not any(isinstance(payload, Part) for payload in inbox.values())
-        missing = "own" if whole else absent
+        has_parts = any(isinstance(payload, Part) for payload in inbox.values())
+        missing = "own" if len(inbox) == len(weights) and not has_parts else absent
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
@@ -196,8 +196,8 @@ def _ring_sum(
 
 def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
     if not inbox.keys() <= weights.keys():
-        unweighted = sorted(inbox.keys() - weights.keys())
-        raise ValueError(f"combine: no weight for ranks {unweighted}; weights are given for {sorted(weights)}")
+        unknown = sorted(inbox.keys() - weights.keys())
+        raise ValueError(f"combine: no weight for ranks {unknown}; weights are given for {sorted(weights)}")
     return 1.0 - math.fsum(weights.values()) if given is None else given
 
 
@@ -296,7 +296,7 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
     if results[0].device.type != "cpu":
         return "one at a time: Triton can't build the kernel here"
     few = _worked < LOADING_NS
-    return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    return f"one at a time: {'too little work for' if few else 'different bits from'} compiled loops"
 
 
 def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

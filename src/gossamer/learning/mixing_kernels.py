@@ -6,7 +6,7 @@ Loops are compiled at the first call with new types, and cached on disk: next to
 cache folder if the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release
 the GIL.
 
-A flag is True or None, so that it has a type, and each combination is compiled separately. ``fused``: a product and a
+A flag is True or None, which differ in type, so that each combination is compiled separately. ``fused``: a product and a
 sum are rounded once.
 """
 
@@ -28,7 +28,7 @@ LANES, REGISTERS = 16, 4
 WIDTH = LANES * REGISTERS
 _SMALL = torch.full((1,), 2.0**-12, dtype=torch.float32)
 FUSED = True if (-1 - 2 * _SMALL).add(1 + _SMALL, alpha=1 + 2.0**-12).item() != 0 else None
-"""Whether torch's kernels fuse here: they do if the processor can, and they may."""
+"""Whether torch's kernels round a product and a sum once here, which depends on the processor and torch's settings."""
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
 
 
@@ -167,8 +167,8 @@ _add = intrinsic(_added)
 
 @_compiled
 def add_at(vector: Any, where: Any, values: Any, own: Any, weight: Any, fused: Any) -> bool:
-    """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. Returns False and does
-    nothing unless ``where`` [k] ascends strictly within the vector."""
+    """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. Returns False and
+    does nothing unless ``where`` [k] ascends strictly within the vector."""
     last = -1
     for index in where:
         if index <= last:

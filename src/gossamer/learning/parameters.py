@@ -275,7 +275,7 @@ def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _begins_with_convolution(module: nn.Module) -> bool:
-    """Whether a convolution that is trained comes before all group norms. (Torch crashes in the backward pass of a
+    """Whether a trained convolution precedes all group norms. (Torch crashes in the backward pass of a
     group norm whose input is ``channels_last`` and needs no gradient.)"""
     kinds = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.GroupNorm))
     first = next(kinds, None)

@@ -178,8 +178,8 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
-        """Run jobs on all workers, or again one after the other if they draw random numbers: torch has one generator
-        for all threads."""
+        """Run jobs on all workers. If they draw random numbers, run them again one at a time, since torch has one
+        generator for all threads."""
         # Made here and not by the workers, since a new module draws from the generator, whose state is then restored.
         count = 1 if self._draws else self._workers.count
         while len(self._modules) < min(count, len(jobs)):

@@ -321,7 +321,7 @@ _MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 class Reader:
-    """Reads values one after the other. Without buffers, tensors become :class:`BufferSpec`. msgpack
+    """Reads values in sequence. Without buffers, tensors become :class:`BufferSpec`. msgpack
     allocates an array of the announced size before it reads the first element, on each of its hundreds of
     levels; it is therefore used only for scalars, extensions and the headers of containers. The reader of an
     extension's content shares the count and the tensors of the enclosing reader."""

@@ -131,7 +131,7 @@ class Expectations:
         if isinstance(payload, Undecodable):
             raise ValueError(payload.reason)
         for base, name in _SCALARS.items():
-            if isinstance(payload, base):  # such as a member of an enumeration, which is sent as its base type
+            if isinstance(payload, base):  # such as an enumeration's member, sent as its base type
                 return (name,)
         raise ValueError(f"a {kind.__name__}, which no codec of this experiment has made")
 

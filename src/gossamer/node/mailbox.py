@@ -262,7 +262,7 @@ class Mailbox:
         if self._malformed_of[source] <= MAX_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
-            raise MalformedMessage(f"{text}; with gather.malformed: drop, the run continues without such messages")
+            raise MalformedMessage(f"{text}; with gather.malformed: drop, the run continues without it")
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
         """The decoded messages that the node expects. The others are refused."""

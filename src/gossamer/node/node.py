@@ -48,7 +48,7 @@ class Node:
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if any, sets it at the end of each
-            round. A value that an algorithm assigns holds until then, or for good without a schedule.
+            round. A value that an algorithm assigns holds until then, or permanently without a schedule.
         state: everything that must outlive a round, by name. The values must be payloads.
         round: number of completed rounds.
         step: number of local steps requested so far."""
@@ -528,8 +528,8 @@ class Node:
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
         recorded, ValueError for the name of a column that every row has."""
-        if reserved := ROW_COLUMNS & values.keys():
-            raise ValueError(f"node.record: {min(reserved)}: every row has this column; accepted: another name")
+        if fixed := ROW_COLUMNS & values.keys():
+            raise ValueError(f"node.record: {min(fixed)}: every row has this column; accepted: another name")
         for name, value in values.items():
             if not isinstance(value, _RECORDED):
                 kind = type(value).__name__

@@ -130,8 +130,8 @@ class NodeRuntime:
         return True
 
     def waiting(self) -> list[str]:
-        """A description of each wait of the node's tasks, and of messages that no task waits for, since their tag may be
-        a mistake."""
+        """A description of each wait of the node's tasks. The last one names the messages that no task waits for, since
+        their tag may be a mistake."""
         waits, unread = [str(waiter) for waiter in self.mailbox.waiters], self.mailbox.unread()
         return [*waits[:-1], f"{waits[-1]} (unread: {unread})"] if waits and unread else waits
 

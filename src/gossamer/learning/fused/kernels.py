@@ -70,7 +70,7 @@ def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
     def wrap(write: Callable[..., Any]) -> Any:
         def typed(context: Any, *given: Any) -> Any:
             kinds = [
-                kind if argument is array else argument for kind, argument in zip(given, arguments, strict=True)
+                kind if formal is array else formal for kind, formal in zip(given, arguments, strict=True)
             ]
 
             def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -126,7 +126,7 @@ def _first(b: Any, n: Any) -> Any:
 
 
 def _rows(b: Any, i: Any, stride: Any, n: Any) -> list[Any]:
-    """Positions of a tile's rows; those from n on are the last one again."""
+    """Positions of a tile's rows; rows from n on repeat the last one."""
     last = b.mul(b.sub(n, _index(1)), stride)
     return [
         b.add(i, b.select(b.icmp_signed("<", _index(t), n), b.mul(_index(t), stride), last))
@@ -202,7 +202,7 @@ def where_equal(b: Any, x: Any, y: Any, yes: Any, no: Any) -> Any:
 
 @operation(vector, vector)
 def power_of_two(b: Any, x: Any) -> Any:
-    """2^n of x = 1.5 * 2^23 + n, whose last bits are those of the integer n"""
+    """2^n for x = 1.5 * 2^23 + n, whose lowest bits hold the integer n"""
     bits = b.shl(b.bitcast(x, _integers), ir.Constant(_integers, [23] * LANES))
     return b.bitcast(b.add(bits, ir.Constant(_integers, [127 << 23] * LANES)), _vector)
 
@@ -309,7 +309,7 @@ KIND, X, X_SIZE, Y, Y_SIZE, WEIGHT, BIAS, C, H, W, OC, OH, OW, KH, KW, SH, SW, T
 LINEAR, CONVOLUTION, NORM, RELU, TANH, MAX_POOL, AVERAGE_POOL, PAD = range(8)
 # Columns of jobs: positions of a node's start and result, and of the state's two vectors before and after.
 START, RESULT, FIRST_FROM, FIRST, SECOND_FROM, SECOND, STEPS, TAKEN = range(8)
-# Values of an optimizer's rule: those that are given, and those that depend on the step.
+# Values of an optimizer's rule: its options, and the values that depend on the step.
 (RULE, MOMENTUM, DAMPENING, NESTEROV, DECAY, BETA1, BETA2, EPSILON, DECOUPLED, CLIP) = range(10)
 RATE, FRESH, SHRINK, SCALE = range(10, 14)
 GRADIENT, SGD, ADAM = range(3)
@@ -543,11 +543,11 @@ def pool_backward(layer: Array, a: Array, x: int, y: int, dx: int, dy: int) -> N
                 for u in range(layer[KH]):
                     for t in range(layer[KW]):
                         k = first + (u * layer[W] + t) * LANES
-                        gradient = d
+                        part = d
                         if largest:
                             z = load(a, x + k)
-                            gradient, d = where_equal(z, v, d, constant(0.0)), where_equal(z, v, constant(0.0), d)
-                        store(a, dx + k, add(load(a, dx + k), gradient))
+                            part, d = where_equal(z, v, d, constant(0.0)), where_equal(z, v, constant(0.0), d)
+                        store(a, dx + k, add(load(a, dx + k), part))
 
 
 @kernel
