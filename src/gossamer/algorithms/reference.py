@@ -12,7 +12,7 @@ from pydantic import Field
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Message, Model, Payload
+from gossamer.messages.tags import Model, Payload
 from gossamer.node import Node, Setting
 
 DISMISSALS = 100  # times that the server, after its last round, tells waiting clients that no model will come
@@ -148,7 +148,8 @@ class FedAvg(Algorithm):
         return True
 
     async def run(self, node: Node) -> None:
-        node.expect("update", {"model": node.model, "samples": 0}, check=_has_samples)
+        like = {"model": node.model, "samples": 0}
+        node.expect("update", like, check=lambda m: whole_number(m.payload["samples"], 0, "samples"))
         node.expect("model", node.model, None, check=lambda message: type(message.tag[1]) is int)
         clients = self.data_ranks(node.size)
         async for r in node.rounds():
@@ -196,7 +197,3 @@ class FedAvg(Algorithm):
 
 def _alike(model: Model, other: Model) -> bool:
     return [(v.dtype, len(v)) for v in model] == [(v.dtype, len(v)) for v in other]
-
-
-def _has_samples(message: Message) -> None:
-    whole_number(message.payload["samples"], 0, "samples")

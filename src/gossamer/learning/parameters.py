@@ -79,10 +79,9 @@ class Layout:
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
         for name, buffer in _buffers(module):
-            whole = (
-                not (buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta) and buffer.numel()
-            )
-            if buffer.is_complex() or (whole and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
+            has_values = buffer.numel() and not buffer.is_meta
+            integers = has_values and not (buffer.is_floating_point() or buffer.is_complex())
+            if buffer.is_complex() or (integers and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
                 kind = "complex" if buffer.is_complex() else f"an integer above {MAX_WHOLE:,}"
                 raise BadInput(
                     f"task.model: buffer {name!r} has {kind}, but buffers are sent as float32; accepted: other values, or"
@@ -138,8 +137,8 @@ def sharing_constants(task: Task, seed: int) -> Task:
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
     fields: list[Field] = []
     for name, tensor in named:
-        start, whole = fields[-1].stop if fields else 0, not tensor.is_floating_point()
-        fields.append(Field(name, start, tuple(tensor.shape), whole))
+        start, integer = fields[-1].stop if fields else 0, not tensor.is_floating_point()
+        fields.append(Field(name, start, tuple(tensor.shape), integer))
     return tuple(fields)
 
 

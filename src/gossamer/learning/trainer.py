@@ -308,8 +308,8 @@ class BatchedTrainer(Trainer):
 
     def _apart(self, matrix: Float[Tensor, "nodes n"]) -> list[Float[Tensor, " n"]]:
         """Copies of a matrix's rows, each with its own memory."""
-        rows, whole = list(matrix.unbind()), matrix.shape[1] == self.rows.length
-        vectors = [self.rows.fresh() if whole else torch.empty_like(row) for row in rows]
+        rows, fits = list(matrix.unbind()), matrix.shape[1] == self.rows.length
+        vectors = [self.rows.fresh() if fits else torch.empty_like(row) for row in rows]
         torch._foreach_copy_(vectors, rows)
         return vectors
 

@@ -208,8 +208,8 @@ class Node:
         if not whole:
             inbox = _parameters(inbox)
         setup = self._setup
-        given = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
-        await self._host.mix(_MixOwn(None, *given, node=self, whole=whole), read=False)
+        terms = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+        await self._host.mix(_MixOwn(None, *terms, node=self, whole=whole), read=False)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"

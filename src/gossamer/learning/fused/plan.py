@@ -167,10 +167,10 @@ class _Reader(TorchFunctionMode):
             self._shape = (math.prod(self._shape),)
         elif func in _KNOWN:
             method, kind, (names, defaults) = _KNOWN[func]
-            given = defaults | dict(zip(names, args, strict=False)) | kwargs
+            arguments = defaults | dict(zip(names, args, strict=False)) | kwargs
             if (self._loss is None) == (method == "_scaled"):
                 raise Unknown(f"{name} {'before' if self._loss is None else 'after'} the loss")
-            getattr(self, method)(kind, given, defaults)
+            getattr(self, method)(kind, arguments, defaults)
         else:
             raise Unknown(f"the operation {name}")
         self._result = result
@@ -202,27 +202,27 @@ class _Reader(TorchFunctionMode):
         kinds = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
         return not kinds or k.MAX_POOL in kinds or (kind == k.TANH and k.TANH in kinds)
 
-    def _linear(self, kind: int, given: dict[str, Any], _: Any) -> None:
+    def _linear(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
         if len(self._shape) != 1:
             raise Unknown(f"linear of {len(self._shape)} dimensions")
-        weight, bias = self._start(given["weight"]), self._start(given["bias"])
-        outputs = len(given["weight"])
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        outputs = len(arguments["weight"])
         self._work += self._shape[0] * outputs
         self._add(kind, self._shape, (outputs,), WEIGHT=weight, BIAS=bias)
 
-    def _convolution(self, kind: int, given: dict[str, Any], _: Any) -> None:
-        padding = 0 if given["padding"] == "valid" else given["padding"]
-        if isinstance(padding, str) or given["groups"] != 1 or _pair(given["dilation"]) != (1, 1):
+    def _convolution(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
+        padding = 0 if arguments["padding"] == "valid" else arguments["padding"]
+        if isinstance(padding, str) or arguments["groups"] != 1 or _pair(arguments["dilation"]) != (1, 1):
             raise Unknown("conv2d with groups, dilation or unusual padding")
         if len(self._shape) != 3:
             raise Unknown(f"conv2d of {len(self._shape)} dimensions")
-        weight, bias = self._start(given["weight"]), self._start(given["bias"])
-        (ph, pw), (sh, sw) = _pair(padding), _pair(given["stride"])
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        (ph, pw), (sh, sw) = _pair(padding), _pair(arguments["stride"])
         c, h, w = self._shape
         if ph or pw:
             self._add(k.PAD, self._shape, (c, h + 2 * ph, w + 2 * pw), KH=ph, KW=pw)
             c, h, w = self._shape
-        channels, _, kh, kw = given["weight"].shape
+        channels, _, kh, kw = arguments["weight"].shape
         sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
         taps = product(range(c), range(kh), range(kw))
         self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in taps]
@@ -230,33 +230,34 @@ class _Reader(TorchFunctionMode):
         self._work += math.prod(result) * c * kh * kw
         self._add(kind, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
 
-    def _norm(self, kind: int, given: dict[str, Any], _: Any) -> None:
-        if given["weight"] is None or given["bias"] is None:
+    def _norm(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
+        if arguments["weight"] is None or arguments["bias"] is None:
             raise Unknown("group_norm without weights")
         if len(self._shape) not in (1, 3):
             raise Unknown(f"group_norm of {len(self._shape)} dimensions")
-        weight, bias, groups = self._start(given["weight"]), self._start(given["bias"]), given["groups"]
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        groups = arguments["groups"]
         statistics, self._end = self._end, self._end + _padded(2 * groups)
         columns = {"WEIGHT": weight, "BIAS": bias, "KH": groups, "STATISTICS": statistics}
         self._add(kind, self._shape, self._shape, **columns)
-        self._epsilons[-1] = given["eps"]
+        self._epsilons[-1] = arguments["eps"]
 
     def _activation(self, kind: int, *_: Any) -> None:
         self._add(kind, self._shape, self._shape)
 
-    def _pool(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        for option, value in usual.items():
-            if option != "stride" and given[option] not in (value, (value, value)):
+    def _pool(self, kind: int, arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
+        for option, value in defaults.items():
+            if option != "stride" and arguments[option] not in (value, (value, value)):
                 raise Unknown(f"pooling with {option}")
         if len(self._shape) != 3:
             raise Unknown(f"pooling of {len(self._shape)} dimensions")
-        (c, h, w), (kh, kw) = self._shape, _pair(given["kernel_size"])
-        sh, sw = _pair(given["stride"] or (kh, kw))
+        (c, h, w), (kh, kw) = self._shape, _pair(arguments["kernel_size"])
+        sh, sw = _pair(arguments["stride"] or (kh, kw))
         result = c, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._add(kind, self._shape, result, KH=kh, KW=kw, SH=sh, SW=sw)
 
-    def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        if any(given[option] != value for option, value in usual.items()):
+    def _take_loss(self, kind: int, arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
+        if any(arguments[option] != value for option, value in defaults.items()):
             raise Unknown("a loss with other settings than the defaults")
         targets = self._all_targets
         if kind == k.CROSS_ENTROPY:
@@ -264,12 +265,12 @@ class _Reader(TorchFunctionMode):
             fits = fits and int(targets.min()) >= 0 and int(targets.max()) < self._shape[0]
         else:
             fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
-        if given["targets"] is not self._targets or len(self._shape) != 1 or not fits:
+        if arguments["targets"] is not self._targets or len(self._shape) != 1 or not fits:
             raise Unknown("a loss with targets of this kind")
         self._loss = kind
 
-    def _scaled(self, divided: int, given: dict[str, Any], _: Any) -> None:
-        factor = given["factor"]
+    def _scaled(self, divided: int, arguments: dict[str, Any], _: Any) -> None:
+        factor = arguments["factor"]
         if not isinstance(factor, int | float):
             raise Unknown("a loss that is multiplied by a tensor")
         self._factor *= 1 / factor if divided else factor
