@@ -458,7 +458,7 @@ def test_a_model_that_is_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -
 
 def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
-        with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with codec: node\.model"):
+        with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with a codec: node\.model"):
             node.broadcast(node.peers(), node.parameters, "m")
         node.broadcast(node.peers(), node.parameters, "m", exact=True)
 

@@ -255,7 +255,7 @@ class Coder:
             return [self.encode(item) for item in payload]
         if isinstance(payload, Tensor) and payload is self.node.parameters:
             raise ValueError(
-                "node.parameters is sent, which no codec encodes; accepted with codec: node.model, or exact=True"
+                "node.parameters is sent, which no codec encodes; accepted with a codec: node.model, or exact=True"
             )
         return payload
 

@@ -242,7 +242,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                     _measured(name, measure, outputs, y)
     except Exception as error:
         problem = f"{part}: {cause(error)}" if is_own(error) else str(error)
-        raise BadInput(f"{problem}; accepted: what fits the task's other parts") from error
+        raise BadInput(f"{problem}; accepted: parts that fit together") from error
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:

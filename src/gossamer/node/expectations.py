@@ -133,7 +133,7 @@ class Expectations:
         for base, name in _SCALARS.items():
             if isinstance(payload, base):  # such as an enumeration's member, sent as its base type
                 return (name,)
-        raise ValueError(f"a {kind.__name__}, which no codec of this experiment has made")
+        raise ValueError(f"a {kind.__name__}, which no codec of this experiment produces")
 
 
 _SCALARS: dict[type, str] = {
