@@ -85,8 +85,8 @@ class ApplyJob(NamedTuple):
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
 StepsResult = tuple[Model, State, Float[Tensor, "2"]]
-"""The model and optimizer state after a job's last step; and the sum of the steps' losses and that of the parameters, on
-the trainer's device."""
+"""The model and optimizer state after a job's last step, and, on the trainer's device, the sum of the steps' losses and the
+sum of the parameters."""
 
 _Module = tuple[FlatModule, Callable[..., Tensors]]
 """A module, and a function from a batch and its augmented inputs, if any, to its loss and gradient [P]."""
@@ -94,11 +94,11 @@ _Module = tuple[FlatModule, Callable[..., Tensors]]
 
 class Trainer(ABC):
     """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
-    share the jobs; results do not depend on their number. On a GPU, steps are recorded as CUDA graphs
+    share the jobs; results do not depend on the number of threads. On a GPU, steps are recorded as CUDA graphs
     if ``cuda_graphs`` is set."""
 
     name = ""
-    evaluates_many = False  # whether models are then also evaluated many at once
+    evaluates_many = False  # whether many models are also evaluated at once
     compiles_first = False  # whether the first step waits for compilation
 
     def __init__(
