@@ -66,7 +66,9 @@ class ADPSGD(Algorithm):
         active = active_ranks(graph)
         for rank in sorted(active):
             if active.issuperset(graph.neighbors(rank)):
-                raise BadInput(f"topology: node {rank} has no neighbour to average with; accepted: at least one")
+                raise BadInput(
+                    f"topology: node {rank} has no neighbour to average with; accepted: at least one"
+                )
 
     async def run(self, node: Node) -> None:
         sampled = node.view is not None

@@ -152,7 +152,9 @@ def overwrite(target: Any, saved: Any) -> Any:
         target[:] = [*map(overwrite, target, saved), *saved[len(target) :]]
         return target
     if type(target) is tuple and isinstance(saved, list):
-        return tuple(overwrite(target[k] if k < len(target) else None, value) for k, value in enumerate(saved))
+        return tuple(
+            overwrite(target[k] if k < len(target) else None, value) for k, value in enumerate(saved)
+        )
     if isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() - saved.keys():
             del target[key]
