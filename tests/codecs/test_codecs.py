@@ -776,12 +776,12 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         (
             ["float16", {"name": "quantize"}],
             {},
-            r"codec\.0: float16 before another codec; accepted: in the last",
+            r"codec\.0: float16 before another codec; accepted: as the last",
         ),
         (
             [{"name": "chain", "codecs": ["identity", "float16"]}, "identity"],
             {},
-            r"codec\.1: float16 before another codec; accepted: in the last",
+            r"codec\.1: float16 before another codec; accepted: as the last",
         ),
         (
             "float16",
