@@ -138,7 +138,7 @@ def test_in_degrees_of_local_vary() -> None:
         (
             {"name": "epidemic-oracle", "degree": 3},
             5,
-            r"algorithm\.degree: 3 for 5 nodes; accepted: an even one",
+            r"algorithm\.degree: 3 for 5 nodes; accepted: an even degree",
         ),
         ({"name": "epidemic-local", "degree": 0}, 5, r"algorithm\.degree"),
         ({"name": "epidemic-local", "local_steps": 0}, 5, r"algorithm\.local_steps"),

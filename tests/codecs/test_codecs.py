@@ -458,7 +458,7 @@ def test_a_model_that_is_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -
 
 def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
-        with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with codec: node\.model"):
+        with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with a codec: node\.model"):
             node.broadcast(node.peers(), node.parameters, "m")
         node.broadcast(node.peers(), node.parameters, "m", exact=True)
 
@@ -761,27 +761,27 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         (
             ["identity", {"name": "top-k", "fraction": 0.5}],
             {},
-            r"codec\.1: top-k after another codec; accepted: in the first",
+            r"codec\.1: top-k after another codec; accepted: as the first",
         ),
         (
             [{"name": "top-k", "fraction": 0.5}, "low-rank"],
             {},
-            r"codec\.1: low-rank after another codec; accepted: in the first",
+            r"codec\.1: low-rank after another codec; accepted: as the first",
         ),
         (
             ["jwins", {"name": "quantize", "block": "tensor"}],
             {},
-            r"codec\.1: quantize after another codec; accepted: in the first",
+            r"codec\.1: quantize after another codec; accepted: as the first",
         ),
         (
             ["float16", {"name": "quantize"}],
             {},
-            r"codec\.0: float16 before another codec; accepted: in the last",
+            r"codec\.0: float16 before another codec; accepted: as the last",
         ),
         (
             [{"name": "chain", "codecs": ["identity", "float16"]}, "identity"],
             {},
-            r"codec\.1: float16 before another codec; accepted: in the last",
+            r"codec\.1: float16 before another codec; accepted: as the last",
         ),
         (
             "float16",

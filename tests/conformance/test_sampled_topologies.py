@@ -207,8 +207,8 @@ def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Pa
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda node: node.topology(), r"node\.topology where neighbours are sampled"),
-        (lambda node: node.mixing_weights(), r"node\.mixing_weights where neighbours are sampled"),
+        (lambda node: node.topology(), r"node\.topology with sampled neighbours"),
+        (lambda node: node.mixing_weights(), r"node\.mixing_weights with sampled neighbours"),
     ],
 )
 def test_what_no_node_knows_is_refused(tmp_path: Path, call: Any, said: str) -> None:

@@ -222,7 +222,7 @@ def test_too_few_models_are_refused() -> None:
     [
         (
             {"name": "trimmed-mean"},
-            "aggregator: trimmed-mean with count None and share None; accepted: one of both",
+            "aggregator: trimmed-mean with count None and share None; accepted: exactly one of them",
         ),
         (
             {"name": "trimmed-mean", "share": 0.5},

@@ -464,7 +464,7 @@ def test_other_models_and_losses_are_not_recognised() -> None:
         with pytest.raises(Unknown, match=reason):
             plan_of(task, linear())
     for loss, targets, reason in (
-        (partial(F.cross_entropy, label_smoothing=0.1), None, "usual"),
+        (partial(F.cross_entropy, label_smoothing=0.1), None, "other settings"),
         (lambda outputs, targets: F.cross_entropy(outputs, targets) ** 2, None, "the operation pow"),
         (lambda outputs, targets: F.cross_entropy(2 * outputs, targets), None, "mul"),
         (F.cross_entropy, torch.full((SAMPLES,), -100), "targets"),

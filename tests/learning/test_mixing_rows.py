@@ -163,7 +163,7 @@ def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) ->
     vectors = [torch.randn(70), torch.randn(70)]
     result = torch.empty(70)
     with compiled():
-        assert "other bits" in mix_rows([Sum(vectors, [0.5, 0.25])], [result], ThreadPool(1))
+        assert "different bits" in mix_rows([Sum(vectors, [0.5, 0.25])], [result], ThreadPool(1))
     assert bits(result) == bits(combine(vectors[0], {1: vectors[1]}, {1: 0.25}, 0.5))
 
 
@@ -171,7 +171,7 @@ def test_little_work_does_not_load_the_loops(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(mixing, "_allowed", True)
     monkeypatch.setattr(mixing, "_worked", 0.0)
     sums, results, workers = [Sum([torch.ones(10)], [0.5])], [torch.empty(10)], ThreadPool(1)
-    assert "too few" in mix_rows(sums, results, workers)
+    assert "too little work" in mix_rows(sums, results, workers)
     mixing.sort_columns(torch.randn(5, 4_000_000))
     assert mix_rows(sums, results, workers) == "together"
 

@@ -96,7 +96,7 @@ def test_malformed_structures(structure: bytes, reason: str) -> None:
     [
         ([], "0 buffers for more tensors"),
         ([torch.zeros(3), torch.zeros(3)], "2 buffers for 1 tensors"),
-        ([torch.zeros(4)], r"buffer 0 is torch.float32 \(4,\); torch.float32 \(3,\) is due"),
+        ([torch.zeros(4)], r"buffer 0 is torch.float32 \(4,\); accepted: torch.float32 \(3,\)"),
         ([torch.zeros(3, dtype=torch.int32)], "torch.int32"),
     ],
 )

@@ -92,7 +92,7 @@ def test_late_answers_leave_those_alone_that_are_awaited(tmp_path: Path) -> None
         asked = node.spawn(node.ask(1, "awaited", ("q", 2)))
         await node.sleep(0.45)
         late = node.drain_answers()
-        with pytest.raises(ValueError, match="a question to node 1 whose answer has the tag"):
+        with pytest.raises(ValueError, match="a question to node 1 with the answer tag"):
             await node.ask(1, "again", ("other", 2))
         return late, await asked
 

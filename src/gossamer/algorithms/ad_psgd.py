@@ -23,8 +23,8 @@ from gossamer.topology import Graph
 class ADPSGD(Algorithm):
     """AD-PSGD (Lian et al., 2018) on an undirected graph.
 
-    At any time, some node i draws a neighbour j, both average their models, and i applies a gradient of an
-    older model:
+    At any time, some node i draws a neighbour j; both average their models, and i applies a gradient of an older
+    model:
 
         x_i, x_j <- (x_i + x_j) / 2;    x_i <- x_i - eta g_i(x_i as it was)
 
@@ -66,7 +66,9 @@ class ADPSGD(Algorithm):
         active = active_ranks(graph)
         for rank in sorted(active):
             if active.issuperset(graph.neighbors(rank)):
-                raise BadInput(f"topology: node {rank} has no neighbour to average with; accepted: one each")
+                raise BadInput(
+                    f"topology: node {rank} has no neighbour to average with; accepted: at least one"
+                )
 
     async def run(self, node: Node) -> None:
         sampled = node.view is not None
@@ -88,7 +90,7 @@ class ADPSGD(Algorithm):
             node.model = node.model + minus_d
 
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
-        """One averaging by an active node."""
+        """Average once as the active node."""
         for minus_d in node.drain_answers():
             node.model = node.model + minus_d
         passive = [rank for rank in await node.neighbors(r, "out") if rank not in active]
@@ -102,7 +104,7 @@ class ADPSGD(Algorithm):
             node.model = node.model + minus_d
 
     def _meet(self, node: Node, question: Message) -> Model:
-        """The part of a passive node: it averages, and replies with -d."""
+        """Average as the passive node, and reply with -d."""
         own, theirs = node.model, question.payload
         d: Model = (theirs.over(own) - own) / 2
         node.model = own + d
@@ -125,8 +127,8 @@ def active_ranks(graph: Graph) -> frozenset[int]:
         depth[root] = 0
         path = [(root, iter(graph.neighbors(root)))]
         while path:
-            rank, others = path[-1]
-            child = next((other for other in others if other not in depth), None)
+            rank, neighbors = path[-1]
+            child = next((neighbor for neighbor in neighbors if neighbor not in depth), None)
             if child is None:
                 path.pop()
             else:

@@ -16,7 +16,7 @@ LocalSteps = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Algorithm(Component):
-    """One node's protocol: ordinary async Python over flat vectors.
+    """One node's protocol: ordinary async Python on flat vectors.
 
     An algorithm object is frozen and shared by all nodes. Its fields are its parameters in the experiment
     file. Keep what a node must remember between rounds in ``node.state``.
@@ -105,11 +105,11 @@ MAX_NUMBER = 2**53
 """The largest number that a node accepts from a peer. Sums of such numbers can still be sent."""
 
 
-def whole_number(value: object, least: int, what: str) -> int:
-    """A number from a peer's message. ValueError unless it is a whole number from ``least`` to :data:`MAX_NUMBER`;
+def whole_number(value: object, minimum: int, name: str) -> int:
+    """A number from a peer's message. ValueError unless it is a whole number from ``minimum`` to :data:`MAX_NUMBER`;
     an infinite or negative one would distort every later mean."""
-    if type(value) is not int or not least <= value <= MAX_NUMBER:
+    if type(value) is not int or not minimum <= value <= MAX_NUMBER:
         raise ValueError(
-            f"{what} of a peer: got {value!r}; accepted: a whole number from {least} to {MAX_NUMBER}"
+            f"{name} of a peer: got {value!r}; accepted: a whole number from {minimum} to {MAX_NUMBER}"
         )
     return value

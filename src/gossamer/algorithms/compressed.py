@@ -29,7 +29,7 @@ class _Compressed(Algorithm):
     """Base class of algorithms that mix compressed differences.
 
     Args:
-        gamma: step size of the mixing. The more C loses, the smaller it has to be; 1 is the plain weighted mean."""
+        gamma: step size of the mixing. The more C loses, the smaller gamma has to be; 1 is the plain weighted mean."""
 
     sends_differences: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class _Compressed(Algorithm):
 async def _exchange(
     node: Node, r: int, name: str, vector: Float[Tensor, " params"], *, buffers: bool = False
 ) -> Model:
-    """Send the change of a vector, and mix the replicas: returns sum_j W_ij x̂_j - x̂_i, and the mean of the
+    """Send the change of a vector, and mix the replicas. Returns sum_j W_ij x̂_j - x̂_i and the mean of the
     buffers. ``node.state[name]`` holds the replicas by rank, including the node's own. When the graph
     changes, new neighbours get the replica itself, unencoded."""
     known: dict[int, Tensor] = node.state.setdefault(name, {})
@@ -51,17 +51,17 @@ async def _exchange(
     sent, change = node.compress(vector - known.get(node.rank, zeros))
     parameters = node.store(known.get(node.rank, zeros) + change)
     own = Model(parameters, node.buffers) if buffers else Model(parameters)
-    to, before = set(await node.neighbors(r, "out")), set(await node.neighbors(max(r - 1, 0), "out"))
-    node.broadcast(to & before, Model(sent, own.buffers), tag=(name, r))
-    node.broadcast(to - before, own, tag=(name, r), exact=True)
+    receivers = set(await node.neighbors(r, "out"))
+    earlier = set(await node.neighbors(max(r - 1, 0), "out"))
+    node.broadcast(receivers & earlier, Model(sent, own.buffers), tag=(name, r))
+    node.broadcast(receivers - earlier, own, tag=(name, r), exact=True)
     inbox = await node.gather(await node.neighbors(r, "in"), tag=(name, r))
     replicas = {}
     for rank, model in inbox.items():
         if rank in known or r == 0:
             model = Model(node.store(known.get(rank, zeros) + dense(model.parameters)), model.buffers)
         replicas[rank] = model
-    others = {rank: each.parameters for rank, each in replicas.items()}
-    node.state[name] = {node.rank: own.parameters, **others}
+    node.state[name] = {rank: model.parameters for rank, model in {node.rank: own, **replicas}.items()}
     mixed: Model = await node.combine(own, replicas, node.mixing_weights(r))
     return Model(mixed.parameters - own.parameters, mixed.buffers)
 
@@ -85,8 +85,8 @@ class ChocoSGD(_Compressed):
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            moved = await _exchange(node, r, "replicas", node.parameters, buffers=True)
-            node.model = Model(node.parameters + self.gamma * moved.parameters, moved.buffers)
+            drift = await _exchange(node, r, "replicas", node.parameters, buffers=True)
+            node.model = Model(node.parameters + self.gamma * drift.parameters, drift.buffers)
 
 
 @register("algorithm", "deepsqueeze")
@@ -148,11 +148,11 @@ class BEER(_Compressed):
                 state["gradient"] = state["direction"] = await node.gradient()
                 state["model drift"] = state["direction drift"] = torch.zeros_like(node.parameters)
             node.parameters = node.parameters + gamma * state["model drift"] - node.lr * state["direction"]
-            moved = await _exchange(node, r, "models", node.parameters, buffers=True)
-            node.model = Model(node.parameters, moved.buffers)
-            state["model drift"] = moved.parameters
+            drift = await _exchange(node, r, "models", node.parameters, buffers=True)
+            node.model = Model(node.parameters, drift.buffers)
+            state["model drift"] = drift.parameters
             gradient = await node.gradient()
-            followed = state["direction"] + gamma * state["direction drift"]
-            state["direction"] = followed + gradient - state["gradient"]
+            mixed = state["direction"] + gamma * state["direction drift"]
+            state["direction"] = mixed + gradient - state["gradient"]
             state["gradient"] = gradient
             state["direction drift"] = (await _exchange(node, r, "directions", state["direction"])).parameters

@@ -33,7 +33,7 @@ class D2(Algorithm):
         x^1     = W (x^0 - eta g^0)
         x^{t+1} = W (2 x^t - x^{t-1} - eta g^t + eta g^{t-1})
 
-    in an equal form, with any optimizer's step u and a correction c, zero at first:
+    in an equivalent form, with any optimizer's step u and a correction c, zero at first:
 
         x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
 
@@ -51,13 +51,13 @@ class D2(Algorithm):
         topology = setting.topology
         if not topology.static:
             return
-        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # they bring scipy
+        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # imports scipy
 
         check_symmetric(topology, self.name_of())
         lowest = smallest_eigenvalue(sparse_matrix(topology, 0))
         if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
-            found = f"the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2"
-            raise BadInput(f"topology: {found}; accepted: above -1/3, or algorithm.exact_diffusion: true")
+            problem = f"the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2"
+            raise BadInput(f"topology: {problem}; accepted: above -1/3, or algorithm.exact_diffusion: true")
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -89,24 +89,24 @@ def check_symmetric(topology: TopologySchedule, algorithm: str) -> None:
 
 
 def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
-    """Refuse a static topology whose mixing changes the nodes' average. A topology that changes is not
+    """Refuse a static topology whose mixing changes the nodes' average. A topology that changes over time is not
     checked."""
     if not topology.static:
         return
     from gossamer.topology.measures import sparse_matrix
 
-    off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
-    if off.max() > 1e-6:
-        found = f"not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm}"
-        raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, for example")
+    errors = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
+    if errors.max() > 1e-6:
+        problem = f"not doubly stochastic (column {errors.argmax()} does not sum to 1), for {algorithm}"
+        raise BadInput(f"topology.weights: {problem}; accepted: metropolis-hastings, for example")
 
 
 def correction(node: Node) -> Float[Tensor, " params"]:
     """The correction from the last round, scaled to this round's learning rate; zero in the first round."""
     if "correction" not in node.state:
         return torch.zeros_like(node.parameters)
-    last = node.state["lr"]
-    scaled: Tensor = node.state["correction"] * (node.lr / last if last else 0.0)
+    last_lr = node.state["lr"]
+    scaled: Tensor = node.state["correction"] * (node.lr / last_lr if last_lr else 0.0)
     return scaled
 
 
@@ -144,14 +144,14 @@ class GradientTracking(Algorithm):
             step = node.parameters - before
             direction = step + correction(node)
             node.parameters = before + direction if self.variant == "dsgt" else before
-            to, peers = await node.neighbors(r, "out"), await node.neighbors(r, "in")
+            receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
             weights = node.mixing_weights(r)
-            node.broadcast(to, node.model, tag=("model", r))
-            node.broadcast(to, direction, tag=("direction", r))
-            await node.mix(await node.gather(peers, tag=("model", r)), weights)
+            node.broadcast(receivers, node.model, tag=("model", r))
+            node.broadcast(receivers, direction, tag=("direction", r))
+            await node.mix(await node.gather(senders, tag=("model", r)), weights)
             if self.variant == "diging":
                 node.parameters = node.parameters + direction
-            directions = await node.gather(peers, tag=("direction", r))
+            directions = await node.gather(senders, tag=("direction", r))
             node.state["correction"] = await node.combine(direction, directions, weights) - step
             node.state["lr"] = node.lr
             del directions  # frees this round's vectors before the next round's are computed
@@ -165,7 +165,7 @@ class QuasiGlobalMomentum(Algorithm):
     Algorithm 1 (QG-DSGDm), with W of ``topology.weights``, doubly stochastic where it is static:
 
         m_i      = beta mhat_i + g_i(x_i)
-        x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in the place of m_j
+        x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in place of m_j
         mhat_i  <- mu mhat_i + (1 - mu) (x_i - x'_i) / eta   mhat_i = 0 at first
 
     A round is one local step. The node's own model replaces that of a missing neighbour. The optimizer has to
@@ -199,12 +199,12 @@ class QuasiGlobalMomentum(Algorithm):
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
             del inbox  # frees this round's vectors before the next round's are computed
-            if node.lr:  # at a rate of zero there is no movement to learn from
-                moved = (before - node.parameters) / node.lr
-                node.state["momentum"] = self.mu * momentum + (1 - self.mu) * moved
+            if node.lr:  # with a learning rate of zero there is no displacement
+                displacement = (before - node.parameters) / node.lr
+                node.state["momentum"] = self.mu * momentum + (1 - self.mu) * displacement
 
     def _accelerated(self, step: Tensor, momentum: Tensor) -> Float[Tensor, " params"]:
-        """-eta m, or -eta (g + beta m), of the plain step -eta g and eta mhat."""
+        """-eta m, or -eta (g + beta m) with Nesterov momentum, from the plain step -eta g and eta mhat."""
         if self.nesterov:
             return (1 + self.beta) * step - self.beta**2 * momentum
         return step - self.beta * momentum

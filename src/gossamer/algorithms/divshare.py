@@ -4,7 +4,7 @@ dropped.
 Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv
 2410.12918). The rules and their order are taken from the authors' code. So are the baselines, which differ
 from the protocols they are named after (``ad-psgd`` and ``swift``): after its steps, a node averages with the
-newest model of every node that it has heard from since the last averaging, x_i <- (x_i + sum_{j in heard}
+newest model of every node that it has heard from since its last averaging, x_i <- (x_i + sum_{j in heard}
 x_j) / (1 + |heard|), and it never drops queued messages, so a slow node sends increasingly stale models.
 ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates the two differences.
 """
@@ -43,7 +43,7 @@ class DivShare(Algorithm):
     2. drops the messages that it has not yet sent,
     3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
     4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
-       over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
+       over the nodes j whose fragment with p it has; of two fragments with one number from one node, the newer counts.
 
     Args:
         fraction: Omega. Above 1/2, whole models are sent.
@@ -77,8 +77,8 @@ class DivShare(Algorithm):
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
         if topology.sampled and self.recipients_from == "all":
-            found = f'"all" on {topology.topology.name_of()}'
-            raise BadInput(f'algorithm.recipients_from: {found}; accepted: "neighbors"')
+            problem = f'"all" on {topology.topology.name_of()}'
+            raise BadInput(f'algorithm.recipients_from: {problem}; accepted: "neighbors"')
 
     def reaches_all(self) -> bool:
         return self.recipients_from == "all"
@@ -117,8 +117,8 @@ class DivShare(Algorithm):
         others = node.peers() if self.recipients_from == "all" else await node.neighbors(r, "out")
         J = math.ceil(math.log2(node.size)) if self.recipients is None else self.recipients
         rng = node.rng("recipients", r)
-        drawn = np.argsort(rng.random((len(numbers), len(others))), axis=1)[:, :J].tolist()
-        pairs = [(c, others[k]) for c, row in zip(numbers, drawn, strict=True) for k in row]
+        choices = np.argsort(rng.random((len(numbers), len(others))), axis=1)[:, :J].tolist()
+        pairs = [(c, others[k]) for c, chosen in zip(numbers, choices, strict=True) for k in chosen]
         return [pairs[k] for k in rng.permutation(len(pairs)).tolist()]
 
 
@@ -183,12 +183,12 @@ class FragmentAssignment:
     """The assignment of a vector's coordinates [n] to fragments."""
 
     order: Int[Tensor, " n"]  # the coordinates, fragment by fragment
-    places: Int[Tensor, " n"]  # the position of each coordinate in that order
+    positions: Int[Tensor, " n"]  # the position of each coordinate in that order
     sizes: tuple[int, ...]  # lengths of the fragments
 
     def in_fragment_order(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A new vector with the values in fragment order."""
-        return v.index_select(0, self.order)  # takes a third of the time of indexing by brackets
+        return v.index_select(0, self.order)  # takes a third of the time of indexing with brackets
 
     def split(self, ordered: Float[Tensor, " n"]) -> tuple[Tensor, ...]:
         """The fragments of such a vector, as views."""
@@ -202,9 +202,9 @@ class FragmentAssignment:
         for c, values in heard:
             pieces[c].add_(values)
             counts[c] += 1
-        for piece, number in zip(pieces, counts, strict=True):
-            piece.div_(number)
-        return total.index_select(0, self.places)
+        for piece, count in zip(pieces, counts, strict=True):
+            piece.div_(count)
+        return total.index_select(0, self.positions)
 
 
 @lru_cache(maxsize=8)
@@ -292,7 +292,7 @@ class ADPSGDArtifact(Algorithm):
         return True
 
     async def run(self, node: Node) -> None:
-        state, peers, asked = node.state, node.peers(), self.degree // 2
+        state, peers, requests = node.state, node.peers(), self.degree // 2
         state["latest"] = node.model
         node.expect("model", node.model, check=lambda message: message.tag[1] in ("question", "answer"))
         node.expect("heard", node.model)
@@ -301,12 +301,12 @@ class ADPSGDArtifact(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             state["latest"] = node.model
-            drawn = node.rng("peers", r).integers(len(peers), size=asked)
+            drawn = node.rng("peers", r).integers(len(peers), size=requests)
             questions = [
                 node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
             ]
             heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
-            node.record(received_share=len(heard) / (2 * asked))
+            node.record(received_share=len(heard) / (2 * requests))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
             del heard
             await wait_for_backlog(leaving, questions, self.backlog)

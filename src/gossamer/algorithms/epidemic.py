@@ -65,8 +65,8 @@ class EpidemicOracle(Epidemic):
 
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
-            found = f"{self.degree} for {setting.nodes} nodes"
-            raise BadInput(f"algorithm.degree: {found}; accepted: an even one")
+            problem = f"{self.degree} for {setting.nodes} nodes"
+            raise BadInput(f"algorithm.degree: {problem}; accepted: an even degree")
         super().check(setting)
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:

@@ -27,13 +27,13 @@ class _Gossip(Algorithm):
     tolerates_sampling: ClassVar[bool] = True
     local_steps: LocalSteps = 1
 
-    async def _pass_on(self, node: Node, r: int, before: Sending | None) -> Sending | None:
+    async def _pass_on(self, node: Node, r: int, previous: Sending | None) -> Sending | None:
         """Send the model with its age to one random neighbour, once the previous message has been sent."""
-        if before is not None:
-            await before
+        if previous is not None:
+            await previous
         peers = await node.neighbors(r, "out")
         if not peers:
-            return before
+            return previous
         to = peers[int(node.rng("peer", r).integers(len(peers)))]
         return node.send(to, {"model": node.model, "age": node.state["age"]}, tag="model")
 
@@ -60,7 +60,7 @@ class GossipLearning(_Gossip):
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)
-        _expect_models(node, least=1)
+        _expect_models(node, minimum=1)
         sending = None
         async for r in node.rounds():
             start = node.now()
@@ -87,14 +87,14 @@ class GossipLearning(_Gossip):
             await self._merge(node, [message])
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
-        """The mean weighted by age. Messages are numbered by their position in the queue, since one sender
-        may have several."""
-        own, ages = node.state["age"], [each.payload["age"] for each in messages]
+        """Take the mean weighted by age. Messages are numbered by their position in the queue, since a sender
+        may have several in it."""
+        own, ages = node.state["age"], [message.payload["age"] for message in messages]
         total = own + sum(ages)
         node.state["age"] = max([own, *ages])
         await node.mix(
-            {place: message.payload["model"] for place, message in enumerate(messages)},
-            {place: age / total for place, age in enumerate(ages)},
+            {position: message.payload["model"] for position, message in enumerate(messages)},
+            {position: age / total for position, age in enumerate(ages)},
             self_weight=own / total,
         )
 
@@ -113,7 +113,7 @@ class GossipLearningOnReceipt(_Gossip):
     where update takes local steps, merge(m, m') = (m + m') / 2 has the age max(a, a'), and the first m' is the initial model.
     The paper's learners lower their rate with the age of a model; here ``optimizer`` sets the rate.
 
-    A node handles one model after the other. Training delays the end of a period. A period therefore has to
+    A node handles one model at a time. Training delays the end of a period. A period therefore has to
     be longer than the training of one model, or models pile up.
 
     Args:
@@ -128,7 +128,7 @@ class GossipLearningOnReceipt(_Gossip):
         node.state.setdefault("age", 0)
         node.state.setdefault("last", node.model)
         node.state.setdefault("last_age", 0)
-        _expect_models(node, least=0)
+        _expect_models(node, minimum=0)
         sending = None
         async for r in node.rounds():
             until = node.now() + self.period_s
@@ -147,9 +147,9 @@ class GossipLearningOnReceipt(_Gossip):
             await node.mix({0: last}, {0: 0.5}, self_weight=0.5)
             await node.train(self.local_steps)
         else:
-            other = await self._update(node, last)
+            updated = await self._update(node, last)
             await self._update(node, received)
-            await node.mix({0: other}, {0: 0.5}, self_weight=0.5)
+            await node.mix({0: updated}, {0: 0.5}, self_weight=0.5)
         node.state["age"] = (age if self.create == "rw" else max(age, last_age)) + self.local_steps
 
     async def _update(self, node: Node, model: Model) -> Model:
@@ -158,16 +158,16 @@ class GossipLearningOnReceipt(_Gossip):
         return node.model
 
 
-def _expect_models(node: Node, least: int) -> None:
+def _expect_models(node: Node, minimum: int) -> None:
     like = {"model": node.model, "age": 1}
-    node.expect("model", like, check=lambda message: whole_number(message.payload["age"], least, "age"))
+    node.expect("model", like, check=lambda message: whole_number(message.payload["age"], minimum, "age"))
 
 
 async def _received(node: Node, until: float) -> Message | None:
     """The next model that arrives before a deadline; None if none does."""
-    if (left := until - node.now()) <= 0:
+    if (remaining := until - node.now()) <= 0:
         return None
     try:
-        return await node.receive("model", timeout=left)
+        return await node.receive("model", timeout=remaining)
     except TimeoutError:
         return None

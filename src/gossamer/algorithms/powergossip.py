@@ -72,7 +72,7 @@ class PowerGossip(Algorithm):
         check_symmetric(setting.topology, self.name_of())
         check_doubly_stochastic(setting.topology, self.name_of())
         fields = setting.layout.parameters
-        low = any(each.columns for each in self._matrices(fields))
+        low = any(matrix.columns for matrix in self._matrices(fields))
         if not low and any(min(field.matrix) > 1 for field in fields):
             raise BadInput(
                 f"algorithm.rank: got {self.rank}, which makes no matrix of the model smaller; accepted: a smaller rank"
@@ -84,20 +84,20 @@ class PowerGossip(Algorithm):
             x, links = node.parameters, node.state.get("links", {})
             peers, weights = await node.neighbors(r), node.mixing_weights(r)
             matrices = list(self._matrices(node.layout))
-            bases = {peer: links.get(peer) or self._drawn(node, peer, r, matrices) for peer in peers}
-            sent = {peer: self._projected(x, bases[peer], matrices, r) for peer in peers}
+            bases = {peer: links.get(peer) or self._initial_bases(node, peer, r, matrices) for peer in peers}
+            sent = {peer: self._projections(x, bases[peer], matrices, r) for peer in peers}
             for peer in peers:
                 node.send(peer, sent[peer], tag=r)
             inbox = await node.gather(peers, tag=r)
-            moved, node.state["links"] = x.clone(), {}
+            mixed, node.state["links"] = x.clone(), {}
             for peer, theirs in inbox.items():
                 # Both nodes subtract the higher rank's values from the lower rank's, so that they compute the
                 # same result.
                 difference = sent[peer] - theirs if node.rank < peer else theirs - sent[peer]
                 sign = 1.0 if node.rank < peer else -1.0
                 change, node.state["links"][peer] = self._step(x, difference, bases[peer], matrices, r)
-                moved -= sign * weights[peer] * change
-            node.parameters = node.parameters + (moved - x)
+                mixed -= sign * weights[peer] * change
+            node.parameters = node.parameters + (mixed - x)
 
     def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[_Matrix]:
         for field in fields:
@@ -105,23 +105,23 @@ class PowerGossip(Algorithm):
             low = self.rank * max(rows, columns) < rows * columns
             yield _Matrix(field.start, *((rows, columns) if low else (rows * columns, 0)))
 
-    def _drawn(self, node: Node, peer: int, r: int, matrices: list[_Matrix]) -> list[Tensor]:
-        """The initial bases of a link."""
+    def _initial_bases(self, node: Node, peer: int, r: int, matrices: list[_Matrix]) -> list[Tensor]:
+        """The bases of a new link, drawn from a key that both nodes know."""
         rng = node.rng("powergossip", min(node.rank, peer), max(node.rank, peer), r, shared=True)
-        shapes = [(each.rows if r % 2 else each.columns, self.rank) for each in matrices if each.columns]
-        drawn = [torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
-        return [torch.linalg.qr(each).Q.to(node.parameters.device) for each in drawn]
+        sides = [matrix.rows if r % 2 else matrix.columns for matrix in matrices if matrix.columns]
+        gaussian = [torch.from_numpy(rng.standard_normal((n, self.rank), dtype=np.float32)) for n in sides]
+        return [torch.linalg.qr(columns).Q.to(node.parameters.device) for columns in gaussian]
 
-    def _projected(
+    def _projections(
         self, x: Tensor, bases: list[Tensor], matrices: list[_Matrix], r: int
     ) -> Float[Tensor, " sent"]:
         """M V (or M^T U) of all matrices, and all vectors, concatenated."""
-        parts, left = [], iter(bases)
-        for each in matrices:
-            if each.columns:
-                parts.append((each.of(x, transposed=r % 2 == 1) @ next(left)).flatten())
+        parts, remaining = [], iter(bases)
+        for matrix in matrices:
+            if matrix.columns:
+                parts.append((matrix.of(x, transposed=r % 2 == 1) @ next(remaining)).flatten())
             else:
-                parts.append(x[each.start : each.start + each.rows])
+                parts.append(x[matrix.start : matrix.start + matrix.rows])
         return torch.cat(parts)
 
     def _step(
@@ -133,16 +133,16 @@ class PowerGossip(Algorithm):
         r: int,
     ) -> tuple[Float[Tensor, " params"], list[Tensor]]:
         """The link's estimate of the difference of both models, and its next bases."""
-        change, after, at, left = torch.zeros_like(x), [], 0, iter(bases)
-        for each in matrices:
-            if not each.columns:
-                change[each.start : each.start + each.rows] = difference[at : at + each.rows]
-                at += each.rows
+        change, next_bases, start, remaining = torch.zeros_like(x), [], 0, iter(bases)
+        for matrix in matrices:
+            if not matrix.columns:
+                change[matrix.start : matrix.start + matrix.rows] = difference[start : start + matrix.rows]
+                start += matrix.rows
                 continue
-            basis, side = next(left), each.columns if r % 2 else each.rows
-            D = difference[at : at + side * self.rank].view(side, self.rank)
-            at += side * self.rank
-            each.of(change, transposed=r % 2 == 1).copy_(D @ basis.T)
-            # (The basis of equal matrices would miss some differences for good.)
-            after.append(torch.linalg.qr(D if D.any() else torch.ones_like(D)).Q)
-        return change, after
+            basis, side = next(remaining), matrix.columns if r % 2 else matrix.rows
+            D = difference[start : start + side * self.rank].view(side, self.rank)
+            start += side * self.rank
+            matrix.of(change, transposed=r % 2 == 1).copy_(D @ basis.T)
+            # If the matrices are equal, D = 0 would give a basis that misses some differences forever.
+            next_bases.append(torch.linalg.qr(D if D.any() else torch.ones_like(D)).Q)
+        return change, next_bases

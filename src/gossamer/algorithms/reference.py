@@ -12,10 +12,10 @@ from pydantic import Field
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, participants, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Message, Model, Payload
+from gossamer.messages.tags import Model, Payload
 from gossamer.node import Node, Setting
 
-DISMISSALS = 100  # how often the server, after its last round, tells waiting clients that no model will come
+DISMISSALS = 100  # times that the server, after its last round, tells waiting clients that no model will come
 
 
 @register("algorithm", "local")
@@ -92,13 +92,13 @@ class AllReduce(Algorithm):
         parts = await node.gather(node.peers(), tag=("scatter", r))
         # The average is over the peers that are alive.
         mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / (1 + len(parts))))
-        sent, found = node.compress(mean.parameters)
+        sent, decoded = node.compress(mean.parameters)
         node.broadcast(node.peers(), Model(sent, mean.buffers), tag=("gather", r))
         means = await node.gather(node.peers(), tag=("gather", r))
-        means[node.rank] = Model(found, mean.buffers)
+        means[node.rank] = Model(decoded, mean.buffers)
         # A segment whose owner is dead keeps the node's own values.
-        whole = [means.get(rank, segments[rank]) for rank in range(node.size)]
-        return Model(*(torch.cat(vectors) for vectors in zip(*whole, strict=True)))
+        averaged = [means.get(rank, segments[rank]) for rank in range(node.size)]
+        return Model(*(torch.cat(vectors) for vectors in zip(*averaged, strict=True)))
 
 
 @register("algorithm", "fedavg")
@@ -148,7 +148,8 @@ class FedAvg(Algorithm):
         return True
 
     async def run(self, node: Node) -> None:
-        node.expect("update", {"model": node.model, "samples": 0}, check=_has_samples)
+        like = {"model": node.model, "samples": 0}
+        node.expect("update", like, check=lambda m: whole_number(m.payload["samples"], 0, "samples"))
         node.expect("model", node.model, None, check=lambda message: type(message.tag[1]) is int)
         clients = self.data_ranks(node.size)
         async for r in node.rounds():
@@ -161,16 +162,16 @@ class FedAvg(Algorithm):
             node.spawn(self._dismiss(node))
 
     async def _serve(self, node: Node, r: int, clients: Sequence[int]) -> None:
-        began = node.now()
+        start = node.now()
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
         by_data = self.weighting == "data"
-        size = {k: reply["samples"] if by_data else 1 for k, reply in replies.items()}
+        sizes = {k: reply["samples"] if by_data else 1 for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
-        if any(size.values()):
-            await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
+        if any(sizes.values()):
+            await node.mix(models, {k: sizes[k] / sum(sizes.values()) for k in models}, self_weight=0.0)
         else:
-            await node.sleep(max(began + self.idle_s - node.now(), 0.0))
+            await node.sleep(max(start + self.idle_s - node.now(), 0.0))
 
     async def _work(self, node: Node, r: int) -> None:
         model = await self._model(node, r)
@@ -194,9 +195,5 @@ class FedAvg(Algorithm):
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))
 
 
-def _alike(one: Model, other: Model) -> bool:
-    return [(v.dtype, len(v)) for v in one] == [(v.dtype, len(v)) for v in other]
-
-
-def _has_samples(message: Message) -> None:
-    whole_number(message.payload["samples"], 0, "samples")
+def _alike(model: Model, other: Model) -> bool:
+    return [(v.dtype, len(v)) for v in model] == [(v.dtype, len(v)) for v in other]

@@ -47,8 +47,8 @@ class RelaySum(Algorithm):
             name, accepted = topology.topology.name_of(), "one connected, undirected graph for all rounds"
             raise BadInput(f"topology: {name} for relay-sum; accepted: {accepted}")
         if self.tree == "given" and graph.arcs != 2 * (graph.nodes - 1):
-            found = f"{graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum"
-            raise BadInput(f"topology: {found}; accepted: a tree, or algorithm.tree: spanning")
+            problem = f"{graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum"
+            raise BadInput(f"topology: {problem}; accepted: a tree, or algorithm.tree: spanning")
 
     def sends_models(self) -> bool:
         return False  # it sends sums of models
@@ -72,22 +72,21 @@ class RelaySum(Algorithm):
         sums = {rank: message["sum"] for rank, message in heard.items()}
         counts = {rank: message["count"] for rank, message in heard.items()}
         total = await node.combine(node.model, sums, dict.fromkeys(sums, 1.0), self_weight=1.0)
-        for to in peers:
-            # The sum of all messages except this neighbour's: one subtraction instead of a sum over the
-            # others.
-            back = {rank: sums[rank] for rank in sums if rank == to}
-            rest = await node.combine(total, back, dict.fromkeys(back, -1.0), self_weight=1.0)
-            node.send(to, {"sum": rest, "count": 1 + sum(counts.values()) - counts.get(to, 0)}, tag=r)
+        for peer in peers:
+            # One subtraction of the peer's own message instead of a sum over all others.
+            returned = {rank: sums[rank] for rank in sums if rank == peer}
+            rest = await node.combine(total, returned, dict.fromkeys(returned, -1.0), self_weight=1.0)
+            node.send(peer, {"sum": rest, "count": 1 + sum(counts.values()) - counts.get(peer, 0)}, tag=r)
 
     async def _average(self, node: Node, inbox: dict[int, Any]) -> None:
         sums = {rank: message["sum"] for rank, message in inbox.items()}
         weights = dict.fromkeys(sums, 1 / node.size)
-        unheard = node.size - 1 - sum(message["count"] for message in inbox.values())
+        missing = node.size - 1 - sum(message["count"] for message in inbox.values())
         if self.stand_in == "own":
-            await node.mix(sums, weights, self_weight=(1 + unheard) / node.size)
+            await node.mix(sums, weights, self_weight=(1 + missing) / node.size)
         else:
             # The initial model is mixed too, under a number that is not a rank.
-            sums[node.size], weights[node.size] = node.state["initial"], unheard / node.size
+            sums[node.size], weights[node.size] = node.state["initial"], missing / node.size
             await node.mix(sums, weights, self_weight=1 / node.size)
 
 
@@ -100,8 +99,8 @@ def spanning_tree(graph: Graph) -> Graph:
     queue = deque(reached)
     while queue:
         rank = queue.popleft()
-        found = dict.fromkeys(other for other in graph.neighbors(rank) if other not in reached)
-        edges += [(rank, other) for other in found]
-        reached |= found
-        queue += found
+        children = dict.fromkeys(peer for peer in graph.neighbors(rank) if peer not in reached)
+        edges += [(rank, child) for child in children]
+        reached |= children
+        queue += children
     return Graph(graph.nodes, edges)

@@ -35,7 +35,7 @@ class SGP(Algorithm):
         w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
 
     where a step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the
-    messages in flight sum to n. A lost message loses its weight for good, and the steps eta / w_i would grow
+    messages in flight sum to n. A lost message loses its weight permanently, and the steps eta / w_i would grow
     with every loss. Networks that lose messages, faults that remove nodes and ``gather.timeout_s`` are
     therefore refused.
 
@@ -62,14 +62,14 @@ class SGP(Algorithm):
             await self._push(node, r)
             await self._add(node, await node.gather(await node.neighbors(r, "in"), tag=r))
 
-    async def _overlapped(self, node: Node, exchange: int, since: int) -> None:
-        if since == 0:
+    async def _overlapped(self, node: Node, exchange: int, rounds_since: int) -> None:
+        if rounds_since == 0:
             await self._push(node, exchange)
             await self._add(node, await node.gather(node.state.get("due", []), tag=exchange - 1))
             node.state["due"] = list(await node.neighbors(exchange, "in"))
-        here = {message.source: message.payload for message in node.drain(exchange)}
-        node.state["due"] = [rank for rank in node.state["due"] if rank not in here]
-        await self._add(node, here)
+        arrived = {message.source: message.payload for message in node.drain(exchange)}
+        node.state["due"] = [rank for rank in node.state["due"] if rank not in arrived]
+        await self._add(node, arrived)
 
     async def _train(self, node: Node) -> None:
         lr = node.lr
@@ -79,9 +79,9 @@ class SGP(Algorithm):
 
     async def _push(self, node: Node, exchange: int) -> None:
         """Split the weight equally among the node itself and its out-neighbours."""
-        to = await node.neighbors(exchange, "out")
-        share = node.state["weight"] / (1 + len(to))
-        node.broadcast(to, {"model": node.model, "weight": share}, tag=exchange)
+        receivers = await node.neighbors(exchange, "out")
+        share = node.state["weight"] / (1 + len(receivers))
+        node.broadcast(receivers, {"model": node.model, "weight": share}, tag=exchange)
         node.state["weight"] = share
 
     async def _add(self, node: Node, inbox: Mapping[int, Payload]) -> None:
@@ -89,7 +89,7 @@ class SGP(Algorithm):
             return
         shares = {rank: inbox[rank]["weight"] for rank in sorted(inbox)}
         own = node.state["weight"]
-        # Added one by one, as for all nodes at once. (Since Python 3.12, sum() rounds plain floats in its own way.)
+        # Added one by one, as when one call acts for all nodes: since Python 3.12, sum() rounds floats differently.
         total = node.state["weight"] = own + reduce(operator.add, shares.values())
         await node.mix(
             {rank: payload["model"] for rank, payload in inbox.items()},

@@ -58,8 +58,8 @@ class Swift(Algorithm):
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
-            found = 'one that changes, for algorithm.memory "stored"'
-            raise BadInput(f'topology: {found}; accepted: a static one, or "fresh"')
+            problem = 'one that changes, for algorithm.memory "stored"'
+            raise BadInput(f'topology: {problem}; accepted: a static one, or "fresh"')
         if topology.graph(0).directed and self.weights == "ccs":
             accepted = '"topology", or an undirected graph'
             raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
@@ -77,26 +77,26 @@ class Swift(Algorithm):
             await node.train(self.local_steps)
             if (r + 1) % self.average_every:
                 continue
-            came = node.drain("model", newest=True)
-            newest = {message.source: message.payload for message in came}
+            arrived = node.drain("model", newest=True)
+            newest = {message.source: message.payload for message in arrived}
             by_topology = self.weights == "topology"
             weights = node.mixing_weights(r) if by_topology else ccs(node.topology(r))[node.rank]
             if self.memory == "stored":
                 last.update(newest)
-                sent_at.update({message.source: message.sent_at for message in came})
+                sent_at.update({message.source: message.sent_at for message in arrived})
                 heard = {j: last.get(j, first) for j in weights}
                 if weights:
-                    when = math.fsum(sent_at.get(j, 0.0) for j in weights) / len(weights)
-                    node.record(mixed_staleness_s=node.now() - when)
+                    mean_sent_at = math.fsum(sent_at.get(j, 0.0) for j in weights) / len(weights)
+                    node.record(mixed_staleness_s=node.now() - mean_sent_at)
             else:
                 heard = {j: newest[j] for j in weights if j in newest}
-                weights = self._of_those_heard(weights, list(heard))
+                weights = self._fresh_weights(weights, list(heard))
             mixed = await node.combine(before, heard, weights, aggregate=True)
-            # Keep the updates that steps have made since then.
+            # Keep the updates of the steps since then.
             node.model = mixed + (node.model - before)
-            node.record(heard=len(came))
+            node.record(heard=len(arrived))
 
-    def _of_those_heard(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
+    def _fresh_weights(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
         """The weights of the models that arrived."""
         total = math.fsum(weights[j] for j in heard)
         if not self.boost or not total:

@@ -3,8 +3,10 @@ centralities that nodes learn by gossip, or corrected for the nodes' influence.
 
 Sakarvadia et al., "Topology-Aware Knowledge Propagation in Decentralized Learning", arXiv 2505.11760; the
 rules are those of its published code, whose experiments start from different models (``initial:
-independent``) and a new optimizer each round (``optimizer.reset_every_round``). Mai & Abed, "Distributed
-Optimization over Weighted Directed Graphs Using Row Stochastic Matrix", ACC 2016 (from memory).
+independent``) and a new optimizer each round (``optimizer.reset_every_round``).
+
+The idea of correcting for influence is from Mai & Abed, "Distributed Optimization over Weighted Directed Graphs Using Row
+Stochastic Matrix", ACC 2016; :class:`InfluenceCorrected` derives the form used here.
 """
 
 from __future__ import annotations
@@ -80,14 +82,14 @@ class TopologyAware(Algorithm):
     async def _mix(self, node: Node, r: int, receivers: Sequence[int], senders: Sequence[int]) -> None:
         """Collect the neighbours' models: trained ones, or mixed ones from nodes that mix before this
         node."""
-        first = self.order == "simultaneous"
-        node.broadcast([k for k in receivers if first or k < node.rank], node.model, tag=("trained", r))
-        inbox = dict(await node.gather([k for k in senders if first or k > node.rank], tag=("trained", r)))
-        if not first:
+        at_once = self.order == "simultaneous"
+        node.broadcast([k for k in receivers if at_once or k < node.rank], node.model, tag=("trained", r))
+        inbox = dict(await node.gather([k for k in senders if at_once or k > node.rank], tag=("trained", r)))
+        if not at_once:
             inbox |= await node.gather([k for k in senders if k < node.rank], tag=("mixed", r))
         if senders:
             await node.mix(inbox, node.mixing_weights(r))
-        if not first:
+        if not at_once:
             node.broadcast([k for k in receivers if k > node.rank], node.model, tag=("mixed", r))
 
     async def _train(self, node: Node, anchors: Sequence[Tensor]) -> None:
@@ -99,18 +101,18 @@ class TopologyAware(Algorithm):
                 gradient = await node.gradient()
                 await node.apply(gradient + self._pull(node, anchors))
         for name in self.evaluate_trained:
-            found = await node.evaluate(on=name)
-            node.record(**{f"trained_{name}_{metric}": value for metric, value in found.items()})
+            metrics = await node.evaluate(on=name)
+            node.record(**{f"trained_{name}_{metric}": value for metric, value in metrics.items()})
 
     def _pull(self, node: Node, anchors: Sequence[Tensor]) -> Float[Tensor, " params"]:
         """The gradient of the proximal term."""
-        away = node.parameters - torch.stack(list(anchors))
+        differences = node.parameters - torch.stack(list(anchors))
         if self.distance == "squared":
-            return self.proximal * away.sum(0)
+            return self.proximal * differences.sum(0)
         for tensor in node.layout:
-            part = away[:, tensor.start : tensor.stop]
+            part = differences[:, tensor.start : tensor.stop]
             part /= part.norm(dim=1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
-        return self.proximal / 2 * away.sum(0)
+        return self.proximal / 2 * differences.sum(0)
 
 
 @register("algorithm", "gossiped-centrality")
@@ -155,13 +157,13 @@ class GossipedCentrality(Algorithm):
             node.record(score=own)
             node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
             inbox = await node.gather(senders, tag=r)
-            for rank, each in inbox.items():
-                heard[rank] = each["score"], each["degree"]
+            for rank, message in inbox.items():
+                heard[rank] = message["score"], message["degree"]
             if inbox:
-                scores = {node.rank: own, **{rank: each["score"] for rank, each in inbox.items()}}
+                scores = {node.rank: own, **{rank: message["score"] for rank, message in inbox.items()}}
                 weights = shares(scores, self.temperature)
                 self_weight = weights.pop(node.rank)
-                models = {rank: each["model"] for rank, each in inbox.items()}
+                models = {rank: message["model"] for rank, message in inbox.items()}
                 await node.mix(models, weights, self_weight=self_weight)
             if self.measure == "pagerank":
                 followed = math.fsum(heard[rank][0] / heard[rank][1] for rank in senders if rank in heard)
@@ -205,8 +207,8 @@ class InfluenceCorrected(Algorithm):
 
     def check(self, setting: Setting) -> None:
         if not setting.topology.static_weights:
-            found = "weights that change with the round, for influence-corrected"
-            raise BadInput(f"topology: {found}; accepted: static ones")
+            problem = "weights that change with the round, for influence-corrected"
+            raise BadInput(f"topology: {problem}; accepted: static ones")
 
     async def run(self, node: Node) -> None:
         if "influences" not in node.state:
@@ -221,6 +223,6 @@ class InfluenceCorrected(Algorithm):
             W = node.mixing_weights(r)
             node.broadcast(await node.neighbors(r, "out"), {"model": node.model, "influences": y}, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
-            await node.mix({rank: each["model"] for rank, each in inbox.items()}, W)
-            others = {rank: each["influences"] for rank, each in inbox.items()}
-            node.state["influences"] = await node.combine(y, others, W)
+            await node.mix({rank: message["model"] for rank, message in inbox.items()}, W)
+            ys = {rank: message["influences"] for rank, message in inbox.items()}
+            node.state["influences"] = await node.combine(y, ys, W)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gossamer.node import Node
 
 Own = Callable[[], Tensor]
-"""Returns the vector [P] that decoding may depend on: the receiver's own parameters, or zeros if differences
+"""Returns the vector [P] on which decoding may depend: the receiver's own parameters, or zeros if differences
 are sent. A payload whose decoding calls it is decoded again for each receiver."""
 STATE = "~codec"
 """Key in a node's state for the memory of its codecs, by their names."""
@@ -45,7 +45,7 @@ class Codec(Component):
         needs_static_graph: whether the topology must not change.
         needs_every_message: whether every message must arrive: none may be lost, cancelled or late.
         sparse: whether it decodes to a :class:`Part`; then it comes first in a chain.
-        final: whether its output is not floating-point. If so, only a lossless codec can follow it in a
+        final: whether its output is not floating-point. If so, only lossless codecs may follow it in a
             chain.
         lossless: whether it takes values of any type and restores them exactly.
         only_differences: whether it is only for algorithms that send differences, because its error is too
@@ -147,28 +147,23 @@ class Identity(Codec):
 def _codecs(value: Any, info: Any) -> Any:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("a list of codecs")
-    built: list[Any] = [
-        build("codec", item, info.context, f"codec.{place}") for place, item in enumerate(value)
-    ]
+    built: list[Any] = [build("codec", item, info.context, f"codec.{k}") for k, item in enumerate(value)]
     codecs = tuple(part for codec in built for part in codec.parts())  # nested chains are flattened
-    for place, codec in enumerate(codecs):
-        if codec.comes_first and place > 0:
-            raise BadInput(
-                f"codec.{place}: {codec.name_of()} after another codec; accepted: in the first place"
-            )
-        if codec.final and any(not each.lossless for each in codecs[place + 1 :]):
-            raise BadInput(
-                f"codec.{place}: {codec.name_of()} before another codec; accepted: in the last place, or before lossless ones"
-            )
+    for k, codec in enumerate(codecs):
+        if codec.comes_first and k > 0:
+            raise BadInput(f"codec.{k}: {codec.name_of()} after another codec; accepted: as the first codec")
+        if codec.final and any(not following.lossless for following in codecs[k + 1 :]):
+            accepted = "as the last codec, or before lossless ones"
+            raise BadInput(f"codec.{k}: {codec.name_of()} before another codec; accepted: {accepted}")
     return codecs
 
 
 @register("codec", "chain")
 class Chain(Codec):
-    """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
+    """Codecs in sequence. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
 
     Args:
-        codecs: the first one encodes the model; each following one encodes the values returned by its
+        codecs: the first encodes the model; each following one encodes the values returned by its
             predecessor."""
 
     codecs: Annotated[
@@ -202,10 +197,10 @@ class Chain(Codec):
         layers = [payload]
         for _ in self.codecs[1:]:
             layers.append(_encoded(layers[-1][0]))
-        found: Tensor | Part = self.codecs[-1].decode(node, source, layers[-1], own)
+        values: Tensor | Part = self.codecs[-1].decode(node, source, layers[-1], own)
         for codec, layer in zip(self.codecs[-2::-1], layers[-2::-1], strict=True):
-            found = codec.decode(node, source, [found, *layer[1:]], own)
-        return found
+            values = codec.decode(node, source, [values, *layer[1:]], own)
+        return values
 
 
 def _encoded(payload: Payload) -> list[Payload]:
@@ -217,8 +212,8 @@ def _encoded(payload: Payload) -> list[Payload]:
 def vector_in(item: Payload, dtype: torch.dtype) -> Tensor:
     """An item of a payload as a vector. ValueError for anything else."""
     if not isinstance(item, Tensor) or item.dim() != 1 or item.dtype is not dtype:
-        found = f"{item.dtype} {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
-        raise ValueError(f"a codec's payload with {found}; accepted: a vector of {dtype}")
+        kind = f"{item.dtype} {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
+        raise ValueError(f"a codec's payload with {kind}; accepted: a vector of {dtype}")
     return item
 
 
@@ -240,7 +235,7 @@ class Coder:
         for part in codec.parts():
             part.begin(node)
 
-    # --- out
+    # --- outgoing models
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
         """The payload of a difference or a piece, and the vector that receivers decode from it."""
@@ -260,7 +255,7 @@ class Coder:
             return [self.encode(item) for item in payload]
         if isinstance(payload, Tensor) and payload is self.node.parameters:
             raise ValueError(
-                "node.parameters is sent, which no codec encodes; accepted with codec: node.model, or exact=True"
+                "node.parameters is sent, which no codec encodes; accepted with a codec: node.model, or exact=True"
             )
         return payload
 
@@ -290,7 +285,7 @@ class Coder:
         for part in self._codec.parts():
             part.end_round(self.node)
 
-    # --- in
+    # --- incoming models
 
     def decode(self, message: Message) -> Message:
         """A message with its models decoded. ValueError for a payload that the codec does not produce."""
@@ -316,19 +311,19 @@ class Coder:
             return torch.zeros_like(node.parameters) if self._differences else node.parameters
 
         try:
-            found = self._codec.decode(node, source, _encoded(coded.payload), own)
-            if not self._pieces and (found.size if isinstance(found, Part) else len(found)) != size:
+            vector = self._codec.decode(node, source, _encoded(coded.payload), own)
+            if not self._pieces and (vector.size if isinstance(vector, Part) else len(vector)) != size:
                 raise ValueError("a vector of another length")
         except Exception as error:  # any exception, since the payload is untrusted
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error
         device = node.parameters.device
-        if isinstance(found, Part):
-            found = Part(found.values.to(device), found.where.to(device), found.size)
+        if isinstance(vector, Part):
+            vector = Part(vector.values.to(device), vector.where.to(device), vector.size)
         else:
-            found = found.to(device) if self._pieces else node.store(found)
+            vector = vector.to(device) if self._pieces else node.store(vector)
         if not self._alike or reads:
-            return found
-        coded.decoded.append(found)  # If threads have decoded it at the same time, the first result counts.
+            return vector
+        coded.decoded.append(vector)  # if several threads decode it at the same time, the first result counts
         return coded.decoded[0]

@@ -48,11 +48,11 @@ class Entropy(Codec):
 
         data, name = payload
         data, dtype = vector_in(data, torch.uint8).numpy().tobytes(), _DTYPES[name]
-        most = (parameter_count(node) + PADDING) * dtype.itemsize
+        limit = (parameter_count(node) + PADDING) * dtype.itemsize
         try:
             # Checked before any memory of that size is allocated.
-            if not 0 <= (length := zstandard.frame_content_size(data)) <= most or length % dtype.itemsize:
-                raise ValueError(f"{length} bytes of {dtype}; accepted: up to {most}")
+            if not 0 <= (length := zstandard.frame_content_size(data)) <= limit or length % dtype.itemsize:
+                raise ValueError(f"{length} bytes of {dtype}; accepted: up to {limit}")
             octets = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint8)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None

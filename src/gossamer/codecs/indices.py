@@ -51,9 +51,9 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
     low, model, uniform = _models(count, size)
     coder = constriction.stream.stack.AnsCoder(words)
     symbols = coder.decode(model, count)
-    most = count + (size >> low) // _ESCAPE
-    while (left := count - int(np.count_nonzero(symbols < _ESCAPE))) and len(symbols) <= most:
-        symbols = np.concatenate([symbols, coder.decode(model, left)])
+    limit = count + (size >> low) // _ESCAPE
+    while (remaining := count - int(np.count_nonzero(symbols < _ESCAPE))) and len(symbols) <= limit:
+        symbols = np.concatenate([symbols, coder.decode(model, remaining)])
     highs = np.cumsum(symbols.astype(np.int64))[symbols < _ESCAPE]
     gaps = np.diff(highs, prepend=0) << low
     if low and len(gaps) == count:
@@ -67,8 +67,8 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
 def _length(count: int, size: int) -> int:
     """Words for ``count`` indices, including padding: a few more than their entropy, so that the size of a
     message does not depend on which coordinates are sent."""
-    sent, kept = count / size, 1 - count / size
-    bits = -count * math.log2(sent) - ((size - count) * math.log2(kept) if kept else 0.0)
+    a, rest = count / size, 1 - count / size
+    bits = -count * math.log2(a) - ((size - count) * math.log2(rest) if rest else 0.0)
     return int(1.001 * bits / 32) + 3
 
 

@@ -48,8 +48,8 @@ class LowRank(Codec):
 
     def check(self, layout: Layout) -> None:
         fields = layout.parameters
-        low = any(low for _, _, _, low in self._matrices(fields))
-        if not low and any(min(field.matrix) > 1 for field in fields):
+        compressed = any(low for _, _, _, low in self._matrices(fields))
+        if not compressed and any(min(field.matrix) > 1 for field in fields):
             raise BadInput(
                 f"codec.rank: got {self.rank}, which makes no matrix of the model smaller; accepted: a smaller rank"
             )
@@ -61,32 +61,32 @@ class LowRank(Codec):
             yield field.start, rows, columns, self.rank * (rows + columns) < rows * columns
 
     def begin(self, node: Node) -> None:
-        drawn = node.rng("~codec/low-rank")
+        rng = node.rng("~codec/low-rank")
         sizes = [columns * self.rank for _, _, columns, low in self._matrices(node.layout) if low]
-        self.memory(node)["q"] = torch.from_numpy(drawn.standard_normal(sum(sizes), dtype=np.float32))
+        self.memory(node)["q"] = torch.from_numpy(rng.standard_normal(sum(sizes), dtype=np.float32))
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        before, at = self.memory(node)["q"].to(vector.device), 0
-        sent, after = [], []
+        previous, offset = self.memory(node)["q"].to(vector.device), 0
+        sent, updated = [], []
         for start, rows, columns, low in self._matrices(node.layout):
             values = vector[start : start + rows * columns]
             if not low:
                 sent.append(values)
                 continue
             matrix = values.view(rows, columns)
-            q = before[at : at + columns * self.rank].view(columns, self.rank)
-            at += q.numel()
+            q = previous[offset : offset + columns * self.rank].view(columns, self.rank)
+            offset += q.numel()
             p = torch.linalg.qr(matrix @ q).Q
             q = matrix.T @ p
             sent += [p.flatten(), q.flatten()]
             # Zero columns keep their old values, since the iteration could never leave a zero subspace.
-            after.append(q.flatten() if q.any() else before[at - q.numel() : at])
-        self.memory(node)["q"] = torch.cat(after) if after else before
+            updated.append(q.flatten() if q.any() else previous[offset - q.numel() : offset])
+        self.memory(node)["q"] = torch.cat(updated) if updated else previous
         return [torch.cat(sent)]
 
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
-        values, at = vector_in(payload[0], torch.float32), 0
-        found = values.new_empty(parameter_count(node))
+        values, offset = vector_in(payload[0], torch.float32), 0
+        vector = values.new_empty(parameter_count(node))
         lengths = [
             self.rank * (rows + columns) if low else rows * columns
             for _, rows, columns, low in self._matrices(node.layout)
@@ -94,9 +94,9 @@ class LowRank(Codec):
         if len(values) != sum(lengths):
             raise ValueError(f"{len(values)} values; accepted: {sum(lengths)}")
         for (start, rows, columns, low), length in zip(self._matrices(node.layout), lengths, strict=True):
-            piece, at = values[at : at + length], at + length
+            piece, offset = values[offset : offset + length], offset + length
             if low:
                 p, q = piece[: rows * self.rank], piece[rows * self.rank :]
                 piece = (p.view(rows, self.rank) @ q.view(columns, self.rank).T).flatten()
-            found[start : start + rows * columns] = piece
-        return found
+            vector[start : start + rows * columns] = piece
+        return vector

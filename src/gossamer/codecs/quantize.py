@@ -83,11 +83,11 @@ class _ScaledCodec(Codec):
         if self.block == "vector":
             return np.zeros(min(count, 1), np.int64)
         if count != parameter_count(node):
-            raise ValueError(f"{count} values in blocks of tensors, of a vector of {parameter_count(node)}")
+            raise ValueError(f"{count} values for blocks by tensor; accepted: {parameter_count(node)}")
         return np.array([field.start for field in node.layout if math.prod(field.shape)])
 
     def longest_block(self, layout: Layout, count: int) -> int:
-        """The most values in a block of ``count`` values of a model."""
+        """The length of the longest block of ``count`` values of a model."""
         if self.block == "tensor":
             return max(math.prod(field.shape) for field in layout.parameters)
         return count if self.block == "vector" else min(self.block, count)
@@ -130,7 +130,7 @@ class _Levels(_ScaledCodec):
         q = floor(s x / m + u),   decoded as m q / s
 
     with u ~ U[0, 1) for each value, which is unbiased, or u = 1/2, which rounds to nearest. The noise is
-    keyed by the sender, the round and the number of vectors that the sender has encoded before. A block with
+    keyed by the sender, the round and the number of vectors that the sender has already encoded. A block with
     non-finite values decodes to NaN."""
 
     @property
@@ -140,7 +140,7 @@ class _Levels(_ScaledCodec):
 
     @property
     def bits_a_value(self) -> int:
-        """Bits of a number of -s to s."""
+        """Bits of a number from -s to s."""
         return (2 * self.s).bit_length()
 
     @abstractmethod
@@ -150,9 +150,9 @@ class _Levels(_ScaledCodec):
     def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
         """u."""
         memory = self.memory(node)
-        drawn = node.rng(f"~codec/{self.name_of()}", round, memory["encoded"]).random(count, dtype=np.float32)
+        rng = node.rng(f"~codec/{self.name_of()}", round, memory["encoded"])
         memory["encoded"] += 1
-        return drawn
+        return rng.random(count, dtype=np.float32)
 
     def begin(self, node: Node) -> None:
         self.memory(node)["encoded"] = 0
@@ -209,10 +209,10 @@ class Quantize(_Levels):
     def contracts_only_with(self, layout: Layout, count: int) -> str | None:
         # The largest value of a block is exact. Any other x < m / s has the expected error x (m / s - x), which
         # exceeds x^2 by at most (m / s)^2 / 8. So n values lose less than m^2 if n <= 8 s^2.
-        most = 8 * self.s**2
-        if self.rounding == "nearest" or self.longest_block(layout, count) <= most:
+        limit = 8 * self.s**2
+        if self.rounding == "nearest" or self.longest_block(layout, count) <= limit:
             return None
-        return f"rounding: nearest, or blocks of at most {most} values"
+        return f"rounding: nearest, or blocks of at most {limit} values"
 
     def scales(self, x: _Values, starts: _Starts) -> _Scales:
         return np.maximum.reduceat(np.abs(x), starts)
@@ -244,13 +244,13 @@ class QSGD(_Levels):
         return np.sqrt(np.add.reduceat(np.square(x, dtype=np.float64), starts)).astype(np.float32)
 
     def decode(self, node: Node, source: int, payload: list[Payload], own: Own) -> Tensor | Part:
-        found = super().decode(node, source, payload, own)
-        if not self.contract or not isinstance(found, Tensor):
-            return found
-        starts = self.starts(node, len(found))
-        n = np.diff(starts, append=len(found))
+        values = super().decode(node, source, payload, own)
+        if not self.contract or not isinstance(values, Tensor):
+            return values
+        starts = self.starts(node, len(values))
+        n = np.diff(starts, append=len(values))
         divisors = 1 + np.minimum(n / self.s**2, np.sqrt(n) / self.s)
-        return found / torch.from_numpy(_spread(divisors.astype(np.float32), starts, len(found)))
+        return values / torch.from_numpy(_spread(divisors.astype(np.float32), starts, len(values)))
 
 
 @register("codec", "sign")
@@ -279,11 +279,11 @@ def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " b
     if bits >= 8:
         low = codes.astype(np.uint8)
         return low if bits == 8 else np.concatenate([low, _packed(codes >> 8, bits - 8)])
-    # Eight numbers take ``bits`` bytes, which are those of one word.
+    # Eight numbers fill the lowest ``bits`` bytes of one 64-bit word.
     words = np.zeros(-(-len(codes) // 8), np.uint64)
-    for place in range(8):
-        column = codes[place::8].astype(np.uint64)
-        column <<= np.uint64(bits * place)
+    for position in range(8):
+        column = codes[position::8].astype(np.uint64)
+        column <<= np.uint64(bits * position)
         words[: len(column)] |= column
     octets = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :bits]
     return octets.reshape(-1)[: -(-len(codes) * bits // 8)]
@@ -299,6 +299,6 @@ def _unpacked(data: UInt8[np.ndarray, " bytes"], bits: int, count: int) -> UInt1
     octets[:whole, :bits] = data[: whole * bits].reshape(-1, bits)
     octets[whole : whole + 1, :rest] = data[whole * bits :]
     words, codes = octets.view("<u8").reshape(-1), np.empty((len(octets), 8), np.uint16)
-    for place in range(8):
-        codes[:, place] = (words >> np.uint64(bits * place)) & np.uint64((1 << bits) - 1)
+    for position in range(8):
+        codes[:, position] = (words >> np.uint64(bits * position)) & np.uint64((1 << bits) - 1)
     return codes.reshape(-1)[:count]

@@ -60,7 +60,7 @@ def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] 
 
 
 _opened: MutableMapping[Tensor, tuple[int, int, Tensor]] = WeakTensorKeyDictionary()
-"""Cache of unpacked indices, kept as long as the packed ones exist, so that the receivers of a simulation
+"""Cache of unpacked indices, kept as long as the packed ones exist, so that the receivers in a simulation
 need not unpack them."""
 
 
@@ -209,7 +209,7 @@ class _Numbered(Codec):
         values, number = payload
         values, size = vector_in(values, torch.float32), parameter_count(node)
         if type(number) is not int or number < 0:
-            raise ValueError(f"the number {number!r}; accepted: one from 0 on")
+            raise ValueError(f"the number {number!r}; accepted: a whole number from 0")
         where = self.coordinates(number, size)
         if len(values) != len(where):
             raise ValueError(f"{len(values)} values; accepted: {len(where)}")
@@ -231,14 +231,14 @@ class RandomK(_Numbered):
         return int(node.rng("~codec/random-k", round, shared=self.common_support).integers(2**63))
 
     def coordinates(self, number: int, size: int) -> Int[Tensor, " k"]:
-        return _drawn(number, size, count_of(self.fraction, size))
+        return _random_coordinates(number, size, count_of(self.fraction, size))
 
 
-@lru_cache(maxsize=64)  # the receivers of a simulation draw only once
-def _drawn(seed: int, size: int, count: int) -> Int[Tensor, " k"]:
+@lru_cache(maxsize=64)  # drawn once for all receivers of a simulation
+def _random_coordinates(seed: int, size: int, count: int) -> Int[Tensor, " k"]:
     """The coordinates encoded by a seed, ascending."""
-    drawn = np.random.default_rng(seed).choice(size, count, replace=False, shuffle=False)
-    return torch.from_numpy(np.sort(drawn))
+    coordinates = np.random.default_rng(seed).choice(size, count, replace=False, shuffle=False)
+    return torch.from_numpy(np.sort(coordinates))
 
 
 @register("codec", "round-robin")

@@ -54,9 +54,9 @@ class _Wavelets(ShareSparsifier):
         import pywt
 
         # The filters of dmey are truncated, so it is orthogonal in name only.
-        discrete = [each for each in pywt.wavelist(kind="discrete") if each != "dmey"]
+        discrete = [wavelet for wavelet in pywt.wavelist(kind="discrete") if wavelet != "dmey"]
         if name not in discrete or not pywt.Wavelet(name).orthogonal:
-            orthogonal = [each for each in discrete if pywt.Wavelet(each).orthogonal]
+            orthogonal = [wavelet for wavelet in discrete if pywt.Wavelet(wavelet).orthogonal]
             raise BadInput(f"codec.wavelet: got {name!r}; accepted: {listed(orthogonal)}")
         return name
 
@@ -103,7 +103,7 @@ class JWINS(_Wavelets):
     @field_validator("fractions")
     @classmethod
     def _shares(cls, fractions: Sequence[float]) -> Sequence[float]:
-        if not fractions or not all(0 < each <= 1 for each in fractions):
+        if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
             raise BadInput(
                 f"codec.fractions: got {list(fractions)}; accepted: numbers in (0, 1], at least one"
             )

@@ -61,18 +61,18 @@ class Aggregator(Component):
         for different lengths."""
         own, inbox = step.own, step.inbox
         ranks, share = sorted(inbox), own_share(step)
-        given = [step.weights[rank] for rank in ranks]
+        weights = [step.weights[rank] for rank in ranks]
         if isinstance(own, Model):
             halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
-            mixed = self.aggregate_models(own, list(map(Model, *halves)), given, share)
-            return Model(*(self._filled(fresh, each, own[h]) for h, each in enumerate(mixed)))
+            mixed = self.aggregate_models(own, list(map(Model, *halves)), weights, share)
+            return Model(*(self._filled(fresh, vector, own[h]) for h, vector in enumerate(mixed)))
         vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
-        return self._filled(fresh, self.aggregate(own, vectors, given, share), own)
+        return self._filled(fresh, self.aggregate(own, vectors, weights, share), own)
 
     def _filled(self, fresh: Fresh, result: Tensor, own: Tensor) -> Tensor:
         if result.shape != own.shape:
-            found = f"{self.name_of()} returns a tensor of shape {tuple(result.shape)}"
-            raise ValueError(f"aggregator: {found}; accepted: {tuple(own.shape)}, as the node's own")
+            problem = f"{self.name_of()} returns a tensor of shape {tuple(result.shape)}"
+            raise ValueError(f"aggregator: {problem}; accepted: {tuple(own.shape)}, as the node's own")
         return fresh(len(own)).copy_(result)
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
@@ -94,14 +94,14 @@ class Mean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        given = dict(enumerate(vectors)), dict(enumerate(weights))
-        mixed: Tensor = combine(own, *given, self_weight, fresh=own.new_empty)
+        inbox = dict(enumerate(vectors))
+        mixed: Tensor = combine(own, inbox, dict(enumerate(weights)), self_weight, fresh=own.new_empty)
         return mixed
 
 
 @register("aggregator", "deviation-mean")
 class DeviationMean(Aggregator):
-    """Per coordinate, a mean in which values farther from the weighted mean m count more, so that knowledge
+    """Per coordinate, a mean in which values farther from the weighted mean m count more, so that the knowledge
     of few nodes is not lost in the noise of the others. With d_j = x_j - m over the closed neighbourhood and
     a power q:
 
@@ -122,14 +122,14 @@ class DeviationMean(Aggregator):
         shares = own.new_tensor([self_weight, *weights])[:, None]
         models = torch.stack([own, *vectors])
         mean = (shares * models).sum(0)
-        away = models - mean
-        farthest = away.abs().amax(0)
-        # Without a scale, their powers would vanish, or be too large for a float. A power of two changes no bit.
+        deviations = models - mean
+        farthest = deviations.abs().amax(0)
+        # Without a scale, powers would underflow or overflow. A scale that is a power of two changes no bit.
         scale = torch.where(farthest > 0, farthest / torch.frexp(farthest).mantissa, 1)
-        pulls = shares * (away.abs() / scale).pow(self.power)
+        pulls = shares * (deviations.abs() / scale).pow(self.power)
         total = pulls.sum(0)
         # Equal values have no deviation that could weight them.
-        return torch.where(total > 0, mean + (pulls * away).sum(0) / total, mean)
+        return torch.where(total > 0, mean + (pulls * deviations).sum(0) / total, mean)
 
     def aggregate_models(
         self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
@@ -164,11 +164,11 @@ class _Unweighted(Aggregator):
         """The vectors with non-zero weights. ValueError if there are fewer than :attr:`least`."""
         if not all(map(math.isfinite, weights)):
             raise ValueError(f"aggregator: weights {weights}; accepted: finite numbers")
-        taken = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
-        if len(taken) < self.least:
-            found = f"{self.name_of()} got {len(taken)} models, the node's own included"
-            raise ValueError(f"aggregator: {found}; accepted: at least {self.least}")
-        return torch.stack(taken)
+        counted = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
+        if len(counted) < self.least:
+            problem = f"{self.name_of()} got {len(counted)} models, the node's own included"
+            raise ValueError(f"aggregator: {problem}; accepted: at least {self.least}")
+        return torch.stack(counted)
 
 
 @register("aggregator", "coordinate-mean")
@@ -182,9 +182,9 @@ class CoordinateMean(_Unweighted):
         return models.mean(0)
 
     def mix(self, step: Mix, fresh: Fresh) -> Any:
-        once = {rank: float(step.weights[rank] != 0) for rank in step.inbox}
-        own_once = float(own_share(step) != 0)
-        return combine(step.own, step.inbox, once, own_once, missing="renormalize", fresh=fresh)
+        weights = {rank: float(step.weights[rank] != 0) for rank in step.inbox}
+        self_weight = float(own_share(step) != 0)
+        return combine(step.own, step.inbox, weights, self_weight, missing="renormalize", fresh=fresh)
 
 
 @register("aggregator", "trimmed-mean")
@@ -197,10 +197,10 @@ class TrimmedMean(_Unweighted):
     share: float | None = Field(default=None, ge=0, lt=0.5)
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> TrimmedMean:
+    def _exactly_one(self) -> TrimmedMean:
         if (self.count is None) == (self.share is None):
-            found = f"trimmed-mean with count {self.count} and share {self.share}"
-            raise BadInput(f"aggregator: {found}; accepted: one of both")
+            problem = f"trimmed-mean with count {self.count} and share {self.share}"
+            raise BadInput(f"aggregator: {problem}; accepted: exactly one of them")
         return self
 
     @property
@@ -246,8 +246,8 @@ class Krum(_Unweighted):
 
     def _aggregate(self, models: Tensor, P: int) -> Tensor:
         x = models[:, :P]
-        distances = torch.stack([(x - each).square().sum(1, dtype=torch.float64) for each in x])
-        # Non-finite values are far from everything, including themselves.
+        distances = torch.stack([(x - row).square().sum(1, dtype=torch.float64) for row in x])
+        # Models with non-finite values are far from all others.
         nearest = distances.nan_to_num(torch.inf).fill_diagonal_(-1.0).sort(dim=1).values
         scores = nearest[:, 1 : len(models) - self.byzantine - 1].sum(1)
         return models[scores.sort(stable=True).indices[: self.selected].sort().values].mean(0)

@@ -36,14 +36,14 @@ class BatchStream:
             raise BadInput(f"partition: node {self._rank} has no samples to train on")
         if self._full:
             return torch.from_numpy(self._samples)
-        start, taken = number * self.batch_size, []
+        start, pieces = number * self.batch_size, []
         stop = start + self.batch_size
         while start < stop:
             epoch, offset = divmod(start, len(self._samples))
             piece = self._permutation(epoch)[offset : offset + stop - start]
-            taken.append(piece)
+            pieces.append(piece)
             start += len(piece)
-        return torch.from_numpy(np.concatenate(taken))
+        return torch.from_numpy(np.concatenate(pieces))
 
     def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -61,18 +61,18 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         return [trainer.apply(job) for job in jobs]
     if kind is ComputationKind.ENCODE:
         return [None] * len(jobs)
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for on in dict.fromkeys(job.on for job in jobs):
         numbers = [number for number, job in enumerate(jobs) if job.on == on]
         if on == "train":
-            found |= {n: evaluator.train(jobs[n].model, jobs[n].samples) for n in numbers}
+            results |= {n: evaluator.train(jobs[n].model, jobs[n].samples) for n in numbers}
         else:
-            results = evaluator.test_each([jobs[n].model for n in numbers], on)
-            found |= zip(numbers, results, strict=True)
-    for result in found.values():
+            metrics = evaluator.test_each([jobs[n].model for n in numbers], on)
+            results |= zip(numbers, metrics, strict=True)
+    for result in results.values():
         if isinstance(result, Exception):
             raise result
-    return [found[number] for number in range(len(jobs))]
+    return [results[number] for number in range(len(jobs))]
 
 
 def trainer_of(name: str) -> type[Trainer]:

@@ -28,7 +28,7 @@ class Recorded:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, *inputs: Tensor) -> Tensors:
-        key = tuple((each.shape, each.stride(), each.dtype) for each in inputs)
+        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
         if key not in self._recordings and key in self._seen and not self._fails:
             self._record(key, inputs)
         self._seen.add(key)
@@ -36,14 +36,14 @@ class Recorded:
         return self._function(*inputs) if recording is None else recording.replay(inputs)
 
     def _record(self, key: Any, inputs: Tensors) -> None:
-        size = sum(each.nbytes for each in inputs)
+        size = sum(tensor.nbytes for tensor in inputs)
         if len(self._recordings) == MAX_GRAPHS or self._bytes + size > MAX_BYTES:
             return
         stream, generator = torch.cuda.current_stream(), torch.get_rng_state()
         try:
             recording = _Recording(self._function, inputs, self._pool)
             self._fails = not torch.equal(torch.get_rng_state(), generator)
-        except RuntimeError:  # also of code that fails whenever it is called, as the next call will
+        except RuntimeError:  # code that fails whenever it is called fails again in the call that follows
             self._fails = True
             torch.cuda.set_stream(stream)  # a recording that can't be ended does not restore it
             # In some versions of torch, only the end of a recording lets the GPU's generator draw again.
@@ -61,13 +61,13 @@ class _Recording:
 
     def __init__(self, function: Callable[..., Tensors], inputs: Tensors, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # With the same strides, so that kernels are chosen as for the given inputs.
-        self._inputs = [each.new_empty_strided(each.shape, each.stride()).copy_(each) for each in inputs]
+        # The strides are kept, so that the same kernels are chosen as for the given inputs.
+        self._inputs = [x.new_empty_strided(x.shape, x.stride()).copy_(x) for x in inputs]
         with torch.cuda.graph(self._graph, pool=pool):
             self._outputs = function(*self._inputs)
 
     def replay(self, inputs: Tensors) -> Tensors:
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
+        for recorded, value in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(value)
         self._graph.replay()
         return self._outputs

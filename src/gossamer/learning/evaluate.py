@@ -73,7 +73,7 @@ class Evaluator:
         self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
         self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}
         self._seed = torch_seed(seed, "evaluate")
-        self._draws = self._finds_draws()
+        self._draws = self._draws_numbers()
         self._rows, self._chunk = rows, 1 if rows is None or self._draws else self._size(rows)
 
     def test(self, model: Model, on: str = "test") -> MetricValues:
@@ -87,22 +87,22 @@ class Evaluator:
         if self._chunk >= MIN_CHUNK:
             try:
                 parts = self.workers.map(lambda part: self._together(part, on), chunks(models, self._chunk))
-                return [found for part in parts for found in part]
-            except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
+                return [values for part in parts for values in part]
+            except Exception as error:  # noqa: BLE001 - any error of the user's code, or something that vmap can't run
                 problem = error
-        alone = self.workers.map(lambda model: _attempt(self.test, model, on), models)
-        if problem is not None and not any(isinstance(each, Exception) for each in alone):
+        results = self.workers.map(lambda model: _attempt(self.test, model, on), models)
+        if problem is not None and not any(isinstance(result, Exception) for result in results):
             self._chunk = 1
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
-        return alone
+        return results
 
     def columns(self, model: Model, personal: Sequence[int] | Int[np.ndarray, " n"] = ()) -> MetricValues:
         """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set, and as ``personal_<name>`` on the
         node's own test samples, if it has any (indices [n] in the training data)."""
-        [found] = self.columns_each([model], [np.asarray(personal, dtype=np.int64)])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        [columns] = self.columns_each([model], [np.asarray(personal, dtype=np.int64)])
+        if isinstance(columns, Exception):
+            raise columns
+        return columns
 
     def columns_each(
         self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
@@ -114,7 +114,7 @@ class Evaluator:
                 lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
                 zip(models, personal, strict=True),
             )
-        return [_joined(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)]
+        return [_joined(dict(zip(parts, row, strict=True))) for row in zip(*parts.values(), strict=True)]
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> MetricValues:
         """Loss and metrics over training samples with indices [n]."""
@@ -125,15 +125,15 @@ class Evaluator:
         return for_each(lambda x: channels_last(x.to(self.device)), inputs), targets.to(self.device)
 
     def _make_flat(self) -> FlatModule:
-        with _GENERATORS:  # making a module moves the generator for a while
+        with _GENERATORS:  # a new module draws from the generator, whose state is restored afterwards
             return FlatModule(bare_module(self.task.model, self.device).eval())
 
     def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
         flat = self.workers.own(self._make_flat)
         flat.load(model)
         with self._drawing() if self._draws else nullcontext():
-            [found] = self._results(partial(self._means, flat.module), pair)
-        return found
+            [values] = self._results(partial(self._means, flat.module), pair)
+        return values
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -141,10 +141,10 @@ class Evaluator:
         with _GENERATORS, drawing_from(self._seed, self.device):
             yield
 
-    def _finds_draws(self) -> bool:
+    def _draws_numbers(self) -> bool:
         """Whether the model draws from torch's generators in evaluation, as one with latent variables may."""
         module, (inputs, _) = self._make_flat().module, _chosen(self.sets["test"], slice(2))
-        with self._drawing(), torch.no_grad(), suppress(Exception):  # it fails again where it is evaluated
+        with self._drawing(), torch.no_grad(), suppress(Exception):  # evaluation will raise it again
             before = generator_states(self.device)
             scores(module, for_each(torch.clone, inputs))
             return not all(map(torch.equal, before, generator_states(self.device)))
@@ -175,13 +175,14 @@ class Evaluator:
                 # Copies, since a user's model or metric may write into them.
                 x, y = (for_each(torch.clone, part) for part in _chosen(pair, slice(start, start + BATCH)))
                 totals += means(x, y).double() * len(y)
-        found = [dict(zip(self._measures, row, strict=True)) for row in totals.tolist()]
+        results = [dict(zip(self._measures, row, strict=True)) for row in totals.tolist()]
         for name, measure in self._measures.items():
-            for each in found:
-                each[name] /= max(len(pair[1]), 1)
+            for values in results:
+                values[name] /= max(len(pair[1]), 1)
                 if isinstance(measure, FunctionOfMean):
-                    each[name] = float(type(measure).function(torch.tensor(each[name], dtype=torch.float64)))
-        return found
+                    mean = torch.tensor(values[name], dtype=torch.float64)
+                    values[name] = float(type(measure).function(mean))
+        return results
 
     def _means(self, module: Callable[..., Any], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
         """The mean of each measure."""
@@ -201,17 +202,17 @@ class Evaluator:
 def _joined(parts: dict[str, MetricValues | Exception]) -> MetricValues | Exception:
     """The columns ``<part>_<name>``, or the first error."""
     columns: MetricValues = {}
-    for part, found in parts.items():
-        if isinstance(found, Exception):
-            return found
-        columns |= {f"{part}_{name}": value for name, value in found.items()}
+    for part, values in parts.items():
+        if isinstance(values, Exception):
+            return values
+        columns |= {f"{part}_{name}": value for name, value in values.items()}
     return columns
 
 
-def _attempt(run: Callable[..., MetricValues], *given: Any) -> MetricValues | Exception:
+def _attempt(run: Callable[..., MetricValues], *args: Any) -> MetricValues | Exception:
     try:
-        return run(*given)
-    except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
+        return run(*args)
+    except Exception as error:  # noqa: BLE001 - any error of the user's code; the caller knows the model's node
         return error
 
 
@@ -225,7 +226,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
             for inputs, targets in (task.train, *task.tests.values()):
                 values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
                 highest = int(values.flatten(1).amax(1).argmax() if values.dim() > 1 else values.argmax())
-                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # (a class may be too high)
+                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # a label may be too high
                 training = inputs is task.train[0]
                 if training and task.augment is not None:
                     part = "task.augment"
@@ -241,7 +242,7 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                     _measured(name, measure, outputs, y)
     except Exception as error:
         problem = f"{part}: {cause(error)}" if is_own(error) else str(error)
-        raise BadInput(f"{problem}; accepted: what fits the task's other parts") from error
+        raise BadInput(f"{problem}; accepted: parts that fit together") from error
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
@@ -253,8 +254,8 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
     return _chosen(task.tests[name], chosen)
 
 
-def _chosen(pair: Pair, which: Tensor | slice) -> Pair:
-    return for_each(lambda tensor: tensor[which], pair[0]), pair[1][which]
+def _chosen(pair: Pair, indices: Tensor | slice) -> Pair:
+    return for_each(lambda tensor: tensor[indices], pair[0]), pair[1][indices]
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -274,15 +275,15 @@ def _part(measure: str) -> str:
 
 
 @contextmanager
-def _naming(field: str, inputs: Any = None, **given: Any) -> Iterator[None]:
+def _naming(field: str, inputs: Any = None, **tensors: Any) -> Iterator[None]:
     """Add the part of the task and its tensor arguments to an error raised by torch."""
-    given |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    tensors |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
     try:
         yield
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        kinds = " and ".join(f"{name} {_kind(value)}" for name, value in given.items() if value is not None)
+        kinds = " and ".join(f"{name} {_kind(value)}" for name, value in tensors.items() if value is not None)
         message = " ".join(str(error).split())
         raise RuntimeError(f"{field}, given {kinds}: {type(error).__name__}: {message}") from error
 

@@ -68,7 +68,7 @@ class MultiStepLearningRate(LearningRateSchedule):
     @model_validator(mode="after")
     def _ascending(self) -> MultiStepLearningRate:
         rounds = self.milestones
-        if not rounds or rounds[0] < 1 or any(one >= two for one, two in pairwise(rounds)):
+        if not rounds or rounds[0] < 1 or any(a >= b for a, b in pairwise(rounds)):
             accepted = "one or more rounds from 1 on, ascending"
             raise BadInput(f"optimizer.schedule.milestones: got {list(rounds)}; accepted: {accepted}")
         return self
@@ -96,8 +96,8 @@ class CosineLearningRate(LearningRateSchedule):
     minimum: float = Field(default=0.0, ge=0, le=1)
 
     def factor_after_warmup(self, round: int) -> float:
-        done = min(round / self.rounds, 1.0)
-        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * done)) / 2
+        progress = min(round / self.rounds, 1.0)
+        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @register("schedule", "linear")
@@ -110,5 +110,5 @@ class LinearLearningRate(LearningRateSchedule):
     rounds: int = Field(ge=1)
 
     def factor_after_warmup(self, round: int) -> float:
-        done = min(round / self.rounds, 1.0)
-        return self.start * (1 - done) + self.end * done
+        progress = min(round / self.rounds, 1.0)
+        return self.start * (1 - progress) + self.end * progress

@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
 
 def trim() -> None:
-    """Return memory freed by this thread to the system. For a process that is about to wait for a while."""
+    """Return memory freed by this thread to the system. Call it in a process that is about to wait."""
     if (libc := _glibc()) is not None:
         # glibc trims a thread's own heap only when a large block is freed there.
         libc.mallopt(_M_TRIM_THRESHOLD, 0)

@@ -30,7 +30,7 @@ def batching_obstacle(module: nn.Module) -> str | None:
     """The reason why a module can't train for many nodes at once, or None."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            return "keep dropout's draws apart by node"
+            return "separate dropout's draws by node"
         if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
             return "renormalise embeddings in place for many nodes at once"
         if isinstance(layer, nn.RNNBase):  # its kernels accept the weights of only one model
@@ -59,15 +59,15 @@ def gradients_of_many(task: Task, module: nn.Module, data: Pair) -> Callable[...
         x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
         views = named_parameters(parameters, layout.parameters)
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        own = named_buffers(buffers, layout, module)
+        named = named_buffers(buffers, layout, module)
         with torch.enable_grad():
-            losses, after = vmap(node_loss)(leaves, own, x, targets[batch])
+            losses, after = vmap(node_loss)(leaves, named, x, targets[batch])
             # No node's loss depends on another's parameters.
-            found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+            per_tensor = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         return (
             losses.detach(),
             flatten_buffers(after, buffers, layout),
-            torch.cat([each.reshape(len(each), -1) for each in found], dim=1),
+            torch.cat([gradient.reshape(len(gradient), -1) for gradient in per_tensor], dim=1),
         )
 
     return gradients
@@ -82,9 +82,9 @@ def named_buffers(
     v: Float[Tensor, "nodes buffers"], layout: Layout, module: nn.Module
 ) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
     """Buffers by name, each in its dtype, as new tensors that a forward pass may modify."""
-    named, own = {}, dict(module.named_buffers())
+    named, originals = {}, dict(module.named_buffers())
     for field in layout.buffers:
-        buffer = own[field.name]
+        buffer = originals[field.name]
         value = field.of(v) if buffer.is_floating_point() else field.of(v).round()
         named[field.name] = value.to(buffer.dtype, copy=True)
     return named

@@ -4,7 +4,7 @@ Sums run in rank order, regardless of the order of arrival, so that engines agre
 value first, then a fused multiply-add for each rank. :func:`combine` computes one sum with torch's
 operations. A simulation computes the sums of many nodes together in compiled loops, with the same bits; the
 loops also handle parts of models and sorting. Loading them takes some tenths of a second. A simulation loads
-them after it has spent about as long without them; real nodes never do.
+them once it has spent about as long without them; real nodes never do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
 SHARE_BYTES = 4 << 20  # minimum share of the work for a thread
 CACHE_BYTES = 8 << 20  # larger results bypass the cache, since they would be evicted before they are read
 MAX_SORTED = 256  # models per column; the loop's time is quadratic in their number
-# The time that torch's operations take, roughly.
+# Approximate times of torch's operations.
 _NS_PER_CALL = 1e3
 _NS_PER_TERM = 0.25
 _NS_PER_INDEX = 5.0
@@ -60,7 +60,7 @@ class Step(Protocol):
     def run(self, fresh: Fresh) -> Any:
         """Compute the result. Called in any thread."""
 
-    def commit(self, found: Any) -> Any:
+    def commit(self, result: Any) -> Any:
         """Apply the result, and return the value of the node's call."""
 
 
@@ -80,16 +80,16 @@ class Mix:
     def prepare(self) -> None:
         """Nothing to do: all values are present."""
 
-    def commit(self, found: Any) -> Any:
+    def commit(self, result: Any) -> Any:
         """Return the result unchanged."""
-        return found
+        return result
 
     def run(self, fresh: Fresh) -> Any:
         """The result, in a vector that ``fresh`` creates."""
         if self.aggregator is not None:
             return self.aggregator.mix(self, fresh)
-        given = self.own, self.inbox, self.weights, self.self_weight
-        return combine(*given, missing=self.missing, absent=self.absent, fresh=fresh)
+        terms = self.own, self.inbox, self.weights, self.self_weight
+        return combine(*terms, missing=self.missing, absent=self.absent, fresh=fresh)
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors."""
@@ -137,18 +137,17 @@ def combine(
     Raises:
         ValueError: for a rank without a weight, or different lengths."""
     if isinstance(own, Model):
-        halves = [{rank: half(payload, which) for rank, payload in inbox.items()} for which in range(2)]
+        halves = [{rank: half(payload, h) for rank, payload in inbox.items()} for h in range(2)]
         rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}
-        return Model(
-            *(combine(*each, weights, self_weight, **rule) for each in zip(own, halves, strict=True))
-        )
+        pairs = zip(own, halves, strict=True)
+        return Model(*(combine(*pair, weights, self_weight, **rule) for pair in pairs))
     if not own.is_floating_point():
         return _ring_sum(own, inbox, weights, _self_weight(inbox, weights, self_weight))
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
     if missing is None:
-        whole = len(inbox) == len(weights) and not any(isinstance(each, Part) for each in inbox.values())
-        missing = "own" if whole else absent
+        has_parts = any(isinstance(payload, Part) for payload in inbox.values())
+        missing = "own" if len(inbox) == len(weights) and not has_parts else absent
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
@@ -170,9 +169,9 @@ def combine(
                 present.add_(weight)
     if present is not None:
         out.div_(present)
-        nothing = present == 0
-        if nothing.any():
-            torch.where(nothing, own, out, out=out)
+        empty = present == 0
+        if empty.any():
+            torch.where(empty, own, out, out=out)
     return out
 
 
@@ -181,9 +180,9 @@ def _ring_sum(
 ) -> Integer[Tensor, " n"]:
     """The sum of integer vectors modulo 2^bits of their dtype, which is exact in any order. An absent rank
     adds nothing."""
-    wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
-    if wrong:
-        raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
+    fractions = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
+    if fractions:
+        raise ValueError(f"combine: a weight of {fractions[0]} for integers; accepted: whole numbers")
     # Computed in the 64-bit ring, of which the smaller rings are quotients.
     signed = _SIGNED.get(own.dtype, own.dtype)
     total = own.view(signed).long() * int(self_weight)
@@ -197,8 +196,8 @@ def _ring_sum(
 
 def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
     if not inbox.keys() <= weights.keys():
-        lacking = sorted(inbox.keys() - weights.keys())
-        raise ValueError(f"combine: no weight for ranks {lacking}; weights are given for {sorted(weights)}")
+        unknown = sorted(inbox.keys() - weights.keys())
+        raise ValueError(f"combine: no weight for ranks {unknown}; weights are given for {sorted(weights)}")
     return 1.0 - math.fsum(weights.values()) if given is None else given
 
 
@@ -210,11 +209,11 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
     return self_weight + math.fsum(weights[rank] for rank in weights.keys() - inbox.keys())
 
 
-def half(payload: Any, which: int) -> Any:
+def half(payload: Any, index: int) -> Any:
     """The parameters (0) or the buffers (1) of a model. ValueError for anything else."""
     if not isinstance(payload, Model):
         raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model")
-    return payload[which]
+    return payload[index]
 
 
 def _add_at(
@@ -228,8 +227,8 @@ def _add_at(
     index counts once."""
     loops = _loops(5 * _NS_PER_CALL + len(where) * _NS_PER_INDEX)
     vectors = [vector, where, values, vector if own is None else own]
-    if loops is not None and all(each.is_contiguous() and each.device.type == "cpu" for each in vectors):
-        arrays = [each.numpy() for each in vectors]
+    if loops is not None and all(v.is_contiguous() and v.device.type == "cpu" for v in vectors):
+        arrays = [v.numpy() for v in vectors]
         if loops.add_at(*arrays[:3], None if own is None else arrays[3], np.float32(weight), loops.FUSED):
             return
     if own is not None:
@@ -249,8 +248,8 @@ def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
     """The vector itself. ValueError if it is not a tensor, or has another length than ``own``."""
     if not isinstance(vector, Tensor):
-        found = type(vector).__name__
-        raise ValueError(f"combine: rank {rank} sent {found}; accepted: a vector, a Part or a Model")
+        kind = type(vector).__name__
+        raise ValueError(f"combine: rank {rank} sent {kind}; accepted: a vector, a Part or a Model")
     if vector.shape != own.shape:
         raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
     return vector
@@ -273,14 +272,14 @@ class Sum:
 def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
-    terms, length = sum(len(each.vectors) for each in sums), len(results[0])
+    terms, length = sum(len(total.vectors) for total in sums), len(results[0])
     if results[0].device.type != "cpu":
         kernel = _loaded_kernel(results[0].device)
         if kernel is not None:
             note_finite(results, kernel.add_rows(*_addresses(sums, results), length).tolist())
             return "together"
     elif loops := _loops(terms * (_NS_PER_CALL + length * _NS_PER_TERM)):
-        vectors, starts, weights, written = (each.numpy() for each in _addresses(sums, results))
+        vectors, starts, weights, written = (table.numpy() for table in _addresses(sums, results))
         streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
         shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
         units = -(-length // loops.WIDTH)
@@ -292,27 +291,27 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
 
         workers.map(add, range(shares))
         return "together"
-    for each, row in zip(sums, results, strict=True):
-        each.write(row.data)
+    for total, row in zip(sums, results, strict=True):
+        total.write(row.data)
     if results[0].device.type != "cpu":
         return "one at a time: Triton can't build the kernel here"
     few = _worked < LOADING_NS
-    return f"one at a time: {'too few to load' if few else 'other bits here by'} compiled loops"
+    return f"one at a time: {'too little work for' if few else 'different bits from'} compiled loops"
 
 
 def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the compiled loops read, on the device of the results: the addresses of all terms; the starts of the
+    """The input of the compiled loops, on the device of the results: the addresses of all terms; the starts of the
     sums among them (sum i has those from ``starts[i]`` to ``starts[i + 1]``); the terms' weights; and the
     addresses of the results."""
-    lengths = [len(each.vectors) for each in sums]
-    terms_in_order = chain.from_iterable(each.vectors for each in sums)
-    given = [
-        torch.from_numpy(np.fromiter(map(Tensor.data_ptr, terms_in_order), np.int64, sum(lengths))),
+    lengths = [len(total.vectors) for total in sums]
+    terms = chain.from_iterable(total.vectors for total in sums)
+    tables = [
+        torch.from_numpy(np.fromiter(map(Tensor.data_ptr, terms), np.int64, sum(lengths))),
         torch.from_numpy(np.cumsum([0, *lengths])),
-        torch.tensor(list(chain.from_iterable(each.weights for each in sums)), dtype=torch.float32),
+        torch.tensor(list(chain.from_iterable(total.weights for total in sums)), dtype=torch.float32),
         torch.from_numpy(np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))),
     ]
-    vectors, starts, weights, written = (each.to(results[0].device) for each in given)
+    vectors, starts, weights, written = (table.to(results[0].device) for table in tables)
     return vectors, starts, weights, written
 
 
@@ -355,11 +354,11 @@ def _loaded() -> ModuleType | None:
     """The loops; None if their sums differ from torch's on this machine."""
     from gossamer.learning import mixing_kernels as loops
 
-    def add(total: Sum, found: Tensor) -> None:
-        given = [each.numpy() for each in _addresses([total], [found])]
-        loops.add_rows(*given, 0, len(found), loops.FUSED, None)
+    def add(total: Sum, out: Tensor) -> None:
+        tables = [table.numpy() for table in _addresses([total], [out])]
+        loops.add_rows(*tables, 0, len(out), loops.FUSED, None)
 
-    length = 2 * loops.WIDTH + loops.LANES + 3  # each form of the inner loop
+    length = 2 * loops.WIDTH + loops.LANES + 3  # runs every form of the inner loop
     return loops if _in_order(add, length, torch.device("cpu")) else None
 
 
@@ -370,11 +369,11 @@ def _loaded_kernel(device: torch.device) -> ModuleType | None:
     try:
         from gossamer.learning import mixing_gpu
 
-        def add(total: Sum, found: Tensor) -> None:
-            mixing_gpu.add_rows(*_addresses([total], [found]), len(found))
+        def add(total: Sum, out: Tensor) -> None:
+            mixing_gpu.add_rows(*_addresses([total], [out]), len(out))
 
         return mixing_gpu if _in_order(add, mixing_gpu.BLOCK + 3, device) else None
-    except Exception:  # noqa: BLE001 - of any kind, where Triton can't build a kernel
+    except Exception:  # noqa: BLE001 - of any kind, if Triton can't build a kernel
         return None
 
 
@@ -384,10 +383,10 @@ def _in_order(add: Callable[[Sum, Tensor], None], length: int, device: torch.dev
     table = torch.from_numpy(rng.normal(size=(20, length))).float().to(device)
     for count in (1, 2, 3, 6, 33):
         numbers, weights = rng.integers(0, 20, size=count), rng.normal(size=count)
-        found, expected = torch.empty(2, length, dtype=torch.float32, device=device).unbind()
+        result, expected = torch.empty(2, length, dtype=torch.float32, device=device).unbind()
         total = Sum([table[number] for number in numbers], weights.tolist())
         total.write(expected)
-        add(total, found)
-        if not torch.equal(found, expected):
+        add(total, result)
+        if not torch.equal(result, expected):
             return False
     return True

@@ -6,7 +6,7 @@ Loops are compiled at the first call with new types, and cached on disk: next to
 cache folder if the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release
 the GIL.
 
-A flag is True or None, so that it has a type, and each combination is compiled separately. ``fused``: a product and a
+A flag is True or None, which differ in type, so that each combination is compiled separately. ``fused``: a product and a
 sum are rounded once.
 """
 
@@ -28,7 +28,7 @@ LANES, REGISTERS = 16, 4
 WIDTH = LANES * REGISTERS
 _SMALL = torch.full((1,), 2.0**-12, dtype=torch.float32)
 FUSED = True if (-1 - 2 * _SMALL).add(1 + _SMALL, alpha=1 + 2.0**-12).item() != 0 else None
-"""Whether torch's kernels fuse here: they do if the processor can, and they may."""
+"""Whether torch's kernels round a product and a sum once here, which depends on the processor and torch's settings."""
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
 
 
@@ -36,7 +36,7 @@ def _compiled(function: Callable[..., Any]) -> Any:
     loop = inspect.unwrap(function)  # the tests wrap functions to check their arguments
     try:
         return njit(nogil=True, cache=True)(loop)
-    except RuntimeError:  # no folder can be written
+    except RuntimeError:  # no folder is writable
         return njit(nogil=True)(loop)
 
 
@@ -73,14 +73,14 @@ def _strip(lanes: int, registers: int) -> Any:
             lane = builder.insert_element(ir.Constant(vector, ir.Undefined), weight, ir.IntType(32)(0))
             everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
             spread = builder.shuffle_vector(lane, lane, everywhere)
-            at = builder.add(begin, offset)
+            address = builder.add(begin, offset)
             for number, total in enumerate(totals):
-                x = builder.load(pointer(at, _INT64(number * step), vector), align=4)
+                x = builder.load(pointer(address, _INT64(number * step), vector), align=4)
                 builder.store(fma(x, spread, builder.load(total)), total)
-        at = builder.add(result, offset)
+        address = builder.add(result, offset)
         for number, total in enumerate(totals):
-            where = pointer(at, _INT64(number * step), vector)
-            stored = builder.store(builder.load(total), where, align=step if streamed else 4)
+            target = pointer(address, _INT64(number * step), vector)
+            stored = builder.store(builder.load(total), target, align=step if streamed else 4)
             if streamed:
                 stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
@@ -167,19 +167,19 @@ _add = intrinsic(_added)
 
 @_compiled
 def add_at(vector: Any, where: Any, values: Any, own: Any, weight: Any, fused: Any) -> bool:
-    """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. False, and nothing
-    done, unless ``where`` [k] ascends strictly within the vector."""
-    before = -1
+    """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. Returns False and
+    does nothing unless ``where`` [k] ascends strictly within the vector."""
+    last = -1
     for index in where:
-        if index <= before:
+        if index <= last:
             return False
-        before = index
-    if before >= len(vector):
+        last = index
+    if last >= len(vector):
         return False
     for i in range(len(where)):
-        at = where[i]
-        value = values[i] if own is None else values[i] - own[at]
-        vector[at] = _add(value, weight, vector[at], fused)
+        index = where[i]
+        value = values[i] if own is None else values[i] - own[index]
+        vector[index] = _add(value, weight, vector[index], fused)
     return True
 
 

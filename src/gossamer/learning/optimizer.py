@@ -45,7 +45,7 @@ class Optimizer(Component):
     :meth:`init` and :meth:`update`."""
 
     lr: float = Field(gt=0)
-    # Multiplies the learning rate, round by round; None keeps it.
+    # Multiplies the learning rate, round by round; None keeps it constant.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
     ] = None
@@ -98,10 +98,9 @@ class SGD(Optimizer):
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:
         if self.nesterov and (self.dampening or not self.momentum):
-            found = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
-            raise BadInput(
-                f"optimizer.nesterov: got {found}; accepted: True with a momentum above 0 and dampening 0"
-            )
+            actual = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
+            accepted = "True with a momentum above 0 and dampening 0"
+            raise BadInput(f"optimizer.nesterov: got {actual}; accepted: {accepted}")
         return self
 
     def init(self, parameters: Tensor) -> State:
@@ -143,8 +142,8 @@ class TorchOptimizer(Optimizer):
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """The fields that are arguments of the function, by name."""
-        taken = inspect.signature(type(self).function).parameters.keys() - {"lr"}
-        return {name: getattr(self, name) for name in type(self).model_fields if name in taken}
+        arguments = inspect.signature(type(self).function).parameters.keys() - {"lr"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name in arguments}
 
     def init(self, parameters: Tensor) -> State:
         state = {name: torch.zeros_like(parameters) for name in self.vectors}
@@ -176,7 +175,7 @@ class Rprop(TorchOptimizer):
     only the signs of gradients. The learning rate is the initial step size and has no effect later."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(
-        lambda *given, lr, **options: rprop(*given, **options)
+        lambda *tensors, lr, **options: rprop(*tensors, **options)
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
@@ -271,9 +270,9 @@ class Adamax(MomentOptimizer):
 @wraps(nadam)
 def _nadam(p: List, g: List, first: List, second: List, products: List, steps: List, **options: Any) -> None:
     # torch expects one value; nodes with the same number of steps share it.
-    own = [product.flatten()[0].clone() for product in products]
-    nadam(p, g, first, second, own, steps, **options)
-    for product, new in zip(products, own, strict=True):
+    scalars = [product.flatten()[0].clone() for product in products]
+    nadam(p, g, first, second, scalars, steps, **options)
+    for product, new in zip(products, scalars, strict=True):
         product.fill_(new)
 
 
@@ -327,8 +326,8 @@ class RMSprop(DecayingOptimizer):
     centered: bool = False
 
     def init(self, parameters: Tensor) -> State:
-        kept = {"square": True, "mean": self.centered, "velocity": self.momentum > 0}
-        return {name: value for name, value in super().init(parameters).items() if kept[name]}
+        used = {"square": True, "mean": self.centered, "velocity": self.momentum > 0}
+        return {name: value for name, value in super().init(parameters).items() if used[name]}
 
 
 @register("optimizer", "adadelta")

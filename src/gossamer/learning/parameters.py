@@ -49,7 +49,7 @@ class Field:
         return v[..., self.start : self.stop].view((*v.shape[:-1], *self.shape))
 
 
-MAX_WHOLE = 2**24  # up to which float32 holds every integer
+MAX_WHOLE = 2**24  # float32 holds every integer up to this one
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,19 @@ class Layout:
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
         for name, buffer in _buffers(module):
-            whole = (
-                not (buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta) and buffer.numel()
-            )
-            if buffer.is_complex() or (whole and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
-                found = "complex" if buffer.is_complex() else f"an integer above {MAX_WHOLE:,}"
+            has_values = buffer.numel() and not buffer.is_meta
+            integers = has_values and not (buffer.is_floating_point() or buffer.is_complex())
+            if buffer.is_complex() or (integers and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
+                kind = "complex" if buffer.is_complex() else f"an integer above {MAX_WHOLE:,}"
                 raise BadInput(
-                    f"task.model: buffer {name!r} has {found}, but buffers are sent as float32; accepted: other values, or"
+                    f"task.model: buffer {name!r} has {kind}, but buffers are sent as float32; accepted: other values, or"
                     " persistent=False"
                 )
         layout = Layout(_fields(_trained(module)), _fields(_buffers(module)))
         if layout.size == 0:
             frozen = sum(1 for _ in module.parameters())
-            found = f"all {frozen} parameters are frozen" if frozen else "the module has no parameters"
-            raise BadInput(f"task.model: {found}; accepted: at least one that is trained")
+            problem = f"all {frozen} parameters are frozen" if frozen else "the module has no parameters"
+            raise BadInput(f"task.model: {problem}; accepted: at least one that is trained")
         return layout
 
 
@@ -102,8 +101,8 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The persistent buffers. Non-persistent buffers are constants, such as a causal mask."""
-    kept = module.state_dict().keys()
-    return [(name, buffer) for name, buffer in module.named_buffers() if name in kept]
+    saved = module.state_dict().keys()
+    return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
 class SharedConstants:
@@ -115,12 +114,11 @@ class SharedConstants:
         self._make = make
         with drawing_from(seed):
             module = make()
-        kept = module.state_dict().keys()
-        frozen = [
-            each for each in module.named_parameters(remove_duplicate=False) if not each[1].requires_grad
-        ]
-        buffers = [each for each in module.named_buffers(remove_duplicate=False) if each[0] not in kept]
-        self._constants = dict([*frozen, *buffers])
+        saved = module.state_dict().keys()
+        parameters = module.named_parameters(remove_duplicate=False)
+        buffers = module.named_buffers(remove_duplicate=False)
+        frozen: dict[str, Tensor] = {name: p for name, p in parameters if not p.requires_grad}
+        self._constants = frozen | {name: buffer for name, buffer in buffers if name not in saved}
 
     def __call__(self) -> nn.Module:
         module = self._make()
@@ -139,8 +137,8 @@ def sharing_constants(task: Task, seed: int) -> Task:
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
     fields: list[Field] = []
     for name, tensor in named:
-        start, whole = fields[-1].stop if fields else 0, not tensor.is_floating_point()
-        fields.append(Field(name, start, tuple(tensor.shape), whole))
+        start, integer = fields[-1].stop if fields else 0, not tensor.is_floating_point()
+        fields.append(Field(name, start, tuple(tensor.shape), integer))
     return tuple(fields)
 
 
@@ -178,7 +176,7 @@ def seed_generators(seed: int, device: torch.device | str) -> None:
 
 
 def generator_states(device: torch.device | str) -> list[Tensor]:
-    """The states of these generators."""
+    """The states of the generators from which a module on this device may draw."""
     on_device = [torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else []
     return [torch.get_rng_state(), *on_device]
 
@@ -236,11 +234,11 @@ class FlatModule:
     def gradient(self, loss: Tensor) -> Float[Tensor, " params"]:
         """The gradient of a loss, with zeros for parameters that it does not use. Buffers assigned in the
         forward pass are detached, so that the next step does not backpropagate into this one."""
-        found = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         for module, name in self._places:
             if (buffer := getattr(module, name)).requires_grad:
                 setattr(module, name, buffer.detach())
-        return torch.cat([each.reshape(-1) for each in found])
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
 def packed(inputs: Any) -> tuple[Tensor, ...]:
@@ -257,8 +255,8 @@ def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
     """The outputs of a module for some inputs; a dict holds its arguments by name. Modules of transformers
     return an object with ``logits``."""
     outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
-    found: Tensor = getattr(outputs, "logits", outputs)
-    return found
+    logits: Tensor = getattr(outputs, "logits", outputs)
+    return logits
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
@@ -266,8 +264,8 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
     value."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value if value.dim() == 0 else value.reshape(())
-    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TypeError(f"{field}: returns {found}; accepted: the mean over the samples, {accepted}")
+    kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(f"{field}: returns {kind}; accepted: the mean over the samples, {accepted}")
 
 
 def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -276,7 +274,7 @@ def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _begins_with_convolution(module: nn.Module) -> bool:
-    """Whether a convolution that is trained comes before all group norms. (Torch crashes in the backward pass of a
+    """Whether a trained convolution precedes all group norms. (Torch crashes in the backward pass of a
     group norm whose input is ``channels_last`` and needs no gradient.)"""
     kinds = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.GroupNorm))
     first = next(kinds, None)

@@ -50,8 +50,7 @@ class Rows:
         self._pooled = self.device.type == "cpu"
         self.stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
         self._free: list[int] = []  # a heap
-        # Any thread, or the garbage collector, may drop a row's last tensor, so only its number is noted
-        # there.
+        # Any thread, or the garbage collector, may drop a row's last tensor, so only its number is noted then.
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
@@ -87,25 +86,21 @@ class Rows:
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
         """A new, writable vector of any length; a row if it has the length of one."""
-        return (
-            self.fresh()
-            if length == self.length
-            else torch.empty(length, dtype=torch.float32, device=self.device)
-        )
+        if length == self.length:
+            return self.fresh()
+        return torch.empty(length, dtype=torch.float32, device=self.device)
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row with these values: the vector itself if it is a whole row."""
-        whole = self.is_row(vector) if self._pooled else self.owns(vector)
-        return vector if whole else self.fresh().copy_(vector.detach())
+        stored = self.is_row(vector) if self._pooled else self.owns(vector)
+        return vector if stored else self.fresh().copy_(vector.detach())
 
     def stack(self, vectors: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "count n"]:
         """Copies of vectors as the rows of a matrix, aligned like the rows of the store."""
         if len(vectors[0]) != self.length:
             return torch.stack(list(vectors))
-        matrix = torch.empty(len(vectors), self.stride, dtype=torch.float32, device=self.device)[
-            :, : self.length
-        ]
-        return torch.stack(list(vectors), out=matrix)
+        padded = torch.empty(len(vectors), self.stride, dtype=torch.float32, device=self.device)
+        return torch.stack(list(vectors), out=padded[:, : self.length])
 
     def stack_models(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
         """Copies of parameters [models, P] and buffers [models, B]."""

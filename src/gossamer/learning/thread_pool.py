@@ -36,34 +36,34 @@ class ThreadPool:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """``[function(item) for item in items]``, shared among the threads. The first exception is raised
         when all have ended."""
-        todo = list(items)
-        numbers = iter(range(len(todo)))
-        results: list[Any] = [None] * len(todo)
+        inputs = list(items)
+        numbers = iter(range(len(inputs)))
+        results: list[Any] = [None] * len(inputs)
 
         def work(between: Callable[[], None]) -> None:
             for number in numbers:  # threads can share an iterator over a range: next() on it is atomic
-                results[number] = function(todo[number])
+                results[number] = function(inputs[number])
                 between()
 
-        helpers = min(self.count, len(todo)) - 1
+        helpers = min(self.count, len(inputs)) - 1
         if helpers > 0 and self._pool is None:
             options = "compute", torch.set_num_threads, (self._threads,)
             self._pool = ThreadPoolExecutor(self.count - 1, *options)
-        others = [self._pool.submit(work, lambda: None) for _ in range(helpers) if self._pool]
+        futures = [self._pool.submit(work, lambda: None) for _ in range(helpers) if self._pool]
         try:
             work(self.between)
         finally:
-            errors = [error for other in others if (error := other.exception()) is not None]
+            errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
         return results
 
     def own(self, make: Callable[[], T]) -> T:
         """This thread's instance, created at the first call."""
-        made: dict[Callable[[], T], T] = self._local.__dict__.setdefault("made", {})
-        if make not in made:
-            made[make] = make()
-        return made[make]
+        instances: dict[Callable[[], T], T] = self._local.__dict__.setdefault("made", {})
+        if make not in instances:
+            instances[make] = make()
+        return instances[make]
 
     def close(self) -> None:
         """End the threads."""
@@ -79,5 +79,5 @@ def chunks(items: Sequence[T], largest: int) -> list[Sequence[T]]:
 
 def chunk_size(item_bytes: int, device_type: str) -> int:
     """The number of items of this many bytes that one worker computes at once."""
-    most_bytes, most = LIMITS["cpu" if device_type == "cpu" else "gpu"]
-    return min(max(most_bytes // item_bytes, 1), most)
+    max_bytes, max_items = LIMITS["cpu" if device_type == "cpu" else "gpu"]
+    return min(max(max_bytes // item_bytes, 1), max_items)

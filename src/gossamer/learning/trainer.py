@@ -85,8 +85,8 @@ class ApplyJob(NamedTuple):
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
 StepsResult = tuple[Model, State, Float[Tensor, "2"]]
-"""The model and optimizer state after a job's last step; and the sum of the steps' losses and that of the parameters, on
-the trainer's device."""
+"""The model and optimizer state after a job's last step, and, on the trainer's device, the sum of the steps' losses and the
+sum of the parameters."""
 
 _Module = tuple[FlatModule, Callable[..., Tensors]]
 """A module, and a function from a batch and its augmented inputs, if any, to its loss and gradient [P]."""
@@ -94,11 +94,11 @@ _Module = tuple[FlatModule, Callable[..., Tensors]]
 
 class Trainer(ABC):
     """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
-    share the jobs; results do not depend on their number. On a GPU, steps are recorded as CUDA graphs
+    share the jobs; results do not depend on the number of threads. On a GPU, steps are recorded as CUDA graphs
     if ``cuda_graphs`` is set."""
 
     name = ""
-    evaluates_many = False  # whether models are then also evaluated many at once
+    evaluates_many = False  # whether many models are also evaluated at once
     compiles_first = False  # whether the first step waits for compilation
 
     def __init__(
@@ -120,8 +120,8 @@ class Trainer(ABC):
         self.layout = Layout.of(self.module)
         self._prepare()
 
-    def _prepare(self) -> None:  # noqa: B027 - some kinds need nothing
-        """Set up what a kind of trainer needs besides. It is the end of the constructor."""
+    def _prepare(self) -> None:  # noqa: B027 - some kinds need no setup
+        """Set up a kind of trainer, at the end of the constructor."""
 
     def _make_module(self) -> nn.Module:
         return bare_module(self.task.model, self.rows.device).train()
@@ -154,7 +154,7 @@ class Trainer(ABC):
 def _results(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[TrainResult]:
     """The results of jobs. Their sums are fetched together from a GPU, since fetching one waits for all earlier
     work."""
-    sums = torch.stack([each for _, _, each in stepped]).tolist() if stepped else []
+    sums = torch.stack([totals for _, _, totals in stepped]).tolist() if stepped else []
     note_finite([model.parameters for model, _, _ in stepped], [isfinite(total) for _, total in sums])
     return [
         TrainResult(model, state, loss / max(len(job.batches), 1))
@@ -178,11 +178,11 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
-        """Run jobs on all workers, or again one after the other if they draw random numbers: torch has one generator
-        for all threads."""
-        # Made here and not by the workers, since making a module moves the generator for a while.
-        wanted = 1 if self._draws else self._workers.count
-        while len(self._modules) < min(wanted, len(jobs)):
+        """Run jobs on all workers. If they draw random numbers, run them again one at a time, since torch has one
+        generator for all threads."""
+        # Made here and not by the workers, since a new module draws from the generator, whose state is then restored.
+        count = 1 if self._draws else self._workers.count
+        while len(self._modules) < min(count, len(jobs)):
             self._modules.append(self._make_flat())
 
         def with_module(job: J) -> R:
@@ -198,32 +198,32 @@ class SequentialTrainer(Trainer):
             if all(map(torch.equal, before, generator_states(self.rows.device))):
                 return results
             self._draws = True
-        drawn = []
+        results = []
         for job in jobs:
             seed_generators(job.seed, self.rows.device)
-            drawn.append(with_module(job))
+            results.append(with_module(job))
             self._workers.between()
-        return drawn
+        return results
 
     def _make_flat(self) -> _Module:
         flat, (inputs, targets) = FlatModule(self._make_module()), self._data
 
-        def step(batch: Tensor, *given: Tensor) -> Tensors:
-            x = unpacked(given, inputs) if given else for_each(lambda tensor: tensor[batch], inputs)
+        def step(batch: Tensor, *augmented: Tensor) -> Tensors:
+            x = unpacked(augmented, inputs) if augmented else for_each(lambda tensor: tensor[batch], inputs)
             with torch.enable_grad():
                 loss = loss_of(self.task, scores(flat.module, for_each(flat.laid_out, x)), targets[batch])
             return loss.detach(), flat.gradient(loss)
 
-        # A forward pass may put other tensors in the place of buffers, of which a recording would not know.
+        # A forward pass may replace buffers by other tensors, which a recording would not notice.
         return flat, step if self.layout.buffers else self._recorded(step)
 
-    def _given(self, batch: Tensor, seed: int, number: int) -> Tensors:
-        return tuple(each.to(self.rows.device) for each in (batch, *self._augmented(batch, seed, number)))
+    def _inputs(self, batch: Tensor, seed: int, number: int) -> Tensors:
+        return tuple(x.to(self.rows.device) for x in (batch, *self._augmented(batch, seed, number)))
 
     def _gradient(self, module: _Module, job: GradientJob) -> Float[Tensor, " params"]:
         flat, step = module
         flat.load(job.at)
-        return self.rows.fresh().copy_(step(*self._given(job.batch, job.seed, 0))[1])
+        return self.rows.fresh().copy_(step(*self._inputs(job.batch, job.seed, 0))[1])
 
     def _train(self, module: _Module, job: TrainJob) -> StepsResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
@@ -234,7 +234,7 @@ class SequentialTrainer(Trainer):
         state = {name: copied(value) for name, value in job.state.items()}
         losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for number, batch in enumerate(job.batches):
-            loss, gradient = step(*self._given(batch, job.seed, number))
+            loss, gradient = step(*self._inputs(batch, job.seed, number))
             losses += loss  # now, since it may be a view of memory that the step overwrites
             self.optimizer.step(flat.parameters, gradient, state, job.lr)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
@@ -269,23 +269,23 @@ class BatchedTrainer(Trainer):
         for index, key in enumerate(keys):
             groups[key].append(index)
         split = [chunk for group in groups.values() for chunk in chunks(group, self._chunk)]
-        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
-        found = dict(zip(chain(*split), chain(*done), strict=True))
-        return [found[index] for index in range(len(jobs))]
+        parts = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
+        results = dict(zip(chain(*split), chain(*parts), strict=True))
+        return [results[index] for index in range(len(jobs))]
 
     def _make_gradients(self) -> Callable[..., tuple[Tensor, ...]]:
         return self._recorded(gradients_of_many(self.task, self._make_module(), self._data))
 
-    def _given(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
+    def _inputs(self, batches: Sequence[Tensor], seeds: Sequence[int], number: int) -> tuple[Tensor, ...]:
         """Batch ``number`` of some nodes, and its augmented inputs, if any: [nodes, ...]."""
         pairs = zip(batches, seeds, strict=True)
-        each = [(batch, *self._augmented(batch, seed, number)) for batch, seed in pairs]
-        return tuple(torch.stack(tensors).to(self.rows.device) for tensors in zip(*each, strict=True))
+        by_node = [(batch, *self._augmented(batch, seed, number)) for batch, seed in pairs]
+        return tuple(torch.stack(tensors).to(self.rows.device) for tensors in zip(*by_node, strict=True))
 
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         parameters, buffers = self.rows.stack_models([job.at for job in jobs])
-        given = self._given([job.batch for job in jobs], [job.seed for job in jobs], 0)
-        _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *given)
+        inputs = self._inputs([job.batch for job in jobs], [job.seed for job in jobs], 0)
+        _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *inputs)
         return self._apart(gradients)
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[StepsResult]:
@@ -294,22 +294,22 @@ class BatchedTrainer(Trainer):
         gradients_of, seeds = self._workers.own(self._make_gradients), [job.seed for job in jobs]
         losses = torch.zeros(len(jobs), device=parameters.device)
         for number, batches in enumerate(zip(*(job.batches for job in jobs), strict=True)):
-            given = self._given(batches, seeds, number)
-            loss, buffers, gradients = gradients_of(parameters, buffers, *given)
+            inputs = self._inputs(batches, seeds, number)
+            loss, buffers, gradients = gradients_of(parameters, buffers, *inputs)
             losses += loss
             self.optimizer.step(parameters, gradients, state, jobs[0].lr)
         models = self._apart(parameters)
         # Without buffers, all nodes share the empty vector.
-        kept = self._apart(buffers) if buffers.shape[1] else [job.start.buffers for job in jobs]
+        by_node = self._apart(buffers) if buffers.shape[1] else [job.start.buffers for job in jobs]
         values = zip(*map(self._apart, state.values()), strict=True) if state else [()] * len(jobs)
-        states = [dict(zip(state, each, strict=True)) for each in values]
+        states = [dict(zip(state, vectors, strict=True)) for vectors in values]
         sums = torch.stack([losses, parameters.sum(dim=1)], dim=1).unbind()
-        return list(zip(map(Model, models, kept), states, sums, strict=True))
+        return list(zip(map(Model, models, by_node), states, sums, strict=True))
 
     def _apart(self, matrix: Float[Tensor, "nodes n"]) -> list[Float[Tensor, " n"]]:
-        """Copies of a matrix's rows; one that survives the others keeps only its own memory."""
-        rows, whole = list(matrix.unbind()), matrix.shape[1] == self.rows.length
-        vectors = [self.rows.fresh() if whole else torch.empty_like(row) for row in rows]
+        """Copies of a matrix's rows, each with its own memory."""
+        rows, fits = list(matrix.unbind()), matrix.shape[1] == self.rows.length
+        vectors = [self.rows.fresh() if fits else torch.empty_like(row) for row in rows]
         torch._foreach_copy_(vectors, rows)
         return vectors
 
@@ -322,7 +322,7 @@ def choose_trainer(
     for a task that the kernels do not support."""
     if name not in ("auto", "fused"):
         return name, ""
-    from gossamer.learning.fused.plan import Unknown, plan_of  # which loads numba
+    from gossamer.learning.fused.plan import Unknown, plan_of  # loads numba
 
     try:
         if device != "cpu":
@@ -350,6 +350,6 @@ def _batching_pays(task: Task, device: str) -> bool:
     model, batch = flatten(module), torch.zeros(1, 2, dtype=torch.int64)  # batch norm needs two samples
     try:
         gradients_of_many(task, module, task.train)(model.parameters[None], model.buffers[None], batch)
-    except Exception:  # noqa: BLE001 - the user's own, of any kind; a step will raise it again
+    except Exception:  # noqa: BLE001 - any error of the user's code; a step will raise it again
         return False
     return True

@@ -10,7 +10,7 @@ order.
     tensor    = ext 1: dtype (uint8: its index in DTYPES), one uint64 (little-endian) a dimension
     part      = ext 2: tensor (the values), tensor (their coordinates), int (the whole vector's size); the coordinates are
                 uint8, uint16, uint32 or int64: the narrowest that holds those of all such vectors
-    model     = ext 3: tensor or part or coded (the parameters), tensor (the buffers; left out where there are none)
+    model     = ext 3: tensor or part or coded (the parameters), tensor (the buffers; omitted if there are none)
               | ext 4: as ext 1 (the parameters of a model without buffers)
     coded     = ext 5: structure (what a codec made of the parameters)
 

@@ -136,29 +136,31 @@ def protect(tensor: Tensor) -> None:
     setattr(tensor, _PROTECTED, True)
 
 
-def overwrite(there: Any, saved: Any) -> Any:
-    """Give a payload the values of another one with the same structure. Tensors, dicts and lists are
+def overwrite(target: Any, saved: Any) -> Any:
+    """Give a payload the values of another with the same structure. Tensors, dicts and lists are
     overwritten in place, so that existing references see the new values; for any other object, the
     replacement is returned. ValueError for a protected tensor."""
-    if isinstance(there, Tensor) and isinstance(saved, Tensor) and there.shape == saved.shape:
-        if hasattr(there, _PROTECTED) and not torch.equal(there, saved.to(there.device)):
-            raise ValueError("a vector that others hold would be written over")
-        there.data.copy_(saved)  # through .data, which torch does not count as a modification
-        vars(there).clear()  # what was noted about the old values
-        return there
-    if isinstance(there, Model) and isinstance(saved, Model):
-        return Model(*map(overwrite, there, saved))
-    if isinstance(there, list) and isinstance(saved, list):
-        there[:] = [*map(overwrite, there, saved), *saved[len(there) :]]
-        return there
-    if type(there) is tuple and isinstance(saved, list):
-        return tuple(overwrite(there[k] if k < len(there) else None, value) for k, value in enumerate(saved))
-    if isinstance(there, dict) and isinstance(saved, dict):
-        for key in there.keys() - saved.keys():
-            del there[key]
+    if isinstance(target, Tensor) and isinstance(saved, Tensor) and target.shape == saved.shape:
+        if hasattr(target, _PROTECTED) and not torch.equal(target, saved.to(target.device)):
+            raise ValueError("a vector that others hold would be overwritten")
+        target.data.copy_(saved)  # through .data, which torch does not count as a modification
+        vars(target).clear()  # notes about the old values
+        return target
+    if isinstance(target, Model) and isinstance(saved, Model):
+        return Model(*map(overwrite, target, saved))
+    if isinstance(target, list) and isinstance(saved, list):
+        target[:] = [*map(overwrite, target, saved), *saved[len(target) :]]
+        return target
+    if type(target) is tuple and isinstance(saved, list):
+        return tuple(
+            overwrite(target[k] if k < len(target) else None, value) for k, value in enumerate(saved)
+        )
+    if isinstance(target, dict) and isinstance(saved, dict):
+        for key in target.keys() - saved.keys():
+            del target[key]
         for key, value in saved.items():
-            there[key] = overwrite(there.get(key), value)
-        return there
+            target[key] = overwrite(target.get(key), value)
+        return target
     return saved
 
 
@@ -169,8 +171,8 @@ def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
 
 
 class _Writer:
-    """Writes structures, and collects the tensors in them. (Its methods are no closures, since a cycle of these would
-    keep the tensors until Python looks for cycles.)"""
+    """Writes structures, and collects the tensors in them. (These are methods and not closures, since a cycle of closures
+    would keep the tensors until Python looks for cycles.)"""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -233,10 +235,10 @@ def _base(item: Any) -> Any:
 
 def _check_tensor(item: Tensor) -> None:
     if item.layout is not torch.strided or item.is_meta or item.dtype not in _CODES:
-        what = "meta" if item.is_meta else str(item.layout)
+        layout = "meta" if item.is_meta else str(item.layout)
         names = ", ".join(map(str, DTYPES))
         raise TypeError(
-            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense ones of {names}"
+            f"payload: a {layout} tensor of {item.dtype} can't be sent; accepted: dense ones of {names}"
         )
     if item.dim() > MAX_DIMENSIONS:
         raise ValueError(f"payload: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}")
@@ -321,29 +323,29 @@ _MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 class Reader:
-    """Reads values one after the other. Without buffers, tensors become :class:`BufferSpec`. msgpack
+    """Reads values in sequence. Without buffers, tensors become :class:`BufferSpec`. msgpack
     allocates an array of the announced size before it reads the first element, on each of its hundreds of
     levels; it is therefore used only for scalars, extensions and the headers of containers. The reader of an
     extension's content shares the count and the tensors of the enclosing reader."""
 
-    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None, around: Reader | None = None) -> None:
+    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None, outer: Reader | None = None) -> None:
         self._data, self._buffers = data, buffers
-        own = weakref.proxy(self)  # so that no cycle keeps the buffers
-        hook = lambda code, data: own._extension(code, data)  # noqa: E731
+        proxy = weakref.proxy(self)  # so that no cycle keeps the buffers
+        hook = lambda code, data: proxy._extension(code, data)  # noqa: E731
         self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=hook)
         self._unpacker.feed(data)
         self.at: Callable[[], int] = self._unpacker.tell  # number of bytes read
-        self._count: Iterator[int] = itertools.count(1) if around is None else around._count
-        self.specs: list[BufferSpec] = [] if around is None else around.specs
-        # Extensions being read. None may contain its own type, since each one copies its content.
-        self._open: set[int] = set() if around is None else around._open
+        self._count: Iterator[int] = itertools.count(1) if outer is None else outer._count
+        self.specs: list[BufferSpec] = [] if outer is None else outer.specs
+        # Extensions being read. None may contain its own type, since each copies its content.
+        self._open: set[int] = set() if outer is None else outer._open
         self._depth = 0  # depth of the extension being read
 
     def whole(self) -> Any:
-        """The one value that the bytes hold, with nothing after it."""
+        """The only value in the bytes. FrameError if anything follows it."""
         value = self.next(0)
-        if left := len(self._data) - self.at():
-            raise FrameError(f"{left} bytes after the end of the structure")
+        if trailing := len(self._data) - self.at():
+            raise FrameError(f"{trailing} bytes after the end of the structure")
         return value
 
     def next(self, depth: int) -> Any:
@@ -369,15 +371,15 @@ class Reader:
         _check_depth(depth)
         if first in _ARRAYS:
             return [self.value(depth + 1) for _ in range(self._unpacker.read_array_header())]
-        found: dict[str | int, Any] = {}
+        items: dict[str | int, Any] = {}
         for _ in range(self._unpacker.read_map_header()):
             key = self.value(MAX_DEPTH)
             if type(key) is not str and type(key) is not int:
                 raise FrameError(f"a key that is {type(key).__name__}, not str or int")
-            if key in found:
+            if key in items:
                 raise FrameError(f"key {key!r:.60} twice")
-            found[key] = self.value(depth + 1)
-        return found
+            items[key] = self.value(depth + 1)
+        return items
 
     def _extension(self, code: int, data: bytes) -> Any:
         if code == _TENSOR:
@@ -418,8 +420,8 @@ class Reader:
             raise FrameError(f"{len(self._buffers)} buffers for more tensors")
         buffer = self._buffers[number]
         if (buffer.dtype, tuple(buffer.shape)) != spec:
-            found = f"{buffer.dtype} {tuple(buffer.shape)}"
-            raise FrameError(f"buffer {number} is {found}; {spec.dtype} {spec.shape} is due")
+            actual = f"{buffer.dtype} {tuple(buffer.shape)}"
+            raise FrameError(f"buffer {number} is {actual}; accepted: {spec.dtype} {spec.shape}")
         # A bool that is neither 0 nor 1 has undefined effects in torch.
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
             raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")
@@ -450,8 +452,8 @@ def _part_fault(part: Part) -> str | None:
     if isinstance(size, bool) or not isinstance(size, int) or not values.shape[0] <= size < 2**63:
         return f"a part of {values.shape[0]} values of a vector of {size!r}; accepted: the length of the whole vector"
     if not isinstance(where, Tensor | BufferSpec) or where.dtype not in INDEX_DTYPES:
-        found = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
-        return f"a part's indices are {found}; accepted: {', '.join(map(str, INDEX_DTYPES))}"
+        kind = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
+        return f"a part's indices are {kind}; accepted: {', '.join(map(str, INDEX_DTYPES))}"
     if where.shape != values.shape:
         return f"a part of {values.shape[0]} values has indices of shape {tuple(where.shape)}"
     if isinstance(where, Tensor) and where.numel():

@@ -84,27 +84,27 @@ class Model(NamedTuple):
         """The model in such a vector."""
         return Model(v[: len(self.parameters)], v[len(self.parameters) :])
 
-    def _each(self, function: Callable[..., Tensor], *others: Any) -> Model:
+    def _apply(self, function: Callable[..., Tensor], *others: Any) -> Model:
         pairs = [other if isinstance(other, Model) else (other, other) for other in others]
-        return Model(*(function(*halves) for halves in zip(self, *pairs, strict=True)))
+        return Model(*(function(*vectors) for vectors in zip(self, *pairs, strict=True)))
 
     def __add__(self, other: Model) -> Model:  # type: ignore[override]
-        return self._each(torch.add, other)
+        return self._apply(torch.add, other)
 
     def __sub__(self, other: Model) -> Model:
-        return self._each(torch.sub, other)
+        return self._apply(torch.sub, other)
 
     def __neg__(self) -> Model:
-        return self._each(torch.neg)
+        return self._apply(torch.neg)
 
     def __mul__(self, factor: float) -> Model:  # type: ignore[override]
-        return self._each(torch.mul, factor)
+        return self._apply(torch.mul, factor)
 
     def __rmul__(self, factor: float) -> Model:  # type: ignore[override]
         return self * factor
 
     def __truediv__(self, divisor: float) -> Model:
-        return self._each(torch.div, divisor)
+        return self._apply(torch.div, divisor)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,8 +124,8 @@ class Message:
     form: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def unchanged(self) -> bool:
-        """Whether its tensors, which the receivers of a broadcast may share, are unmodified."""
-        for tensor, version in self.versions:  # noqa: SIM110 - asked of every message; all() takes three times as long
+        """Whether its tensors, which the receivers of a broadcast may share, have not been modified."""
+        for tensor, version in self.versions:  # noqa: SIM110 - called for every message; all() takes three times as long
             if tensor._version != version:
                 return False
         return True
@@ -144,7 +144,7 @@ class Traffic:
     messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
     messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
     messages_taken: int = 0  # arrived and were taken by this node's algorithm
-    messages_refused: int = 0  # arrived and were malformed, or too many of their sender were unread
+    messages_refused: int = 0  # arrived and were malformed, or exceeded the unread messages of one sender
 
 
 class Sending(ABC):
@@ -171,8 +171,8 @@ def as_tag(tag: Tag) -> tuple[str | int, ...]:
     parts = tag if isinstance(tag, tuple) else (tag,)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
-            found = type(part).__name__
-            raise TypeError(f"tag {tag!r}: {found} in a tag; accepted: str, int, or a tuple of these")
+            kind = type(part).__name__
+            raise TypeError(f"tag {tag!r}: {kind} in a tag; accepted: str, int, or a tuple of these")
     return parts
 
 

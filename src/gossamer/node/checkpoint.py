@@ -67,10 +67,10 @@ class Checkpoint:
         they are invalid."""
 
         def messages(name: str) -> list[Message]:
-            found = [section for each, section in sections.items() if each.startswith(f"{name}-")]
+            saved = [section for key, section in sections.items() if key.startswith(f"{name}-")]
             return [
                 Message(int(source), tuple(tag), payload, float(sent_at), number=int(number))
-                for source, tag, sent_at, number, payload in found
+                for source, tag, sent_at, number, payload in saved
             ]
 
         return Checkpoint(
@@ -95,7 +95,7 @@ def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> No
     write rename the file afterwards. OSError or SafetensorError if it can't be written; TypeError or
     ValueError for a value in ``node.state`` that is not a payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
-    structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
+    structures = {name: base64.b64encode(section.structure).decode() for name, section in encoded.items()}
     metadata = {
         "format": _FORMAT,
         "version": VERSION,
@@ -105,8 +105,8 @@ def write(checkpoint: Checkpoint, path: Path, identity: Mapping[str, str]) -> No
         "structures": json.dumps(structures),
     }
     crc, tensors = _crc(metadata), {}
-    for name, each in encoded.items():
-        for k, buffer in enumerate(each.buffers):
+    for name, section in encoded.items():
+        for k, buffer in enumerate(section.buffers):
             crc = zlib.crc32(raw(buffer), crc)
             tensors[f"{name}.{k}"] = buffer.clone()  # safetensors refuses tensors that share memory
     save_file(tensors, path, {**metadata, "crc32": f"{crc:08x}"})
@@ -119,33 +119,33 @@ def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = Non
     files.checked(path, files.MAX_ROWS_BYTES, path.parent, "a checkpoint")
     try:
         return _read(path, identity, place or (lambda tensor: tensor))
-    except Exception as error:  # noqa: BLE001 - of any kind: the bytes may be anything
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
+    except Exception as error:  # noqa: BLE001 - of any kind, since the bytes may be anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{path}: {reason:.200}; accepted: a checkpoint as gossamer has written it") from None
 
 
 def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
-        crc = int(metadata.pop("crc32"), 16)
-        form = metadata["format"], metadata["version"]
-        if form != (_FORMAT, VERSION):
-            raise ValueError(f"it is {form[0]}, version {form[1]}, not {_FORMAT}, version {VERSION}")
+        expected = int(metadata.pop("crc32"), 16)
+        name, version = metadata["format"], metadata["version"]
+        if (name, version) != (_FORMAT, VERSION):
+            raise ValueError(f"it is {name}, version {version}, not {_FORMAT}, version {VERSION}")
         for name, value in identity.items():
             if metadata[name] != value:
                 raise ValueError(f"its {name} is {metadata[name]}, not {value}")
-        found, sections = _crc(metadata), {}
+        crc, sections = _crc(metadata), {}
         for name, text in json.loads(metadata["structures"]).items():
             structure = base64.b64decode(text, validate=True)
             buffers = []
             for k in range(len(describe(structure))):
-                # Copy, because results depend on alignment. The file's own memory is not aligned, and would
+                # Copied, because results depend on alignment. The file's own memory is not aligned, and would
                 # stay mapped.
                 tensor = file.get_tensor(f"{name}.{k}").clone()
-                found = zlib.crc32(raw(tensor), found)
+                crc = zlib.crc32(raw(tensor), crc)
                 buffers.append(place(tensor))
             sections[name] = decode(structure, buffers)
-    if found != crc:
+    if crc != expected:
         raise ValueError("its checksum does not fit: it is damaged")
     return Checkpoint.of(sections)
 

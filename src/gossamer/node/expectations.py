@@ -61,7 +61,7 @@ class Expectations:
         self, tag: Tag, like: tuple[Payload, ...], check: Callable[[Message], Any] | None, *, exact: bool
     ) -> None:
         """See :meth:`gossamer.Node.expect`."""
-        forms = tuple(self._form(each) for each in like)
+        forms = tuple(self._form(payload) for payload in like)
         self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
     def sent(self, tag: Prefix, payload: Payload) -> bool:
@@ -74,7 +74,7 @@ class Expectations:
         if tag[:1] == ("answer",):  # answers to several kinds of questions share one tag
             return True
         known = self._sent.setdefault(_shape(tag), [])
-        if form not in known and form not in _SAYS_NOTHING:
+        if form not in known and form not in _UNINFORMATIVE:
             known.append(form)
             if len(self._sent) > MAX_SHAPES:
                 del self._sent[next(iter(self._sent))]
@@ -85,7 +85,7 @@ class Expectations:
         shape = _shape(message.tag)
         known = self._sent.get(shape)
         if message.form and known and not self._declared and message.form[0] in known:
-            return None  # the usual case
+            return None  # the most frequent case
         if not message.form:
             try:
                 message.form.append(self._form(message.payload))
@@ -95,10 +95,10 @@ class Expectations:
         if self._declared:
             for length in range(len(shape), -1, -1):
                 if (declared := self._declared.get(shape[:length])) is not None:
-                    return _breach(declared, message, form)
+                    return _declared_fault(declared, message, form)
         if not known or len(known) > MAX_FORMS:
             return None
-        return _unlike(form, known, parts=self._encoded)
+        return _mismatch(form, known, parts=self._encoded)
 
     def _form(self, payload: Payload) -> Form:
         """The form of a payload. ValueError for non-finite values, or kinds that can't be sent."""
@@ -131,11 +131,9 @@ class Expectations:
         if isinstance(payload, Undecodable):
             raise ValueError(payload.reason)
         for base, name in _SCALARS.items():
-            if isinstance(
-                payload, base
-            ):  # such as an enumeration's member, which travels as what it is derived from
+            if isinstance(payload, base):  # such as an enumeration's member, sent as its base type
                 return (name,)
-        raise ValueError(f"a {kind.__name__}, which no codec of this experiment has made")
+        raise ValueError(f"a {kind.__name__}, which no codec of this experiment produces")
 
 
 _SCALARS: dict[type, str] = {
@@ -146,7 +144,7 @@ _SCALARS: dict[type, str] = {
     bytes: "bytes",
     type(None): "nothing",
 }
-_SAYS_NOTHING: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
+_UNINFORMATIVE: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
 """Forms that a node may send in place of any other."""
 
 
@@ -161,25 +159,25 @@ def _checked(vector: Any) -> Tensor:
 @lru_cache(maxsize=64)
 def _shape(tag: Prefix) -> tuple[Any, ...]:
     """A tag with the type ``int`` in place of every number."""
-    return tuple(int if type(each) is int else each for each in tag)
+    return tuple(int if type(part) is int else part for part in tag)
 
 
-def _breach(declared: Declared, message: Message, form: Form) -> str | None:
+def _declared_fault(declared: Declared, message: Message, form: Form) -> str | None:
     """The fault found by an algorithm's own check."""
-    if declared.forms and (fault := _unlike(form, declared.forms, parts=declared.parts)) is not None:
+    if declared.forms and (fault := _mismatch(form, declared.forms, parts=declared.parts)) is not None:
         return fault
     try:
         refused = declared.check is not None and declared.check(message) is False
-    except Exception as error:  # noqa: BLE001 - of any kind: the payload is a stranger's
+    except Exception as error:  # noqa: BLE001 - of any kind, since the payload is untrusted
         return " ".join(str(error).split()) or type(error).__name__
     return "values that the algorithm does not accept" if refused else None
 
 
-def _unlike(form: Form, accepted: Sequence[Form], *, parts: bool) -> str | None:
+def _mismatch(form: Form, accepted: Sequence[Form], *, parts: bool) -> str | None:
     """The fault of a form that matches no accepted form."""
-    if any(_fits(form, each, parts=parts) for each in accepted):
+    if any(_fits(form, candidate, parts=parts) for candidate in accepted):
         return None
-    return f"{_said(form)}; accepted: {', or '.join(map(_said, accepted))}"
+    return f"{_described(form)}; accepted: {', or '.join(map(_described, accepted))}"
 
 
 def _fits(theirs: Form, own: Form, *, parts: bool) -> bool:
@@ -202,7 +200,7 @@ def _fits(theirs: Form, own: Form, *, parts: bool) -> bool:
                 and _all_fit([*forms.values()], [*expected.values()], parts=parts)
             )
         case "numbered":
-            return all(any(_fits(each, one, parts=parts) for one in own[1]) for each in theirs[1])
+            return all(any(_fits(form, item, parts=parts) for item in own[1]) for form in theirs[1])
     return False
 
 
@@ -212,11 +210,11 @@ def _all_fit(theirs: Sequence[Form], own: Sequence[Form], *, parts: bool) -> boo
     )
 
 
-def _said(form: Form) -> str:
+def _described(form: Form) -> str:
     """A form in words."""
     match form:
         case "model", dtype, length, buffers, kind:
             return f"a model of {length} parameters and {buffers} buffers ({dtype}, {kind})"
         case "list" | "dict" | "numbered" as kind, items:
-            return f"a {kind} of {', '.join(str(each) for each in items) or 'nothing'}"
+            return f"a {kind} of {', '.join(map(str, items)) or 'nothing'}"
     return " ".join(map(str, form))

@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from gossamer.node.node import Node
 
 MAX_REPORTED = 8
-"""Number of malformed messages of one sender that are recorded as events. The counter includes all of
-them."""
+"""Maximum number of malformed messages of one sender that are recorded as events. All of them are counted."""
 
 MAX_UNREAD = 4_096
-"""Number of messages of one sender that may wait. Beyond it, the oldest are dropped from time to time."""
-
+"""Maximum number of unread messages of one sender. Beyond it, the oldest are dropped from time to time."""
 
 MAX_TAGS, MAX_RANKS = 2, 16
-"""Number of tags of unread messages, and of their senders, that are named."""
+"""Maximum number of tags of unread messages, and of their senders, that a description names."""
 
 
 class PeerLost(PeerFailure):
@@ -132,9 +130,9 @@ class _Decoding:
     def run(self, fresh: Any) -> list[Message]:
         return [self._opened(message) for message in self._messages]
 
-    def commit(self, found: Any) -> Any:
+    def commit(self, result: Any) -> Any:
         """The decoded messages, unchanged."""
-        return found
+        return result
 
 
 class Mailbox:
@@ -165,7 +163,7 @@ class Mailbox:
         self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
         self._unread_of: set[int] = set()  # senders of which unread messages were dropped
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
-        self._longest_late = 0  # the most parts of their tags
+        self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
         self._check_at = 2 * MAX_UNREAD  # number of messages at which unread ones are dropped
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
@@ -189,7 +187,7 @@ class Mailbox:
                     waiter.wake()
 
     def _is_late(self, message: Message) -> bool:
-        # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
+        # Lost messages stay expected, so there may be many: their prefixes are looked up, not searched.
         for length in range(min(len(message.tag), self._longest_late) + 1):
             key = message.source, message.tag[:length]
             if key in self._late:
@@ -212,7 +210,7 @@ class Mailbox:
         """Drop the oldest messages of each sender that has more than ``MAX_UNREAD``: a peer may send
         messages that no task ever takes."""
         waiting = Counter(message.source for message in self.messages)
-        left = []
+        kept = []
         for message in self.messages:
             source = message.source
             if waiting[source] > MAX_UNREAD:
@@ -223,9 +221,9 @@ class Mailbox:
                     text = f"node {self.rank} drops messages of node {source}: over {MAX_UNREAD} are unread"
                     self.host.event("unread", text)
             else:
-                left.append(message)
-        self.messages = left
-        self._check_at = 2 * max(len(left), MAX_UNREAD)  # so that a message costs little on average
+                kept.append(message)
+        self.messages = kept
+        self._check_at = 2 * max(len(kept), MAX_UNREAD)  # so that a message costs little on average
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
@@ -241,8 +239,8 @@ class Mailbox:
             f"tag {_shown(tag):.100} from ranks {sorted(sources[tag])[:MAX_RANKS]}"
             for tag in [*sources][:MAX_TAGS]
         ]
-        more = f" and {len(sources) - MAX_TAGS} more tags" if len(sources) > MAX_TAGS else ""
-        return ", ".join(named) + more
+        others = f" and {len(sources) - MAX_TAGS} more tags" if len(sources) > MAX_TAGS else ""
+        return ", ".join(named) + others
 
     def first_round(self, rank: int) -> int:
         """The first round in which this node waits again for a node that was away."""
@@ -264,7 +262,7 @@ class Mailbox:
         if self._malformed_of[source] <= MAX_REPORTED:
             self.host.event("malformed", text)
         if not self.drops_malformed:
-            raise MalformedMessage(f"{text}; with gather.malformed: drop a run goes on without such messages")
+            raise MalformedMessage(f"{text}; with gather.malformed: drop, the run continues without it")
 
     def _admitted(self, messages: Iterable[Message]) -> list[Message]:
         """The decoded messages that the node expects. The others are refused."""
@@ -289,10 +287,10 @@ class Mailbox:
     ) -> Message:
         """Take the oldest matching message, and wait for one if there is none; see :meth:`Node.receive`. With
         ``exact``, its tag must equal the prefix."""
-        until = None if timeout is None else self.host.now() + timeout
+        deadline = None if timeout is None else self.host.now() + timeout
         while True:
-            left = None if until is None else max(until - self.host.now(), 0.0)
-            message = self._opened(await self.take(prefix, source, left, exact=exact))
+            remaining = None if deadline is None else max(deadline - self.host.now(), 0.0)
+            message = self._opened(await self.take(prefix, source, remaining, exact=exact))
             if self._admitted((message,)):
                 if keep_as is None:
                     self._took((message,))
@@ -309,7 +307,7 @@ class Mailbox:
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
             while (message := next(filter(waiter.fits, self.messages), None)) is None:
                 if waiter.expired:
-                    raise TimeoutError(f"node {self.rank}: {waiter} did not come within {timeout} s")
+                    raise TimeoutError(f"node {self.rank}: {waiter} did not arrive within {timeout} s")
                 if source in self.host.lost:
                     raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.woken()
@@ -321,11 +319,11 @@ class Mailbox:
     ) -> list[Message]:
         """Take every matching message, oldest first. ``only`` restricts the selection."""
         taken: list[Message] = []
-        left: list[Message] = []
+        rest: list[Message] = []
         for message in self.messages:
             fits = (source is None or message.source == source) and matches(prefix, message.tag)
-            (taken if fits and (only is None or only(message)) else left).append(message)
-        self.messages = left
+            (taken if fits and (only is None or only(message)) else rest).append(message)
+        self.messages = rest
         return taken
 
     def drain(
@@ -356,7 +354,7 @@ class Mailbox:
         malformed: set[int] = set()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
             while True:
-                taken, left = self._oldest(wanted - malformed if malformed else wanted, prefix)
+                taken, rest = self._oldest(wanted - malformed if malformed else wanted, prefix)
                 waiter.seen = set(taken)
                 if self.presence is not None or self.host.lost or self.first:
                     away |= self._away(wanted - waiter.seen, waiter)
@@ -365,7 +363,7 @@ class Mailbox:
                 if not (waiter.expired or len(waiter.seen - not_awaited) >= waiter.wanted):
                     await waiter.woken()
                     continue
-                self.messages = left
+                self.messages = rest
                 opened = list(taken.values())
                 if self.coder is None:
                     _check_unchanged(opened)
@@ -389,15 +387,15 @@ class Mailbox:
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
         """The oldest message of each of some ranks under a tag, and all other messages."""
         taken: dict[int, Message] = {}
-        left = []
+        rest = []
         length = len(prefix)
         for message in self.messages:
             source = message.source
             if source in wanted and source not in taken and message.tag[:length] == prefix:
                 taken[source] = message
             else:
-                left.append(message)
-        return taken, left
+                rest.append(message)
+        return taken, rest
 
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Decode taken messages. The engine does it, for many nodes at once if it can. The messages are put
@@ -430,8 +428,8 @@ class Mailbox:
     def count_taken(self, count: int, age: float, largest: float) -> None:
         """Count messages that the node has taken, with the sum of their ages and the largest, in seconds."""
         self.host.counters.messages_taken += count
-        before = self._ages
-        self._ages = before[0] + count, before[1] + age, max(before[2], largest)
+        taken, total, oldest = self._ages
+        self._ages = taken + count, total + age, max(oldest, largest)
 
     def take_ages(self) -> tuple[float | None, float | None]:
         """The mean and the largest age of the messages taken since the last call, in seconds since their
@@ -453,12 +451,12 @@ class Mailbox:
     # --- checkpoints
 
     def saved(self) -> dict[str, Any]:
-        """The values that :meth:`restore` takes, in addition to the messages."""
+        """The values that :meth:`restore` takes in addition to the messages."""
         late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
         return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
-        """Overwrite the messages in the mailbox that their sources sent before they were saved with the saved
+        """Replace the messages in the mailbox that their sources sent before they were saved by the saved
         ones. ``sent`` has the number of these messages of each source. LookupError if the mailbox has other
         messages."""
         saved = {(message.source, message.number): message for message in messages}

@@ -32,7 +32,7 @@ class VersionedVector:
         self.vector, self._version, self.writes = vector, vector._version, 0
 
     def read(self) -> Tensor:
-        """The newest vector, whose values may not be written yet."""
+        """The newest vector; its values may not have been written yet."""
         if self.vector._version != self._version:
             raise RuntimeError(
                 f"node {self._rank}: its {self._name} were modified in place, by this node or by a receiver of them;"
@@ -73,7 +73,7 @@ class OwnModel:
         self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
-        """The model, for a reader that settles it first: its values may not be written yet."""
+        """The model, for a reader that settles it first: its values may not have been written yet."""
         return Model(self.parameters.read(), self.buffers.read())
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class OwnModel:
         before = self.parameters.writes, self.buffers.writes
         reset, self.reset = self.reset, False
 
-        def prepare() -> Any:  # earlier steps may still change the state until then
+        def prepare() -> Any:  # until it is called, earlier steps may still change the state
             fresh = reset or self.state is None
             return job(self._setup.experiment.optimizer.init(start.parameters) if fresh else self.state)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ class OwnModel:
         try:
             return float(await self._compute(kind, prepare, first, work, commit))
         except asyncio.CancelledError:
-            self.reset |= reset  # the next requested step starts with a fresh state instead
+            self.reset |= reset  # the next requested step takes the fresh state instead
             raise
 
     def _commit(self, result: TrainResult, start: Model, before: tuple[int, int]) -> None:
@@ -154,16 +154,16 @@ class OwnModel:
 
     async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
         """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
-        most = self._setup.experiment.evaluation.samples
-        known = {name: len(targets[:most]) for name, (_, targets) in self._setup.task.tests.items()}
+        limit = self._setup.experiment.evaluation.samples
+        known = {name: len(targets[:limit]) for name, (_, targets) in self._setup.task.tests.items()}
         known["train"] = len(self._samples)
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
         job = EvaluateJob(model, on, self._samples)
         # A forward pass takes about a third of the work of a step.
         work = known[on] / max(self._batches.batch_size, 1) / 3
-        found: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
-        return found
+        metrics: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
+        return metrics
 
     async def encoded(self) -> None:
         """Wait until all encoding so far has taken its time."""
@@ -185,7 +185,7 @@ class OwnModel:
         prepare: Callable[[], Any],
         first: int,
         work: float,
-        commit: Callable[[Any], Any] = lambda found: found,
+        commit: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
         if self.encoding is not None:
             await self.encoded()

@@ -48,7 +48,7 @@ class Node:
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if any, sets it at the end of each
-            round. A value that an algorithm assigns holds until then, or for good without a schedule.
+            round. A value that an algorithm assigns holds until then, or permanently without a schedule.
         state: everything that must outlive a round, by name. The values must be payloads.
         round: number of completed rounds.
         step: number of local steps requested so far."""
@@ -109,12 +109,12 @@ class Node:
         if self._has_buffers or len(model.buffers):
             self.buffers = model.buffers
 
-    def _check_vector(self, v: Tensor, what: str, length: int) -> None:
+    def _check_vector(self, v: Tensor, name: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
-            found = f"{v.dtype} of shape {tuple(v.shape)}"
-            raise ValueError(f"node.{what}: got {found}; accepted: torch.float32 of shape ({length},)")
+            actual = f"{v.dtype} of shape {tuple(v.shape)}"
+            raise ValueError(f"node.{name}: got {actual}; accepted: torch.float32 of shape ({length},)")
 
-    # --- computing
+    # --- computations
 
     async def train(self, steps: int = 1) -> float:
         """Take mini-batch steps from the parameters as of the call. Returns the mean training loss over the
@@ -208,8 +208,8 @@ class Node:
         if not whole:
             inbox = _parameters(inbox)
         setup = self._setup
-        given = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
-        await self._host.mix(_MixOwn(None, *given, node=self, whole=whole), read=False)
+        terms = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+        await self._host.mix(_MixOwn(None, *terms, node=self, whole=whole), read=False)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
@@ -232,7 +232,7 @@ class Node:
         # The caller may modify its own vector later; vectors in the store are never modified.
         return Model(self._host.store(v), self.buffers)
 
-    # --- talking
+    # --- messages
 
     def peers(self) -> tuple[int, ...]:
         """The ranks of all other nodes, ascending. This node may send to any of them."""
@@ -269,24 +269,24 @@ class Node:
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             accepted = f"0 to {self.size - 1}, except its own rank"
             raise ValueError(f"node {self.rank}: send to ranks {ranks}; accepted: {accepted}")
-        name = as_tag(tag)
+        tag = as_tag(tag)
         runtime = self._runtime
         if (
-            not runtime.expectations.sent(name, payload)
+            not runtime.expectations.sent(tag, payload)
             and self._setup.experiment.stop.diverged == "end"
             and runtime.look_for_divergence()
         ):
             return [self._outbox.withhold() for _ in ranks]
         if not ranks:
             return []
-        if runtime.secure is not None and name[:1] != (SECURE,):
+        if runtime.secure is not None and tag[:1] != (SECURE,):
             masked = runtime.secure.mask(ranks, payload)
-            return [sending for rank, words in masked.items() for sending in self._send((rank,), words, name)]
+            return [sending for rank, words in masked.items() for sending in self._send((rank,), words, tag)]
         if runtime.coder is not None and not exact:
             payload = runtime.coder.encode(payload)
-        return self._send(ranks, payload, name)
+        return self._send(ranks, payload, tag)
 
-    def _send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
+    def _send(self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         """Send an encoded payload. Wrappers may change it for each receiver."""
         runtime, own = self._runtime, self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
@@ -295,15 +295,15 @@ class Node:
         ):
             payload = freeze(payload, self._host.is_stored)
         if not runtime.outgoing:
-            return self._outbox.send(ranks, payload, name)
+            return self._outbox.send(ranks, payload, tag)
         sendings: list[Sending] = []
         for rank in ranks:
             changed = payload
             for wrapper in runtime.outgoing:
-                changed = wrapper.outgoing(self, rank, changed, name)
+                changed = wrapper.outgoing(self, rank, changed, tag)
             if changed is not payload:
                 changed = freeze(changed, self._host.is_stored)
-            sendings += self._outbox.send((rank,), changed, name)
+            sendings += self._outbox.send((rank,), changed, tag)
         return sendings
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
@@ -322,8 +322,8 @@ class Node:
         self._check_vector(v, "compress", len(v) if algorithm.sends_pieces() else self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v
-        sent, found = self._runtime.coder.compress(v)
-        return sent, dense(found)
+        sent, decoded = self._runtime.coder.compress(v)
+        return sent, dense(decoded)
 
     async def receive(
         self,
@@ -469,7 +469,7 @@ class Node:
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
         node's own. ValueError if neighbours are sampled: the in-neighbours are unknown."""
-        self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
+        self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have arrived")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
@@ -485,7 +485,7 @@ class Node:
 
     def _check_graph(self, call: str, instead: str) -> None:
         if self._sampler is not None:
-            raise ValueError(f"node.{call} where neighbours are sampled; accepted there: {instead}")
+            raise ValueError(f"node.{call} with sampled neighbours; accepted: {instead}")
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -528,13 +528,13 @@ class Node:
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
         recorded, ValueError for the name of a column that every row has."""
-        if taken := ROW_COLUMNS & values.keys():
-            raise ValueError(f"node.record: {min(taken)}: every row has this column; accepted: another name")
+        if fixed := ROW_COLUMNS & values.keys():
+            raise ValueError(f"node.record: {min(fixed)}: every row has this column; accepted: another name")
         for name, value in values.items():
             if not isinstance(value, _RECORDED):
-                found = type(value).__name__
+                kind = type(value).__name__
                 raise TypeError(
-                    f"node.record: {name}: got a {found}; accepted: numbers, text, None, lists, mappings"
+                    f"node.record: {name}: got a {kind}; accepted: numbers, text, None, lists, mappings"
                 )
             # NumPy and torch scalars are recorded as Python numbers.
             self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
@@ -567,7 +567,7 @@ class Node:
 
     @property
     def finished(self) -> bool:
-        """Whether this node has completed the stop rule's number of rounds."""
+        """Whether this node has completed the number of rounds in the stop rule."""
         return self._host.finished(self.round)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -587,12 +587,12 @@ class _MixOwn(Mix):
     def prepare(self) -> None:
         self.own = self.node.model if self.whole else self.node._own.parameters.read()
 
-    def commit(self, found: Any) -> None:
+    def commit(self, result: Any) -> None:
         own = self.node._own
         if self.whole:
-            own.buffers.write(found.buffers)
-            found = found.parameters
-        own.parameters.write(found)
+            own.buffers.write(result.buffers)
+            result = result.parameters
+        own.parameters.write(result)
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:

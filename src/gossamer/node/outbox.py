@@ -48,7 +48,7 @@ class Outbox:
         self._runtime = runtime
         self._charged = 0  # number of encodings whose time has passed
 
-    def send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
+    def send(self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         """Queue a frozen payload for some ranks."""
         runtime, steps = self._runtime, 0.0
         host, own = runtime.host, runtime.own
@@ -56,9 +56,9 @@ class Outbox:
             encoded, self._charged = runtime.coder.encoded - self._charged, runtime.coder.encoded
             steps = encoded * runtime.setup.experiment.compute.steps_per_encoding
         if not steps and (own.encoding is None or own.encoding.done()):
-            return host.send(ranks, payload, name)
+            return host.send(ranks, payload, tag)
         late = {rank: LateSending(host.counters) for rank in ranks}
-        own.encoding = runtime.spawn(self._send_later(own.encoding, steps, late, payload, name))
+        own.encoding = runtime.spawn(self._send_later(own.encoding, steps, late, payload, tag))
         return list(late.values())
 
     def withhold(self) -> Sending:
@@ -69,16 +69,16 @@ class Outbox:
 
     async def _send_later(
         self,
-        before: asyncio.Task[None] | None,
+        previous: asyncio.Task[None] | None,
         steps: float,
         late: Mapping[int, LateSending],
         payload: Payload,
-        name: tuple[str | int, ...],
+        tag: tuple[str | int, ...],
     ) -> None:
-        if before is not None:
-            await asyncio.wait((before,))
+        if previous is not None:
+            await asyncio.wait((previous,))
         if steps:
             await self._runtime.own.encode(self._runtime.node.step, steps)
-        left = [rank for rank, sending in late.items() if not sending.done()]
-        for rank, sending in zip(left, self._runtime.host.send(left, payload, name), strict=True):
+        waiting = [rank for rank, sending in late.items() if not sending.done()]
+        for rank, sending in zip(waiting, self._runtime.host.send(waiting, payload, tag), strict=True):
             late[rank].queued(sending)

@@ -17,7 +17,7 @@ OPEN = "~questions"
 """Key in a node's state for the questions whose late answers it wants: [peer, tag of the answer, time until
 which :meth:`Questions.next` waits]."""
 MAX_OPEN = 256
-"""Most unanswered questions that are kept. Beyond it, the oldest are forgotten, since their answers were
+"""Maximum number of unanswered questions that are kept. Beyond it, the oldest are forgotten, since their answers were
 lost."""
 _ANSWER = "answer"
 
@@ -42,7 +42,7 @@ class Questions:
         node, answer = self._node, (_ANSWER, *tag[1:])
         if (peer, answer) in self._awaited or self._find(peer, answer):
             raise ValueError(
-                f"node {node.rank}: a question to node {peer} whose answer has the tag {answer} is open; accepted: tags"
+                f"node {node.rank}: a question to node {peer} with the answer tag {answer} is still open; accepted: tags"
                 " that differ after their first part, e.g. by the round"
             )
         self._drop_unwanted()
@@ -78,28 +78,29 @@ class Questions:
         """Wait for the answer to the oldest open question, or to the next one if it does not arrive in
         time."""
         while questions := self._node.state.get(OPEN, []):
-            peer, answer, until = questions[0]
-            timeout = max(until - self._node.now(), 0.0)
-            found = None
+            peer, answer, deadline = questions[0]
+            timeout = max(deadline - self._node.now(), 0.0)
+            message = None
             with suppress(TimeoutError, PeerLost):
-                found = await self._mailbox.receive(tuple(answer), peer, timeout, exact=True)
+                message = await self._mailbox.receive(tuple(answer), peer, timeout, exact=True)
             self._close(peer, tuple(answer))
-            if found is not None:
-                return found.payload
+            if message is not None:
+                return message.payload
         return None
 
     def _find(self, peer: int, answer: Prefix) -> list[list[Any]]:
-        return [each for each in self._node.state.get(OPEN, []) if each[:2] == [peer, list(answer)]]
+        key = [peer, list(answer)]
+        return [question for question in self._node.state.get(OPEN, []) if question[:2] == key]
 
     def _close(self, peer: int, answer: Prefix) -> None:
         """Close a question: its answer is not wanted any more."""
-        for each in self._find(peer, answer):
-            self._node.state[OPEN].remove(each)
+        for question in self._find(peer, answer):
+            self._node.state[OPEN].remove(question)
 
     def _is_kept(self, answer: Message) -> bool:
         """Whether an answer is wanted although no task waits for it now."""
-        asked = answer.source, answer.tag
-        return asked not in self._awaited and bool(self._find(*asked))
+        key = answer.source, answer.tag
+        return key not in self._awaited and bool(self._find(*key))
 
     def _drop_unwanted(self) -> None:
         """Drop the answers in the mailbox that belong to no open question."""

@@ -1,4 +1,4 @@
-"""How a node that joins late starts: with a neighbour's model, in a round in which the others can meet it.
+"""The start of a node that joins late: with a neighbour's model, in a round in which the others can meet it.
 
 The engine determines the round in which nodes meet (:func:`rejoin_round`). The newcomer requests a neighbour's
 model with an ordinary message, under every engine. The message bypasses the wrappers, and the algorithm does
@@ -42,8 +42,8 @@ class NewcomerModels:
             case "ask", int(number):
                 # Replace a model that has not left yet: a peer that asks repeatedly must not fill this node's
                 # memory.
-                if (before := self._given.get(source)) is not None:
-                    before.cancel()
+                if (previous := self._given.get(source)) is not None:
+                    previous.cancel()
                 self._given[source] = self._send(source, self._node.model, "give", number)
             case "give", int(number) if self._asked == (source, number):
                 self._node.mailbox.deliver(message)
@@ -62,26 +62,26 @@ class NewcomerModels:
         finally:
             self._asked = None
 
-    def _send(self, to: int, payload: Payload, *what: str | int) -> Sending:
-        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
+    def _send(self, to: int, payload: Payload, *subject: str | int) -> Sending:
+        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *subject))[0]
 
 
-def first_round(in_round: Mapping[int, int], least: int) -> int:
+def first_round(in_round: Mapping[int, int], minimum: int) -> int:
     """The higher median of the nodes' rounds, given the number of nodes in each round, but at least
-    ``least``."""
-    before, middle = 0, sum(in_round.values()) // 2
+    ``minimum``."""
+    nodes, middle = 0, sum(in_round.values()) // 2
     for round, count in sorted(in_round.items()):
-        before += count
-        if before > middle:
-            return max(round, least)
-    return least
+        nodes += count
+        if nodes > middle:
+            return max(round, minimum)
+    return minimum
 
 
-def rejoin_round(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+def rejoin_round(rounds: Mapping[int, int], minimum: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns continues, among nodes that wait for each other: the
-    higher median of their rounds, but at least ``least``. Also, for each other node, the round from which the
+    higher median of their rounds, but at least ``minimum``. Also, for each other node, the round from which the
     two wait for each other; neither has begun it."""
-    first = first_round(Counter(rounds.values()), least)
+    first = first_round(Counter(rounds.values()), minimum)
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
 
@@ -94,16 +94,16 @@ async def run_newcomer(
         assert node.newcomer_models is not None, "the setup has no newcomers"
         peers = await node.node.neighbors(direction="in" if node.node.view is None else "out")
         for number, peer in enumerate(peers, 1):
-            given = await node.newcomer_models.ask(peer, number, timeout_s)
-            if _fits(given, node.model):
-                node.node.model = given
+            model = await node.newcomer_models.ask(peer, number, timeout_s)
+            if _fits(model, node.model):
+                node.node.model = model
                 break
     await run(node.node)
 
 
-def _fits(given: Any, own: Model) -> bool:
+def _fits(model: Any, own: Model) -> bool:
     """Whether a model can replace a node's own: it has the same shapes and is finite."""
-    return isinstance(given, Model) and all(
-        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype) and is_finite(one)
-        for one, other in zip(given, own, strict=True)
+    return isinstance(model, Model) and all(
+        isinstance(x, Tensor) and (x.shape, x.dtype) == (y.shape, y.dtype) and is_finite(x)
+        for x, y in zip(model, own, strict=True)
     )

@@ -71,7 +71,7 @@ class NodeRuntime:
         special = self._incoming or self._sampler or self.newcomer_models or self.secure
         self.deliver = self._deliver if special else self.mailbox.deliver
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._background: set[asyncio.Task[Any]] = set()  # tasks that the protocol does not know
+        self._background: set[asyncio.Task[Any]] = set()  # tasks that the protocol did not start
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
         self._failed_round = 0
@@ -80,7 +80,8 @@ class NodeRuntime:
 
     def _wrappers(self, method: str) -> list[NodeWrapper]:
         base = getattr(NodeWrapper, method)
-        return [each for each in self.setup.experiment.wrappers if getattr(type(each), method) is not base]
+        wrappers = self.setup.experiment.wrappers
+        return [wrapper for wrapper in wrappers if getattr(type(wrapper), method) is not base]
 
     @property
     def round(self) -> int:
@@ -107,7 +108,7 @@ class NodeRuntime:
                 changed = None if changed is None else wrapper.incoming(self.node, changed)
             if changed is None or (self.secure is not None and self.secure.handle(changed)):
                 return
-        except Exception as error:  # noqa: BLE001 - of any kind: the payload may be a stranger's
+        except Exception as error:  # noqa: BLE001 - of any kind, since the payload is untrusted
             if self.mailbox.drops_malformed:
                 self.mailbox.refuse(message.source, message.tag, f"{type(error).__name__}: {error}")
             else:
@@ -129,8 +130,8 @@ class NodeRuntime:
         return True
 
     def waiting(self) -> list[str]:
-        """A description of each wait of the node's tasks, and of messages that no task waits for, since their tag may be
-        a mistake."""
+        """A description of each wait of the node's tasks. The last one names the messages that no task waits for, since
+        their tag may be a mistake."""
         waits, unread = [str(waiter) for waiter in self.mailbox.waiters], self.mailbox.unread()
         return [*waits[:-1], f"{waits[-1]} (unread: {unread})"] if waits and unread else waits
 
@@ -188,7 +189,7 @@ class NodeRuntime:
             self._failure.set_result(self._failed)
         if self._sampler is not None:
             self._background.add(self.spawn(self._sampler.run()))
-        main = self.spawn(self._to_its_end(protocol))
+        main = self.spawn(self._run(protocol))
         await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
             raise self._failure.result()
@@ -198,9 +199,9 @@ class NodeRuntime:
         self._over = True
         self._retire_if_over()
 
-    async def _to_its_end(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await protocol()
-        self.own.check()  # now, before other nodes notice it
+        self.own.check()  # before other nodes notice a modified model
 
     def _retire_if_over(self) -> None:
         if self._over and self._tasks <= self._background:

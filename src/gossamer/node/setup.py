@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The rest of an experiment, for an algorithm's ``check``."""
+    """The parts of an experiment that an algorithm's ``check`` sees."""
 
     nodes: int  # number of nodes
     topology: TopologySchedule  # which nodes may talk to each other
@@ -82,7 +82,7 @@ class Setup:
         return None if type(aggregator) is Mean else aggregator
 
     def notes(self) -> list[str]:
-        """What a user should know about the choices made, in sentences."""
+        """Sentences for the user about the choices that were made."""
         if self.experiment.engine.trainer != "auto":
             return []
         return [f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")]
@@ -143,8 +143,8 @@ class Host(Protocol):
 
     Attributes:
         lost: ranks known to be dead.
-        presence: tracks the presence of nodes and wakes waiters. None if the engine notifies each node
-            itself.
+        presence: tracks the presence of nodes and wakes waiters. None if the engine itself notifies each
+            node.
         paced: whether computations take the time given by the compute profile."""
 
     lost: set[int]

@@ -5,7 +5,7 @@ applied to the gradient of a weight while that is in the core's cache, as the ac
 vectors, with explicit fused multiply-adds in a fixed order, and exp and tanh are computed here: neither the compiler nor the
 width of the machine's registers changes a bit.
 
-(Numba's cache notices changes of this file only. So everything that is compiled is in it.)
+(All compiled code is in this file, since Numba's cache notices only changes of the file itself.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def entry_point(function: Callable[..., Any]) -> Any:
     loop = inspect.unwrap(function)
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(loop)
-    except RuntimeError:  # no folder can be written
+    except RuntimeError:  # no folder is writable
         return njit(nogil=True, error_model="numpy")(loop)
 
 
@@ -65,12 +65,12 @@ array, index, number = object(), types.intp, types.float32
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """Makes LLVM instructions callable from compiled code. The decorated function writes them, given a builder and the values
-    of the arguments; an array comes as the pointer to its first value."""
+    of the arguments; an array is passed as the pointer to its first value."""
 
     def wrap(write: Callable[..., Any]) -> Any:
         def typed(context: Any, *given: Any) -> Any:
             kinds = [
-                kind if wanted is array else wanted for kind, wanted in zip(given, arguments, strict=True)
+                kind if formal is array else formal for kind, formal in zip(given, arguments, strict=True)
             ]
 
             def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -80,8 +80,8 @@ def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
                     else value
                     for kind, value in zip(signature.args, values, strict=True)
                 ]
-                made = write(builder, *plain)
-                return context.get_dummy_value() if result is types.void else made
+                value = write(builder, *plain)
+                return context.get_dummy_value() if result is types.void else value
 
             return typing.signature(result, *kinds), generate
 
@@ -97,8 +97,8 @@ def _same(x: float) -> Any:
 
 
 def _splat(b: Any, x: Any) -> Any:
-    one = b.insert_element(ir.Constant(_vector, ir.Undefined), x, _int(0))
-    return b.shuffle_vector(one, ir.Constant(_vector, ir.Undefined), ir.Constant(_integers, [0] * LANES))
+    lane = b.insert_element(ir.Constant(_vector, ir.Undefined), x, _int(0))
+    return b.shuffle_vector(lane, ir.Constant(_vector, ir.Undefined), ir.Constant(_integers, [0] * LANES))
 
 
 def _call(b: Any, name: str, result: Any, *values: Any) -> Any:
@@ -126,7 +126,7 @@ def _first(b: Any, n: Any) -> Any:
 
 
 def _rows(b: Any, i: Any, stride: Any, n: Any) -> list[Any]:
-    """Positions of a tile's rows; those from n on are the last one again."""
+    """Positions of a tile's rows; rows from n on repeat the last one."""
     last = b.mul(b.sub(n, _index(1)), stride)
     return [
         b.add(i, b.select(b.icmp_signed("<", _index(t), n), b.mul(_index(t), stride), last))
@@ -135,10 +135,10 @@ def _rows(b: Any, i: Any, stride: Any, n: Any) -> list[Any]:
 
 
 def _tile(b: Any, rows: list[Any]) -> Any:
-    made = ir.Constant(_array, ir.Undefined)
+    result = ir.Constant(_array, ir.Undefined)
     for t, row in enumerate(rows):
-        made = b.insert_value(made, row, t)
-    return made
+        result = b.insert_value(result, row, t)
+    return result
 
 
 def _total(b: Any, x: Any) -> Any:
@@ -164,8 +164,8 @@ def store(b: Any, a: Any, i: Any, x: Any) -> None:
 @operation(vector, array, index, index)
 def load_first(b: Any, a: Any, i: Any, n: Any) -> Any:
     """a[i : i + n], and zeros"""
-    given = _at(b, a, i), _int(4), _first(b, n), _same(0)
-    return _call(b, "llvm.masked.load.v16f32.p0", _vector, *given)
+    arguments = _at(b, a, i), _int(4), _first(b, n), _same(0)
+    return _call(b, "llvm.masked.load.v16f32.p0", _vector, *arguments)
 
 
 @operation(types.void, array, index, index, vector)
@@ -202,7 +202,7 @@ def where_equal(b: Any, x: Any, y: Any, yes: Any, no: Any) -> Any:
 
 @operation(vector, vector)
 def power_of_two(b: Any, x: Any) -> Any:
-    """2^n of x = 1.5 * 2^23 + n, whose last bits are those of the integer n"""
+    """2^n for x = 1.5 * 2^23 + n, whose lowest bits hold the integer n"""
     bits = b.shl(b.bitcast(x, _integers), ir.Constant(_integers, [23] * LANES))
     return b.bitcast(b.add(bits, ir.Constant(_integers, [127 << 23] * LANES)), _vector)
 
@@ -224,20 +224,20 @@ zeros = operation(tile)(lambda b: _tile(b, [_same(0)] * ROWS))
 def add_scaled(b: Any, sums: Any, a: Any, i: Any, stride: Any, n: Any, x: Any) -> Any:
     """Adds a[i + t * stride] * x to row t, for t < n"""
     factors = [_splat(b, b.load(b.gep(a, [at]))) for at in _rows(b, i, stride, n)]
-    return _tile(b, [_fma(b, each, x, b.extract_value(sums, t)) for t, each in enumerate(factors)])
+    return _tile(b, [_fma(b, factor, x, b.extract_value(sums, t)) for t, factor in enumerate(factors)])
 
 
 @operation(tile, tile, array, index, array, index, index, vector)
 def add_products(b: Any, sums: Any, a: Any, i: Any, taps: Any, q: Any, n: Any, x: Any) -> Any:
     """Adds a[i + taps[q + t] :][:16] * x to row t, for t < n"""
-    places = [b.add(i, b.load(b.gep(taps, [at]))) for at in _rows(b, q, _index(1), n)]
-    return _tile(b, [_fma(b, _read(b, a, at), x, b.extract_value(sums, t)) for t, at in enumerate(places)])
+    inputs = [b.add(i, b.load(b.gep(taps, [at]))) for at in _rows(b, q, _index(1), n)]
+    return _tile(b, [_fma(b, _read(b, a, at), x, b.extract_value(sums, t)) for t, at in enumerate(inputs)])
 
 
 @operation(types.void, array, index, index, index, tile)
 def put(b: Any, a: Any, i: Any, stride: Any, n: Any, rows: Any) -> None:
     """a[i + t * stride :][:16] = row t, for t < n"""
-    # From the last to the first, since those from n on are not the last one's values.
+    # From the last to the first: the rows from n on have the position of row n - 1, which is written after them.
     for t, at in reversed(list(enumerate(_rows(b, i, stride, n)))):
         b.store(b.extract_value(rows, t), _at(b, a, at), align=4)
 
@@ -254,9 +254,9 @@ def transpose(b: Any, a: Any, i: Any, stride: Any, out: Any, j: Any, out_stride:
     """out[j + c * out_stride + r] = a[i + r * stride + c], for r and c below 16"""
     rows = [_read(b, a, b.add(i, b.mul(_index(r), stride))) for r in range(LANES)]
     half = LANES // 2
-    low = ir.Constant(_integers, [each for k in range(half) for each in (k, LANES + k)])
-    high = ir.Constant(_integers, [each for k in range(half, LANES) for each in (k, LANES + k)])
-    for _ in range(4):  # each time, rows k and k + 8 are interleaved
+    low = ir.Constant(_integers, [lane for k in range(half) for lane in (k, LANES + k)])
+    high = ir.Constant(_integers, [lane for k in range(half, LANES) for lane in (k, LANES + k)])
+    for _ in range(4):  # each pass interleaves rows k and k + 8
         pairs = [(rows[k], rows[k + half]) for k in range(half)]
         rows = [b.shuffle_vector(x, y, mask) for x, y in pairs for mask in (low, high)]
     for c, row in enumerate(rows):
@@ -309,7 +309,7 @@ KIND, X, X_SIZE, Y, Y_SIZE, WEIGHT, BIAS, C, H, W, OC, OH, OW, KH, KW, SH, SW, T
 LINEAR, CONVOLUTION, NORM, RELU, TANH, MAX_POOL, AVERAGE_POOL, PAD = range(8)
 # Columns of jobs: positions of a node's start and result, and of the state's two vectors before and after.
 START, RESULT, FIRST_FROM, FIRST, SECOND_FROM, SECOND, STEPS, TAKEN = range(8)
-# Values of an optimizer's rule: those that are given, and those that depend on the step.
+# Values of an optimizer's rule: its options, and the values that depend on the step.
 (RULE, MOMENTUM, DAMPENING, NESTEROV, DECAY, BETA1, BETA2, EPSILON, DECOUPLED, CLIP) = range(10)
 RATE, FRESH, SHRINK, SCALE = range(10, 14)
 GRADIENT, SGD, ADAM = range(3)
@@ -320,7 +320,7 @@ CROSS_ENTROPY, SQUARED_ERROR = range(2)
 def linear(
     p: Array, w: int, strides: Any, bias: int, a: Array, x: int, y: int, inputs: int, outputs: int
 ) -> None:
-    """y = W x + b. ``strides`` lead from one output and from one input to the next in W, so W^T dy is a case of it."""
+    """y = W x + b. ``strides`` lead from one output and from one input to the next in W, so W^T dy is a special case."""
     down, right = strides
     for o in range(0, outputs, ROWS):
         n = min(ROWS, outputs - o)
@@ -369,18 +369,18 @@ def convolution(p: Array, layer: Array, taps: Array, a: Array, x: int, y: int) -
         n = min(ROWS, layer[OC] - o)
         for i in range(layer[OH]):
             for j in range(0, layer[OW], 2):  # two places at a time share the weights
-                one = x + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
-                more = 1 if j + 1 < layer[OW] else 0
-                other = one + more * layer[SW] * LANES
+                first = x + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
+                pair = 1 if j + 1 < layer[OW] else 0
+                second = first + pair * layer[SW] * LANES
                 sums = zeros() if layer[BIAS] < 0 else broadcast(p, layer[BIAS] + o, 1, n)
                 sums2 = sums
                 for q in range(count):
                     at = layer[WEIGHT] + o * count + q
-                    sums = add_scaled(sums, p, at, count, n, load(a, one + taps[q]))
-                    sums2 = add_scaled(sums2, p, at, count, n, load(a, other + taps[q]))
-                place = y + (o * area + i * layer[OW] + j) * LANES
-                put(a, place, area * LANES, n, sums)
-                put(a, place + more * LANES, area * LANES, n, sums2)
+                    sums = add_scaled(sums, p, at, count, n, load(a, first + taps[q]))
+                    sums2 = add_scaled(sums2, p, at, count, n, load(a, second + taps[q]))
+                result = y + (o * area + i * layer[OW] + j) * LANES
+                put(a, result, area * LANES, n, sums)
+                put(a, result + pair * LANES, area * LANES, n, sums2)
 
 
 @kernel
@@ -389,21 +389,21 @@ def convolution_backward(p: Array, layer: Array, taps: Array, a: Array, dx: int,
     count, area = layer[C] * layer[KH] * layer[KW], layer[OH] * layer[OW]
     for i in range(layer[OH]):
         for j in range(0, layer[OW], 2):
-            one = dx + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
-            more = 1 if j + 1 < layer[OW] else 0
-            place = dy + (i * layer[OW] + j) * LANES
+            first = dx + (i * layer[SH] * layer[W] + j * layer[SW]) * LANES
+            pair = 1 if j + 1 < layer[OW] else 0
+            source = dy + (i * layer[OW] + j) * LANES
             for q in range(0, count, ROWS):
                 n, sums, sums2 = min(ROWS, count - q), zeros(), zeros()
                 for o in range(layer[OC]):
                     at = layer[WEIGHT] + o * count + q
-                    d = place + o * area * LANES
+                    d = source + o * area * LANES
                     sums = add_scaled(sums, p, at, 1, n, load(a, d))
-                    sums2 = add_scaled(sums2, p, at, 1, n, load(a, d + more * LANES))
+                    sums2 = add_scaled(sums2, p, at, 1, n, load(a, d + pair * LANES))
                 put(a, spare + q * LANES, LANES, n, sums)
                 put(a, spare + (count + q) * LANES, LANES, n, sums2)
-            for k in range((1 + more) * count):
-                there = one + taps[k % count] + k // count * layer[SW] * LANES
-                store(a, there, add(load(a, there), load(a, spare + k * LANES)))
+            for k in range((1 + pair) * count):
+                target = first + taps[k % count] + k // count * layer[SW] * LANES
+                store(a, target, add(load(a, target), load(a, spare + k * LANES)))
 
 
 @kernel
@@ -414,20 +414,20 @@ def convolution_update(
     count, area, channels = layer[C] * layer[KH] * layer[KW], layer[OH] * layer[OW], layer[OC]
     length = -(-count // LANES) * LANES
     for o in range(0, channels, 2):  # two channels at a time share the inputs
-        more = 1 if o + 1 < channels else 0
+        pair = 1 if o + 1 < channels else 0
         for q in range(0, count, ROWS):
             n, sums, sums2 = min(ROWS, count - q), zeros(), zeros()
             for g in range(groups):
-                place = dy + (g * layer[Y_SIZE] + o * area) * LANES
+                source = dy + (g * layer[Y_SIZE] + o * area) * LANES
                 for i in range(layer[OH]):
                     for j in range(layer[OW]):
-                        one = x + (g * layer[X_SIZE] + i * layer[SH] * layer[W] + j * layer[SW]) * LANES
-                        d = place + (i * layer[OW] + j) * LANES
-                        sums = add_products(sums, a, one, taps, q, n, load(a, d))
-                        sums2 = add_products(sums2, a, one, taps, q, n, load(a, d + more * area * LANES))
+                        first = x + (g * layer[X_SIZE] + i * layer[SH] * layer[W] + j * layer[SW]) * LANES
+                        d = source + (i * layer[OW] + j) * LANES
+                        sums = add_products(sums, a, first, taps, q, n, load(a, d))
+                        sums2 = add_products(sums2, a, first, taps, q, n, load(a, d + pair * area * LANES))
             put_totals(a, spare + q, sums)
             put_totals(a, spare + length + q, sums2)
-        for t in range(1 + more):
+        for t in range(1 + pair):
             change(step, layer[WEIGHT] + (o + t) * count, a, spare + t * length, count)
 
 
@@ -463,23 +463,23 @@ def norm_backward(
     size = constant(channels * area)
     for g in range(layer[KH]):
         mean, scale = load(a, statistics + 2 * g * LANES), load(a, statistics + (2 * g + 1) * LANES)
-        ones, products = constant(0.0), constant(0.0)
+        gradients, products = constant(0.0), constant(0.0)
         for c in range(g * channels, (g + 1) * channels):
-            one, product = constant(0.0), constant(0.0)
+            gradient, product = constant(0.0), constant(0.0)
             for k in range(c * area, (c + 1) * area):
                 d = load(a, dy + k * LANES)
-                one = add(one, d)
+                gradient = add(gradient, d)
                 product = fma(d, mul(sub(load(a, x + k * LANES), mean), scale), product)
             store(a, sums + 2 * c * LANES, add(load(a, sums + 2 * c * LANES), product))
-            store(a, sums + (2 * c + 1) * LANES, add(load(a, sums + (2 * c + 1) * LANES), one))
+            store(a, sums + (2 * c + 1) * LANES, add(load(a, sums + (2 * c + 1) * LANES), gradient))
             weight = splat(p[layer[WEIGHT] + c])
-            ones, products = fma(one, weight, ones), fma(product, weight, products)
-        ones, products = div(ones, size), div(products, size)
+            gradients, products = fma(gradient, weight, gradients), fma(product, weight, products)
+        gradients, products = div(gradients, size), div(products, size)
         for c in range(g * channels, (g + 1) * channels):
             weight = splat(p[layer[WEIGHT] + c])
             for k in range(c * area, (c + 1) * area):
                 z = mul(sub(load(a, x + k * LANES), mean), scale)
-                d = sub(fma(load(a, dy + k * LANES), weight, sub(constant(0.0), ones)), mul(z, products))
+                d = sub(fma(load(a, dy + k * LANES), weight, sub(constant(0.0), gradients)), mul(z, products))
                 store(a, dx + k * LANES, mul(d, scale))
 
 
@@ -523,7 +523,7 @@ def pool(layer: Array, a: Array, x: int, y: int) -> None:
                 for u in range(layer[KH]):
                     for t in range(layer[KW]):
                         z = load(a, first + (u * layer[W] + t) * LANES)
-                        # (A value that is not a number stays.)
+                        # (NaN is kept.)
                         v = where_equal(v, v, where_less(z, v, v, z), v) if largest else add(v, z)
                 store(a, y + ((c * layer[OH] + i) * layer[OW] + j) * LANES, v if largest else mul(v, share))
 
@@ -543,11 +543,11 @@ def pool_backward(layer: Array, a: Array, x: int, y: int, dx: int, dy: int) -> N
                 for u in range(layer[KH]):
                     for t in range(layer[KW]):
                         k = first + (u * layer[W] + t) * LANES
-                        here = d
+                        part = d
                         if largest:
                             z = load(a, x + k)
-                            here, d = where_equal(z, v, d, constant(0.0)), where_equal(z, v, constant(0.0), d)
-                        store(a, dx + k, add(load(a, dx + k), here))
+                            part, d = where_equal(z, v, d, constant(0.0)), where_equal(z, v, constant(0.0), d)
+                        store(a, dx + k, add(load(a, dx + k), part))
 
 
 @kernel
@@ -579,16 +579,16 @@ def cross_entropy(
     labels: Array, batch: Array, first: int, factor: float, a: Array, z: int, classes: int, spare: int
 ) -> float:
     """Cross-entropy with class numbers as targets, times a factor."""
-    most = load(a, z)
+    highest = load(a, z)
     for c in range(1, classes):
         v = load(a, z + c * LANES)
-        most = where_less(most, v, v, most)
+        highest = where_less(highest, v, v, highest)
     sums = constant(0.0)
-    store(a, spare, most)
+    store(a, spare, highest)
     for s in range(min(LANES, len(batch) - first)):
         a[spare + 2 * LANES + s] = a[z + labels[batch[first + s]] * LANES + s]
     for c in range(classes):
-        e = exp(sub(load(a, z + c * LANES), most))
+        e = exp(sub(load(a, z + c * LANES), highest))
         sums = add(sums, e)
         store(a, z + c * LANES, e)
     store(a, spare + LANES, sums)
@@ -634,8 +634,8 @@ def change(step: Any, i: int, a: Array, gradient: int, count: int) -> None:
     for k in range(0, count, LANES):
         n, g = min(LANES, count - k), load(a, gradient + k)
         if rule[CLIP] < np.inf:
-            clip, least = splat(rule[CLIP]), splat(-rule[CLIP])
-            g = where_less(clip, g, clip, where_less(g, least, least, g))
+            upper, lower = splat(rule[CLIP]), splat(-rule[CLIP])
+            g = where_less(upper, g, upper, where_less(g, lower, lower, g))
         if rule[RULE] == GRADIENT:
             store_first(p, after + i + k, n, g)
             continue
@@ -774,12 +774,12 @@ def train(
         work: jobs [nodes, 8] with positions in the store, the nodes' learning rates, and of all steps, in order, the batch
             sizes and the numbers of the samples.
         data: inputs, class numbers and target values of all samples, flat.
-        loss: its kind, and what it is multiplied by.
+        loss: its kind, and its factor.
         options: those of the optimizer.
         model: the layers; see :class:`gossamer.learning.fused.plan.Plan`.
         a: memory for activations.
         losses: the mean loss of each node's steps, which is written."""
-    (jobs, rates, sizes, samples), (given, labels, values), (loss_kind, factor) = work, data, loss
+    (jobs, rates, sizes, samples), (features, labels, values), (loss_kind, factor) = work, data, loss
     plan, epsilons, taps, spaces = model
     rule, cursor, step = np.empty(14, np.float32), 0, 0
     ends, length, input_size, largest, widest, most_sums = spaces
@@ -799,35 +799,35 @@ def train(
             spare = sums + most_sums * LANES
             p = memory[at[0] :]
             prepare(rule, options, rates[node], job[TAKEN] + taken)
-            fill(given, batch, length, input_size, a, inputs)
+            fill(features, batch, length, input_size, a, inputs)
             for g in range(groups):
                 for k in range(0, input_size, LANES):
-                    there = inputs + g * LANES * input_size + k
-                    transpose(a, there, input_size, a, (g * input_size + k) * LANES, LANES)
+                    row = inputs + g * LANES * input_size + k
+                    transpose(a, row, input_size, a, (g * input_size + k) * LANES, LANES)
             for number in range(len(plan)):
                 forward(p, plan[number], taps[plan[number, TAPS] :], epsilons[number], a, groups)
             last = plan[len(plan) - 1]
-            found = 0.0
+            batch_loss = 0.0
             for g in range(groups):
                 z = dy + g * last[Y_SIZE] * LANES
                 for k in range(last[OC]):
                     store(a, z + k * LANES, load(a, (last[Y] * groups + g * last[Y_SIZE] + k) * LANES))
                 if loss_kind == CROSS_ENTROPY:
-                    found += cross_entropy(labels, batch, g * LANES, factor, a, z, last[OC], spare)
+                    batch_loss += cross_entropy(labels, batch, g * LANES, factor, a, z, last[OC], spare)
                 else:
-                    found += squared_error(values, batch, g * LANES, factor, a, z, last[OC])
-            mean += np.float64(np.float32(found))
+                    batch_loss += squared_error(values, batch, g * LANES, factor, a, z, last[OC])
+            mean += np.float64(np.float32(batch_loss))
             for number in range(len(plan) - 1, -1, -1):
                 layer = plan[number]
-                own = taps[layer[TAPS] :]
+                layer_taps = taps[layer[TAPS] :]
                 if layer[BACK]:
-                    backward(p, layer, own, a, dx, dy, groups, sums, spare)
+                    backward(p, layer, layer_taps, a, dx, dy, groups, sums, spare)
                 if layer[WEIGHT] >= 0:
-                    there = inputs
+                    layer_inputs = inputs
                     if layer[KIND] == LINEAR and layer[X] > 0:
-                        there = rows
+                        layer_inputs = rows
                         to_rows(a, layer[X] * groups * LANES, layer[X_SIZE], groups, rows)
-                    update((memory, at, rule), layer, own, a, dy, count, there, sums, spare)
+                    update((memory, at, rule), layer, layer_taps, a, dy, count, layer_inputs, sums, spare)
                 if layer[BACK] and layer[KIND] != RELU and layer[KIND] != TANH:
                     dx, dy = dy, dx
             at = (job[RESULT], job[RESULT], job[FIRST], job[FIRST], job[SECOND], job[SECOND])

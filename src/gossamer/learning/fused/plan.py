@@ -89,7 +89,7 @@ def plan_of(task: Task, module: nn.Module) -> Plan:
             result = task.loss(module(inputs), targets)
     except (Unknown, GossamerError):
         raise
-    except Exception as error:  # any exception of the user's code; a step will raise it again
+    except Exception as error:  # any error of the user's code; a step will raise it again
         raise Unknown(f"a model or a loss that raises {type(error).__name__}") from error
     return reader.plan(result)
 
@@ -108,7 +108,7 @@ _AVERAGE_POOL = _names(
 _CONVOLUTION = _names("x", "weight", bias=None, stride=1, padding=0, dilation=1, groups=1)
 _LOSS = _names("x", "targets", weight=None, size_average=None, reduce=None, reduction="mean")
 _CROSS_ENTROPY = (_LOSS[0], _LOSS[1] | {"ignore_index": -100, "label_smoothing": 0.0})
-# Function of torch -> the method that takes it, what that does (a kind of layer or loss; whether to divide), and parameters.
+# Function of torch -> the method that handles it, the kind of layer or loss (or whether to divide), and its parameters.
 _KNOWN: dict[Any, tuple[str, int, tuple[tuple[str, ...], dict[str, Any]]]] = {
     F.linear: ("_linear", k.LINEAR, _names("x", "weight", bias=None)),
     F.conv2d: ("_convolution", k.CONVOLUTION, _CONVOLUTION),
@@ -129,7 +129,7 @@ _QUESTIONS = ("__get__", "__len__", "size", "dim", "numel", "is_floating_point")
 
 
 class _Reader(TorchFunctionMode):
-    """Follows the functions from the inputs to the loss, each of which becomes a layer."""
+    """Follows the chain of functions from the inputs to the loss; each becomes a layer."""
 
     def __init__(self, task: Task, module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
         super().__init__()
@@ -167,10 +167,10 @@ class _Reader(TorchFunctionMode):
             self._shape = (math.prod(self._shape),)
         elif func in _KNOWN:
             method, kind, (names, defaults) = _KNOWN[func]
-            given = defaults | dict(zip(names, args, strict=False)) | kwargs
+            arguments = defaults | dict(zip(names, args, strict=False)) | kwargs
             if (self._loss is None) == (method == "_scaled"):
                 raise Unknown(f"{name} {'before' if self._loss is None else 'after'} the loss")
-            getattr(self, method)(kind, given, defaults)
+            getattr(self, method)(kind, arguments, defaults)
         else:
             raise Unknown(f"the operation {name}")
         self._result = result
@@ -186,7 +186,7 @@ class _Reader(TorchFunctionMode):
 
     def _add(self, kind: int, shape: Shape, result: Shape, **columns: int) -> None:
         """Adds a layer with images [channels, height, width] as input and result; a vector is an image of one pixel."""
-        (c, h, w), (oc, oh, ow) = ((*each, 1, 1)[:3] for each in (shape, result))
+        (c, h, w), (oc, oh, ow) = ((*sizes, 1, 1)[:3] for sizes in (shape, result))
         size = _padded(math.prod(result))
         in_place = kind in (k.RELU, k.TANH) and not self._is_needed(kind)
         y = self._at if in_place else self._end
@@ -197,79 +197,80 @@ class _Reader(TorchFunctionMode):
         self._at, self._end, self._shape = y, max(self._end, y + size), result
 
     def _is_needed(self, kind: int) -> bool:
-        """Whether the backward pass needs the input of an activation: it is that of the model, or the result of a layer
-        whose gradient follows from its result, and does not follow from the activation's."""
-        held = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
-        return not held or k.MAX_POOL in held or (kind == k.TANH and k.TANH in held)
+        """Whether the backward pass needs the input of an activation: it is the model's input, or the result of a layer
+        whose gradient is computed from that result and can't be computed from the activation's."""
+        kinds = {layer[k.KIND] for layer in self._layers if layer[k.Y] == self._at}
+        return not kinds or k.MAX_POOL in kinds or (kind == k.TANH and k.TANH in kinds)
 
-    def _linear(self, kind: int, given: dict[str, Any], _: Any) -> None:
+    def _linear(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
         if len(self._shape) != 1:
             raise Unknown(f"linear of {len(self._shape)} dimensions")
-        weight, bias = self._start(given["weight"]), self._start(given["bias"])
-        outputs = len(given["weight"])
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        outputs = len(arguments["weight"])
         self._work += self._shape[0] * outputs
         self._add(kind, self._shape, (outputs,), WEIGHT=weight, BIAS=bias)
 
-    def _convolution(self, kind: int, given: dict[str, Any], _: Any) -> None:
-        padding = 0 if given["padding"] == "valid" else given["padding"]
-        if isinstance(padding, str) or given["groups"] != 1 or _pair(given["dilation"]) != (1, 1):
+    def _convolution(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
+        padding = 0 if arguments["padding"] == "valid" else arguments["padding"]
+        if isinstance(padding, str) or arguments["groups"] != 1 or _pair(arguments["dilation"]) != (1, 1):
             raise Unknown("conv2d with groups, dilation or unusual padding")
         if len(self._shape) != 3:
             raise Unknown(f"conv2d of {len(self._shape)} dimensions")
-        weight, bias = self._start(given["weight"]), self._start(given["bias"])
-        (ph, pw), (sh, sw) = _pair(padding), _pair(given["stride"])
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        (ph, pw), (sh, sw) = _pair(padding), _pair(arguments["stride"])
         c, h, w = self._shape
         if ph or pw:
             self._add(k.PAD, self._shape, (c, h + 2 * ph, w + 2 * pw), KH=ph, KW=pw)
             c, h, w = self._shape
-        channels, _, kh, kw = given["weight"].shape
+        channels, _, kh, kw = arguments["weight"].shape
         sizes = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "TAPS": len(self._taps)}
-        places = product(range(c), range(kh), range(kw))
-        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in places]
+        taps = product(range(c), range(kh), range(kw))
+        self._taps += [((channel * h + i) * w + j) * k.LANES for channel, i, j in taps]
         result = channels, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._work += math.prod(result) * c * kh * kw
         self._add(kind, self._shape, result, WEIGHT=weight, BIAS=bias, **sizes)
 
-    def _norm(self, kind: int, given: dict[str, Any], _: Any) -> None:
-        if given["weight"] is None or given["bias"] is None:
+    def _norm(self, kind: int, arguments: dict[str, Any], _: Any) -> None:
+        if arguments["weight"] is None or arguments["bias"] is None:
             raise Unknown("group_norm without weights")
         if len(self._shape) not in (1, 3):
             raise Unknown(f"group_norm of {len(self._shape)} dimensions")
-        weight, bias, groups = self._start(given["weight"]), self._start(given["bias"]), given["groups"]
+        weight, bias = self._start(arguments["weight"]), self._start(arguments["bias"])
+        groups = arguments["groups"]
         statistics, self._end = self._end, self._end + _padded(2 * groups)
         columns = {"WEIGHT": weight, "BIAS": bias, "KH": groups, "STATISTICS": statistics}
         self._add(kind, self._shape, self._shape, **columns)
-        self._epsilons[-1] = given["eps"]
+        self._epsilons[-1] = arguments["eps"]
 
     def _activation(self, kind: int, *_: Any) -> None:
         self._add(kind, self._shape, self._shape)
 
-    def _pool(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        for option, value in usual.items():
-            if option != "stride" and given[option] not in (value, (value, value)):
+    def _pool(self, kind: int, arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
+        for option, value in defaults.items():
+            if option != "stride" and arguments[option] not in (value, (value, value)):
                 raise Unknown(f"pooling with {option}")
         if len(self._shape) != 3:
             raise Unknown(f"pooling of {len(self._shape)} dimensions")
-        (c, h, w), (kh, kw) = self._shape, _pair(given["kernel_size"])
-        sh, sw = _pair(given["stride"] or (kh, kw))
+        (c, h, w), (kh, kw) = self._shape, _pair(arguments["kernel_size"])
+        sh, sw = _pair(arguments["stride"] or (kh, kw))
         result = c, (h - kh) // sh + 1, (w - kw) // sw + 1
         self._add(kind, self._shape, result, KH=kh, KW=kw, SH=sh, SW=sw)
 
-    def _take_loss(self, kind: int, given: dict[str, Any], usual: dict[str, Any]) -> None:
-        if any(given[option] != value for option, value in usual.items()):
-            raise Unknown("a loss with other than the usual settings")
+    def _take_loss(self, kind: int, arguments: dict[str, Any], defaults: dict[str, Any]) -> None:
+        if any(arguments[option] != value for option, value in defaults.items()):
+            raise Unknown("a loss with other settings than the defaults")
         targets = self._all_targets
         if kind == k.CROSS_ENTROPY:
             fits = targets.dtype == torch.int64 and targets.dim() == 1
             fits = fits and int(targets.min()) >= 0 and int(targets.max()) < self._shape[0]
         else:
             fits = targets.dtype == torch.float32 and tuple(targets.shape[1:]) == self._shape
-        if given["targets"] is not self._targets or len(self._shape) != 1 or not fits:
-            raise Unknown("a loss of such targets")
+        if arguments["targets"] is not self._targets or len(self._shape) != 1 or not fits:
+            raise Unknown("a loss with targets of this kind")
         self._loss = kind
 
-    def _scaled(self, divided: int, given: dict[str, Any], _: Any) -> None:
-        factor = given["factor"]
+    def _scaled(self, divided: int, arguments: dict[str, Any], _: Any) -> None:
+        factor = arguments["factor"]
         if not isinstance(factor, int | float):
             raise Unknown("a loss that is multiplied by a tensor")
         self._factor *= 1 / factor if divided else factor
@@ -286,7 +287,7 @@ class _Reader(TorchFunctionMode):
         kinds = layers[:, k.KIND]
         first = int(np.flatnonzero(layers[:, k.WEIGHT] >= 0)[0])
         layers[first + 1 :, k.BACK] = 1
-        layers[first, k.BACK] = kinds[first] == k.NORM  # it computes its weights' gradients there
+        layers[first, k.BACK] = kinds[first] == k.NORM  # its backward pass computes its weights' gradients
         inner = layers[(kinds == k.LINEAR) & (layers[:, k.X] > 0)]
         filters = (layers[:, k.C] * layers[:, k.KH] * layers[:, k.KW])[kinds == k.CONVOLUTION]
         largest = max(filters.max(initial=128), layers[:, [k.C, k.OC]].max())

@@ -37,9 +37,9 @@ class FusedTrainer(Trainer):
         self._plan, self._rule = plan_of(self.task, self.module), _rule_of(self.optimizer)
         self._memory = self.rows.memory.reshape(-1)
         inputs, targets = (part.contiguous().view(-1).numpy() for part in self.task.train)
-        classes, none = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
-        labels = targets if classes else none.astype(np.int64)
-        self._samples = inputs, labels, none.astype(np.float32) if classes else targets
+        classes, unused = self._plan.loss == kernels.CROSS_ENTROPY, np.zeros(1)
+        labels = targets if classes else unused.astype(np.int64)
+        self._samples = inputs, labels, unused.astype(np.float32) if classes else targets
         cache = kernels.train.stats.cache_path
         self.compiles_first = not (cache and any(Path(cache).glob("kernels.train-*.nbi")))
 
@@ -109,12 +109,12 @@ class FusedTrainer(Trainer):
         base, jobs = self._memory.ctypes.data, np.zeros((len(vectors), 8), dtype=np.int64)
         for job, rows in zip(jobs, vectors, strict=True):
             job[: len(rows)] = [(row.data_ptr() - base) // 4 for row in rows]
-        jobs[:, kernels.STEPS], jobs[:, kernels.TAKEN] = [len(each) for each in batches], taken
-        drawn = [batch.numpy() for each in batches for batch in each]
-        samples, sizes = np.concatenate(drawn), np.array([len(batch) for batch in drawn])
+        jobs[:, kernels.STEPS], jobs[:, kernels.TAKEN] = [len(steps) for steps in batches], taken
+        arrays = [batch.numpy() for steps in batches for batch in steps]
+        samples, sizes = np.concatenate(arrays), np.array([len(batch) for batch in arrays])
         if len(samples) and (samples.min() < 0 or samples.max() >= self.task.samples):
-            found = f"{samples.min()} to {samples.max()}"
-            raise IndexError(f"samples {found}: out of bounds, there are {self.task.samples}")
+            actual = f"{samples.min()} to {samples.max()}"
+            raise IndexError(f"samples {actual}: out of bounds, there are {self.task.samples}")
         options, plan, losses = np.zeros(10), self._plan, np.zeros(len(vectors))
         options[kernels.CLIP] = np.inf if self.optimizer.clip_value is None else self.optimizer.clip_value
         options[: len(rule)] = rule
@@ -133,9 +133,9 @@ class _ActivationMemory:
 
     def of(self, size: int) -> Float[np.ndarray, " size"]:
         if len(self._values) < size:
-            wider = np.empty(size + ALIGNMENT // 4, dtype=np.float32)
-            start = -wider.ctypes.data % ALIGNMENT // 4
-            self._values = wider[start : start + size]
+            padded = np.empty(size + ALIGNMENT // 4, dtype=np.float32)
+            start = -padded.ctypes.data % ALIGNMENT // 4
+            self._values = padded[start : start + size]
         return self._values
 
 
