@@ -126,6 +126,6 @@ def test_a_file_that_can_not_be_imported_is_named_with_its_line(
 
 
 def test_what_is_no_algorithm_is_named_with_its_field() -> None:
-    said = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
+    said = "algorithm 'json:loads': not a component class; accepted: a subclass of gossamer's Algorithm"
     with pytest.raises(BadInput, match=f"^{said}$"):
         build("algorithm", "json:loads")
