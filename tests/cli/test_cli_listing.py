@@ -60,7 +60,7 @@ def test_weights_that_move_the_consensus_are_named(cli: Cli) -> None:
     text = cli(*star)[1]
     assert said in text
     assert re.search(
-        r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
+        r"^influence +highest 0.4 \(node 2\), 0.2 \(node 0\), .*; lowest 0.2 \(node 3\)$", text, re.MULTILINE
     )
     measures = json.loads(cli(*star, "--json")[1])
     assert measures["influence"] == pytest.approx([0.2, 0.2, 0.4, 0.2])

@@ -208,7 +208,7 @@ def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli:
     assert lost == (
         "0/3  small, seed 1: pending: the executor lost it before it began: ConnectionError: the node is gone"
     )
-    assert "STOPPED  3 runs are left; the same command goes on with them" in out.splitlines()
+    assert "STOPPED  3 runs are left; the same command continues with them" in out.splitlines()
     assert '"done": 3' in cli("sweep", "sweep.yaml", *HERE, "--json")[1]
 
 

@@ -57,7 +57,7 @@ def new(
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         source = inspect.getsource(sys.modules[cls.__module__])
-        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # their names are taken
+        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # the names are taken
         experiment = _naming(cls, experiment)
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:

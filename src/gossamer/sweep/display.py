@@ -25,7 +25,7 @@ from gossamer.sweep.table import State, metric_columns, states, summary
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """Seconds between two checks of the runs' folders."""
 
 
@@ -70,19 +70,19 @@ class _LiveTable(SweepLines):
 
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
-        self._sweep, self._progress, self._looked_s = sweep, progress, 0.0
-        self._whole = progress.add_task(sweep.name, text="")
-        self._running = {each.run: each for each in sweep.planned}
+        self._sweep, self._progress, self._checked_s = sweep, progress, 0.0
+        self._total = progress.add_task(sweep.name, text="")
+        self._running = {planned.run: planned for planned in sweep.planned}
         self._before = {path for run in self._running for path in self._segments(run)}
         self._rows: dict[str, _Row] = {}
 
     def update(self, counts: Counts) -> None:
         done = counts.skipped + counts.ended
         text = f"{done}/{counts.total} runs, {counts.running} running"
-        self._progress.update(self._whole, total=counts.total, completed=done, text=text)
-        if self._seconds() - self._looked_s < _LOOK_S:
+        self._progress.update(self._total, total=counts.total, completed=done, text=text)
+        if self._seconds() - self._checked_s < _CHECK_S:
             return
-        self._looked_s = self._seconds()
+        self._checked_s = self._seconds()
         for run, planned in self._running.items():
             # The executor may have started a run twice; the last one counts.
             if segment := max(self._segments(run) - self._before, default=None):
@@ -90,7 +90,7 @@ class _LiveTable(SweepLines):
                 if row is None or row.segment != segment:
                     task = None if row is None else row.task
                     row = self._rows[run] = _Row(planned, segment, self._progress, task)
-                row.look()
+                row.refresh()
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
         super().ended(planned, state, counts, value)
@@ -111,7 +111,7 @@ class _Row(Quiet):
         self._last = planned.experiment.stop.rounds
         self.task = progress.add_task(planned.title, total=self._last, text="") if task is None else task
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read and show new values."""
         # The run may have just ended, or a network file system may not show all of it yet.
         with suppress(BadInput, OSError):
@@ -133,9 +133,9 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
     for planned, state in outcome.failed:
         print(f"{state.status.upper()}  {planned.title}: {state.cause}")
     if outcome.failed:
-        print("these runs are begun again with --retry-failed")
+        print("--retry-failed starts these runs again")
     if outcome.counts.left:
-        print(f"STOPPED  {outcome.counts.left} runs are left; the same command goes on with them")
+        print(f"STOPPED  {outcome.counts.left} runs are left; the same command continues with them")
     print(f"results  {sweep.folder / 'results.csv'}")
     if any(state.status == "done" for state in states(sweep).values()):
         print(f"page     gossamer report {shlex.quote(str(sweep.folder))}")
