@@ -69,7 +69,7 @@ def test_a_terminal_has_a_row_for_each_run_under_way_with_its_newest_whole_evalu
         assert isinstance(table, _LiveTable)
 
         def rows() -> list[str]:
-            table._checked_s = -1.0
+            table._looked_s = -1.0
             table.update(Counts(2, running=1))
             shown.truncate(0)
             table._progress.refresh()

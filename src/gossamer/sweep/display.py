@@ -70,7 +70,7 @@ class _LiveTable(SweepLines):
 
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
-        self._sweep, self._progress, self._checked_s = sweep, progress, 0.0
+        self._sweep, self._progress, self._looked_s = sweep, progress, 0.0
         self._total = progress.add_task(sweep.name, text="")
         self._running = {planned.run: planned for planned in sweep.planned}
         self._before = {path for run in self._running for path in self._segments(run)}
@@ -80,9 +80,9 @@ class _LiveTable(SweepLines):
         done = counts.skipped + counts.ended
         text = f"{done}/{counts.total} runs, {counts.running} running"
         self._progress.update(self._total, total=counts.total, completed=done, text=text)
-        if self._seconds() - self._checked_s < _CHECK_S:
+        if self._seconds() - self._looked_s < _CHECK_S:
             return
-        self._checked_s = self._seconds()
+        self._looked_s = self._seconds()
         for run, planned in self._running.items():
             # The executor may have started a run twice; the last one counts.
             if segment := max(self._segments(run) - self._before, default=None):
@@ -90,7 +90,7 @@ class _LiveTable(SweepLines):
                 if row is None or row.segment != segment:
                     task = None if row is None else row.task
                     row = self._rows[run] = _Row(planned, segment, self._progress, task)
-                row.refresh()
+                row.look()
 
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
         super().ended(planned, state, counts, value)
@@ -111,7 +111,7 @@ class _Row(Quiet):
         self._last = planned.experiment.stop.rounds
         self.task = progress.add_task(planned.title, total=self._last, text="") if task is None else task
 
-    def refresh(self) -> None:
+    def look(self) -> None:
         """Read and show new values."""
         # The run may have just ended, or a network file system may not show all of it yet.
         with suppress(BadInput, OSError):
