@@ -148,7 +148,7 @@ def read_json(path: Path, kind: Any, root: Path | None = None, cap: int = MAX_BY
     try:
         text, _ = unseal(read(path, cap, root, "a JSON file"))
     except ValueError as error:
-        raise BadInput(f"{path}: {error}; accepted: a file as gossamer has written it") from None
+        raise BadInput(f"{path}: {error}; accepted: a file written by gossamer") from None
     return conforming(parse_json(text, str(path)), kind, str(path))
 
 
@@ -157,7 +157,7 @@ def conforming(value: Any, kind: Any, source: str) -> Any:
     try:
         msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{source}: {error}; accepted: what gossamer has written") from None
+        raise BadInput(f"{source}: {error}; accepted: data written by gossamer") from None
     return value
 
 

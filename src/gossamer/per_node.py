@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_OF_DICTS = {"keys", "values", "items", "get", "missing"}
+_DICT_METHODS = {"keys", "values", "items", "get", "missing"}
 
 
 class Divergence(BaseException):
@@ -82,7 +82,7 @@ class PerNode:
     def __getattr__(self, name: str) -> Any:
         first = self.each[0]
         reads = isinstance(first, Tensor) and not name.endswith("_")
-        if not (reads or (isinstance(first, dict) and name in _OF_DICTS)):
+        if not (reads or (isinstance(first, dict) and name in _DICT_METHODS)):
             raise Divergence
         attribute = apply(getattr, self, name)
         return partial(apply, operator.call, attribute) if callable(getattr(first, name)) else attribute

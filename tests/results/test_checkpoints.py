@@ -163,7 +163,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "1" / "manifest.json").write_text('{"number": 1}')
     with pytest.raises(
         BadInput,
-        match=r"manifest.json: Object missing required field .*; accepted: what gossamer has written",
+        match=r"manifest.json: Object missing required field .*; accepted: data written by gossamer",
     ):
         newest(tmp_path)
 

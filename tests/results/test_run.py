@@ -224,7 +224,7 @@ def test_a_folder_of_runs_and_sweeps_is_all_of_them(tmp_path: Path, caplog: pyte
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"status": "done"}]}'])
 def test_a_broken_list_of_a_sweeps_runs_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(BadInput, match=r"sweep.json: .*accepted: (JSON|what gossamer has written)"):
+    with pytest.raises(BadInput, match=r"sweep.json: .*accepted: (JSON|data written by gossamer)"):
         load_runs(tmp_path)
     (tmp_path / "sweep.json").write_text('{"runs": []}')
     with pytest.raises(BadInput, match="no run of the sweep is done"):

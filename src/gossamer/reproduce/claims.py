@@ -120,7 +120,7 @@ def _find(check: Check, groups: Sequence[Group]) -> Finding:
     if others:
         labels = ", ".join(match.label for match in (group, *others))
         raise BadInput(
-            f"reproduction: {check.cell!r} is {len(others) + 1} groups; accepted: one, such as {labels}"
+            f"reproduction: {check.cell!r} names {len(others) + 1} groups; accepted: one, such as {labels}"
         )
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
     row = compare(groups, [measure(check.measure)], baseline).rows.filter(group=group.label).to_dicts()[0]

@@ -46,7 +46,7 @@ def _expand_seeds(value: Any) -> Any:
 
 
 COLUMNS = {"run", "status", "cause", "rounds", "time_s", "wall_s", "bytes_sent"}
-"""Columns of the results, after which no axis is named."""
+"""Columns of the results. No axis may have one of these names."""
 _Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
 Overrides = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
