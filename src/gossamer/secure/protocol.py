@@ -282,12 +282,12 @@ class MaskingProtocol:
         """Relay to each sender the messages that the others have sealed for it."""
         senders = self._wanted.senders
         shares = await self._node.gather(senders, (TAG, "shares", r))
-        shares = {rank: sealed for rank, sealed in shares.items() if sealed}
-        enough = len(shares) >= threshold(len(senders))
-        self._wanted.senders = tuple(shares) if enough else ()
+        sealed = {rank: messages for rank, messages in shares.items() if messages}
+        enough = len(sealed) >= threshold(len(senders))
+        self._wanted.senders = tuple(sealed) if enough else ()
         for rank in senders:
-            others = {other: sealed[rank] for other, sealed in shares.items() if other != rank}
-            self._node.send(rank, others if enough and rank in shares else None, (TAG, "relay", r))
+            others = {other: messages[rank] for other, messages in sealed.items() if other != rank}
+            self._node.send(rank, others if enough and rank in sealed else None, (TAG, "relay", r))
 
     def _open(self, to: int, relayed: Any) -> bool:
         """Keep the others' shares. Masks are shared only with senders whose shares have arrived. False if a
