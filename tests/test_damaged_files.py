@@ -189,7 +189,7 @@ def test_damaged_run_or_index_of_a_sweep_is_reported(
     os.truncate(second, 100)
     code, out, err = cli("sweep", "sweep.yaml")
     assert (code, err) == (0, "")
-    assert f"{second.relative_to(tmp_path)}: its checksum does not fit: it is damaged" in caplog.text
+    assert f"{second.relative_to(tmp_path)}: its checksum does not match: it is damaged" in caplog.text
     code, out, err = cli("report", "runs/two")
     assert (code, len(err.splitlines())) == (2, 1)
     assert str(second.relative_to(tmp_path)) in err
@@ -267,7 +267,7 @@ def test_damaged_row_inside_segment_is_detected(cli: Cli, killed: Path, damage: 
     for command in ("report", "resume"):
         code, _, err = cli(command, str(killed))
         assert code == 2
-        assert f"-0.jsonl, line {line}: its checksum does not fit" in err
+        assert f"-0.jsonl, line {line}: its checksum does not match" in err
     assert cli("verify", str(killed))[0] == 1
 
 

@@ -95,7 +95,7 @@ def test_notebook_shows_progress_and_results(tmp_path: Path) -> None:
     assert outputs[5][-1].ename == "BadInput"
     assert outputs[5][-1].evalue == (
         "algorithm '__main__:Mine': other processes can't import it;"
-        " accepted: a class of a module (begin the cell with %%writefile mine.py, and then: from mine import Mine)"
+        " accepted: a class in a module (begin the cell with %%writefile mine.py, then: from mine import Mine)"
     )
     assert {output.output_type for output in outputs[6]} == {"stream"}
 
@@ -139,6 +139,6 @@ def test_unguarded_script_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unguarded.py").write_text(SCRIPT + "main()\n")
     with pytest.raises(
-        BadInput, match=r"run: called where 'unguarded' is imported; .* \(unguarded.py, line \d+\)"
+        BadInput, match=r"run: called while 'unguarded' is being imported; .* \(unguarded.py, line \d+\)"
     ):
         find("algorithm", "unguarded:Mine")

@@ -47,7 +47,7 @@ def run(
         experiment: the experiment to run, under the engine that it names.
         out: the folder of all runs. This run is recorded in ``<out>/<name>/<id>/``.
         name: the folder's ``<name>``; None is the experiment's name.
-        observer: is notified of progress; None is a live display in a notebook, and the log elsewhere.
+        observer: watches the run; None is a live display in a notebook, and the log elsewhere.
         command: the command line to record; None is this process's.
         server: for the engine ``processes``: a fork server that was started earlier, which saves the seconds
             of importing torch. It serves one run. None starts one.
@@ -104,9 +104,9 @@ def resume(
     """
     folder = RunFolder.open(Path(path))
     overrides = list(overrides)
-    for each in overrides:
-        if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
-            raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
+    for text in overrides:
+        if not text.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
+            raise BadInput(f"--set {text}: accepted: stop and checkpoint, for a run that is resumed")
     with turns, locked(folder.path):
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         with _observing(experiment, observer) as watcher:
@@ -159,18 +159,18 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         )
     checkpoint.check(experiment)
     ended = checkpoint.experiment["stop"]["rounds"]
-    together = experiment.algorithm.gathers and not checkpoint.ends_apart(ended)
-    if stop.rounds != ended and ended in checkpoint.rounds.values() and not together:
+    simultaneous = experiment.algorithm.gathers and not checkpoint.ends_apart(ended)
+    if stop.rounds != ended and ended in checkpoint.rounds.values() and not simultaneous:
         # A node behaves differently after its last round.
         earlier = newest(
             folder.checkpoints, verified=True, fits=lambda checkpoint: ended not in checkpoint.rounds.values()
         )
         checkpoint = earlier or checkpoint
     saved = {"rounds": max(checkpoint.rounds.values()), "time_s": checkpoint.time_s}
-    for field, least in saved.items():
+    for field, value in saved.items():
         end = getattr(stop, field)
-        if end is not None and least is not None and end < least:
-            raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {least:g}, where the run is saved")
+        if end is not None and value is not None and end < value:
+            raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {value:g}, where the run is saved")
     if _simulated(experiment) and len(checkpoint.rounds) < experiment.nodes:
         lost = sorted(set(range(experiment.nodes)) - checkpoint.rounds.keys())
         raise BadInput(
@@ -184,11 +184,11 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     if no such run exists. The recorded experiment must be equal to this one."""
     wanted = resolved(experiment).model_dump(mode="json")
     for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
-        found = load_run(file.parent)
-        same = found.experiment
+        record = load_run(file.parent)
+        recorded = record.experiment
         if experiment.engine.trainer == "auto":  # a record names the chosen trainer
-            same = {**same, "engine": {**same.get("engine", {}), "trainer": "auto"}}
-        if found.status != "done" and same == wanted and newest(file.parent / "checkpoints"):
+            recorded = {**recorded, "engine": {**recorded.get("engine", {}), "trainer": "auto"}}
+        if record.status != "done" and recorded == wanted and newest(file.parent / "checkpoints"):
             return file.parent
     return None
 
@@ -196,31 +196,25 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 def _resume_run(
     folder: RunFolder, experiment: Experiment, checkpoint: RunCheckpoint, engine: Engine, observer: Observer
 ) -> None:
-    """Rewind a record to a checkpoint. Record and report from where, and in which environment, the run
+    """Rewind a record to a checkpoint. Record and report the point and the environment in which the run
     continues."""
     rewind(folder, checkpoint, engine.description["outcome_ranks"])
     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-    least, most = min(checkpoint.rounds.values()), max(checkpoint.rounds.values())
-    rounds = f"round {least}" if least == most else f"rounds {least} to {most}"
+    first, last = min(checkpoint.rounds.values()), max(checkpoint.rounds.values())
+    rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
     origin = f"from checkpoint {checkpoint.number}, {rounds}"
     time_s = min(checkpoint.times_s.values()) if checkpoint.time_s is None else checkpoint.time_s
     with folder.segment("events") as events:
-        row = {
-            "time_s": time_s,
-            "wall_s": checkpoint.wall_s,
-            "node": NETWORK,
-            "event": "resumed",
-            "detail": origin,
-        }
-        events.append(row)
+        row = {"time_s": time_s, "wall_s": checkpoint.wall_s, "node": NETWORK}
+        events.append({**row, "event": "resumed", "detail": origin})
     observer.say(f"continues {origin}, time {time_s:.4g} s, after {checkpoint.wall_s:.1f} s of wall time")
-    first = load_run(folder.path).environment
-    here = environment(sys.argv, computes_here=_simulated(experiment))
-    earlier = first.get("resumed", [])
-    write_json(folder.path / "environment.json", {**first, "resumed": [*earlier, here]})
-    before = (earlier[-1] if earlier else first).get("numerics")
-    if before is not None and before != here["numerics"]:
-        now, then = numerics.summary(here["numerics"]), numerics.summary(before)
+    recorded = load_run(folder.path).environment
+    current = environment(sys.argv, computes_here=_simulated(experiment))
+    earlier = recorded.get("resumed", [])
+    write_json(folder.path / "environment.json", {**recorded, "resumed": [*earlier, current]})
+    before = (earlier[-1] if earlier else recorded).get("numerics")
+    if before is not None and before != current["numerics"]:
+        now, then = numerics.summary(current["numerics"]), numerics.summary(before)
         observer.say(f"bits may differ from those of an uninterrupted run: now {now}, before {then}")
 
 
@@ -242,7 +236,7 @@ def _carry_out(
             _resume_run(folder, experiment, checkpoint, engine, trackers)
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
-        # The engine ends before its record is compacted, so nothing writes to it any more.
+        # The engine ends before its record is compacted, so nothing writes to it any longer.
         with engine, _own_event_loop():
             outcome = engine.run(folder, trackers, checkpoint)
     except BaseException as error:

@@ -56,7 +56,7 @@ class RecordError(RunFailed, OSError):
 
 
 class PeerFailure(GossamerError):
-    """A node fails because of a peer, so its traceback would not help."""
+    """A failure of a node that a peer has caused, so the node's traceback would not help."""
 
 
 class Deadlock(RunFailed):
@@ -113,7 +113,7 @@ _NOT_OWN = tuple(
     folder + os.sep
     for folder in {
         str(Path(__file__).parent),
-        *(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")),
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     }
 )
 

@@ -46,55 +46,55 @@ _CHUNK = 2**20
 def cache_folder() -> Path:
     """The folder for data that can be rebuilt: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
     ``~/.cache/gossamer``."""
-    if own := os.environ.get("GOSSAMER_CACHE"):
-        return Path(own)
-    users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path.home() / ".cache") / "gossamer"
+    if folder := os.environ.get("GOSSAMER_CACHE"):
+        return Path(folder)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "gossamer"
 
 
 # --- opening
 
 
-def checked(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
-    """Check that a path is a regular file of at most ``most`` bytes in the folder ``root``, or a link to one
+def checked(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> Path:
+    """Check that a path is a regular file of at most ``cap`` bytes in the folder ``root``, or a link to one
     there. Without a folder, it may be any file or pipe named by the user."""
     try:
-        found = path.stat()
+        status = path.stat()
         outside = root is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; accepted: {accepted}") from None
     if outside:
         raise BadInput(f"{path}: leads to {os.path.realpath(path)}; accepted: a file in {root}")
-    if not stat.S_ISREG(found.st_mode) and (root is not None or not stat.S_ISFIFO(found.st_mode)):
+    if not stat.S_ISREG(status.st_mode) and (root is not None or not stat.S_ISFIFO(status.st_mode)):
         raise BadInput(f"{path}: not a regular file; accepted: {accepted}")
-    if found.st_size > most:
-        raise BadInput(f"{path}: {found.st_size:,} bytes; accepted: {accepted} of at most {most:,}")
+    if status.st_size > cap:
+        raise BadInput(f"{path}: {status.st_size:,} bytes; accepted: {accepted} of at most {cap:,}")
     return path
 
 
-def opened(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> BinaryIO:
+def opened(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> BinaryIO:
     """A file opened for reading. Arguments are as in :func:`checked`."""
     try:
-        return checked(path, most, root, accepted).open("rb")
+        return checked(path, cap, root, accepted).open("rb")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; accepted: {accepted}") from None
 
 
-def read(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
+def read(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
     """The bytes of a file. Arguments are as in :func:`checked`."""
-    with opened(path, most, root, accepted) as file:
-        chunks, left = list[bytes](), most
+    with opened(path, cap, root, accepted) as file:
+        chunks, left = list[bytes](), cap
         while chunk := file.read(_CHUNK):
             chunks.append(chunk)
             if (left := left - len(chunk)) < 0:  # a pipe, or a file that grows
-                raise BadInput(f"{path}: more than {most:,} bytes; accepted: {accepted} of at most {most:,}")
+                raise BadInput(f"{path}: more than {cap:,} bytes; accepted: {accepted} of at most {cap:,}")
     return b"".join(chunks)
 
 
-def read_text(path: Path, most: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
+def read_text(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> str:
     """The text of a UTF-8 file. Arguments are as in :func:`checked`."""
     try:
-        return read(path, most, root, accepted).decode()
+        return read(path, cap, root, accepted).decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: {error}; accepted: {accepted}") from None
 
@@ -112,11 +112,11 @@ def seal(text: bytes, before: int = 0) -> tuple[bytes, int]:
 def unseal(text: bytes, before: int | None = 0) -> tuple[bytes, int | None]:
     """A sealed object without its checksum, and the checksum (None if there is none). ValueError if the
     checksum does not match. If ``before`` is None, any checksum is accepted."""
-    if (found := _SEAL.match(text)) is None:
+    if (match := _SEAL.match(text)) is None:
         return text, None
-    rest, crc = text[found.end() :], int(found[1], 16)
+    rest, crc = text[match.end() :], int(match[1], 16)
     if before is not None and zlib.crc32(rest, before) != crc:
-        raise ValueError("its checksum does not fit: it is damaged, or not of this run")
+        raise ValueError("its checksum does not match: it is damaged, or not of this run")
     return b"{" + rest, crc
 
 
@@ -142,13 +142,13 @@ def parse_json(text: bytes, source: str) -> Any:
         raise BadInput(f"{source}: {error}; accepted: JSON") from None
 
 
-def read_json(path: Path, kind: Any, root: Path | None = None, most: int = MAX_BYTES) -> Any:
+def read_json(path: Path, kind: Any, root: Path | None = None, cap: int = MAX_BYTES) -> Any:
     """The value in a JSON file, which must be of the type ``kind`` (a type for msgspec). Keys beyond those of
     a TypedDict are kept. Other arguments are as in :func:`checked`."""
     try:
-        text, _ = unseal(read(path, most, root, "a JSON file"))
+        text, _ = unseal(read(path, cap, root, "a JSON file"))
     except ValueError as error:
-        raise BadInput(f"{path}: {error}; accepted: a file as gossamer has written it") from None
+        raise BadInput(f"{path}: {error}; accepted: a file written by gossamer") from None
     return conforming(parse_json(text, str(path)), kind, str(path))
 
 
@@ -157,7 +157,7 @@ def conforming(value: Any, kind: Any, source: str) -> Any:
     try:
         msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{source}: {error}; accepted: what gossamer has written") from None
+        raise BadInput(f"{source}: {error}; accepted: data written by gossamer") from None
     return value
 
 
@@ -165,9 +165,9 @@ def shallow(value: Any, source: str, left: int = MAX_DEPTH) -> Any:
     """The same value, if its lists and mappings are nested less deeply than :data:`MAX_DEPTH`."""
     if isinstance(value, dict | list):
         if not left:
-            raise BadInput(f"{source}: nested too deep; accepted: a depth of at most {MAX_DEPTH}")
-        for each in value.values() if isinstance(value, dict) else value:
-            shallow(each, source, left - 1)
+            raise BadInput(f"{source}: nested too deeply; accepted: a depth of at most {MAX_DEPTH}")
+        for item in value.values() if isinstance(value, dict) else value:
+            shallow(item, source, left - 1)
     return value
 
 

@@ -50,10 +50,10 @@ def mode() -> str | None:
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
-        ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
+        get_mode = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
     except (OSError, AttributeError):  # not found: MKL has read the variable, unless it was used before
         return "off" if _torch_imported_first else os.environ.get(VARIABLE) or "off"
-    return "off" if ask(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
+    return "off" if get_mode(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
 
 
 def warning() -> str | None:

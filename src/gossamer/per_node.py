@@ -1,7 +1,7 @@
 """Values of all nodes at once, for an algorithm that runs once for all nodes (:mod:`gossamer.runtime.simulate.cohort`).
 
 An operation on such values is done for each node by itself, so its results have the same bits as if the nodes ran
-by themselves. Where nodes would part ways, as at an ``if`` that only some of them enter, and where something fails,
+by themselves. Where nodes would diverge, as at an ``if`` that only some of them enter, or where something fails,
 :class:`Divergence` is raised."""
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_OF_DICTS = {"keys", "values", "items", "get", "missing"}
+_DICT_METHODS = {"keys", "values", "items", "get", "missing"}
 
 
 class Divergence(BaseException):
-    """Not all nodes do the same here, or it is unknown whether they do. An algorithm that catches it has still parted
-    ways: ``count`` is the number of those so far."""
+    """Nodes do different things here, or it is unknown whether they do. ``count`` is the number of such errors so far:
+    even in an algorithm that catches one, the nodes have diverged."""
 
     count: ClassVar[int] = 0
 
@@ -40,12 +40,12 @@ class PerNode:
     def _all(self, function: Callable[[Any], Any]) -> Any:
         """The result of a function, if it is the same for all nodes."""
         try:
-            found = [function(value) for value in self.each]
+            results = [function(value) for value in self.each]
         except Exception as error:
             raise Divergence from error
-        if any(value != found[0] for value in found):
+        if any(result != results[0] for result in results):
             raise Divergence
-        return found[0]
+        return results[0]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -82,10 +82,10 @@ class PerNode:
     def __getattr__(self, name: str) -> Any:
         first = self.each[0]
         reads = isinstance(first, Tensor) and not name.endswith("_")
-        if not (reads or (isinstance(first, dict) and name in _OF_DICTS)):
+        if not (reads or (isinstance(first, dict) and name in _DICT_METHODS)):
             raise Divergence
-        found = apply(getattr, self, name)
-        return partial(apply, operator.call, found) if callable(getattr(first, name)) else found
+        attribute = apply(getattr, self, name)
+        return partial(apply, operator.call, attribute) if callable(getattr(first, name)) else attribute
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,12 +128,12 @@ def apply(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     tensors = [arg for arg in args if type(arg) is PerNode and isinstance(arg.each[0], Tensor)]
     versions = [[value._version for value in arg.each] for arg in tensors]
     try:
-        found = [function(*of(args, k), **of(named, k)) for k in range(len(like.each))]
+        results = [function(*of(args, k), **of(named, k)) for k in range(len(like.each))]
     except Exception as error:
         raise Divergence from error
     if versions != [[value._version for value in arg.each] for arg in tensors]:
         raise Divergence
-    return _joined(found, like)
+    return _joined(results, like)
 
 
 def _joined(values: Sequence[Any], like: PerNode) -> Any:
@@ -155,7 +155,7 @@ def of(value: Any, rank: int) -> Any:
         return {of(key, rank): of(item, rank) for key, item in value.items()}
     if issubclass(kind, list | tuple):
         items = [of(item, rank) for item in value]
-        return kind(*items) if hasattr(value, "_fields") else kind(items)  # the first are such as a model
+        return kind(*items) if hasattr(value, "_fields") else kind(items)  # the first: named tuples
     return value
 
 
@@ -172,4 +172,4 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _first(value: Any) -> PerNode | None:
-    return next((each for each in _flat(value) if issubclass(type(each), PerNode)), None)
+    return next((item for item in _flat(value) if issubclass(type(item), PerNode)), None)

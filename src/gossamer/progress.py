@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gossamer.config import Experiment
 
 _BAR = 20
-"""The width of the bar."""
+"""The width of the bar in characters."""
 MIN_SHARE = 0.02
 """The remaining time is estimated once this share of the run is done."""
 
@@ -84,8 +84,8 @@ class Display(Observer):
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:
             self.headline = name, fmean(values[name])
-            mean, least, most = numerals(self.headline[1], min(values[name]), max(values[name]))
-            spread = f" ({least} to {most})" if len(values[name]) > 1 else ""
+            mean, low, high = numerals(self.headline[1], min(values[name]), max(values[name]))
+            spread = f" ({low} to {high})" if len(values[name]) > 1 else ""
             self._latest = f"{name.replace('_', ' ')} {mean}{spread}"
         self.evaluated(row)
 

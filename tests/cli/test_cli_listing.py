@@ -60,7 +60,7 @@ def test_weights_that_bias_consensus_are_noted(cli: Cli) -> None:
     text = cli(*star)[1]
     assert note in text
     assert re.search(
-        r"^influence +most 0.4 \(node 2\), 0.2 \(node 0\), .*; least 0.2 \(node 3\)$", text, re.MULTILINE
+        r"^influence +highest 0.4 \(node 2\), 0.2 \(node 0\), .*; lowest 0.2 \(node 3\)$", text, re.MULTILINE
     )
     measures = json.loads(cli(*star, "--json")[1])
     assert measures["influence"] == pytest.approx([0.2, 0.2, 0.4, 0.2])

@@ -124,6 +124,6 @@ def test_failed_import_names_module_and_line(tmp_path: Path, monkeypatch: pytest
 
 
 def test_non_algorithm_is_refused_with_its_field() -> None:
-    error = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
+    error = "algorithm 'json:loads': not a component class; accepted: a subclass of gossamer's Algorithm"
     with pytest.raises(BadInput, match=f"^{error}$"):
         build("algorithm", "json:loads")

@@ -40,10 +40,10 @@ def test_experiment_name_can_be_overridden() -> None:
 
 def test_field_is_set_once_and_whole_before_its_parts() -> None:
     assert refused(DESIGN, "nodes=8", "nodes=20") == (
-        "--set nodes=20: nodes is set already; accepted: every field once",
+        "--set nodes=20: nodes is already set; accepted: each field once",
     )
     assert refused(DESIGN, "topology.name=ring", "nodes=8", "topology.name=star") == (
-        "--set topology.name=star: topology.name is set already; accepted: every field once",
+        "--set topology.name=star: topology.name is already set; accepted: each field once",
     )
     for overrides in (["stop={time_s: 2}", "stop.rounds=3"], ["stop.rounds=3", "stop={time_s: 2}"]):
         stop = Experiment.parse(DESIGN, overrides).stop

@@ -130,5 +130,5 @@ def test_ambiguous_cell_is_bad_input(groups: list[Group]) -> None:
         for group in groups
         for k in (1, 2)
     ]
-    with pytest.raises(BadInput, match="'fast' is 2 groups; accepted: one, such as fast 1, fast 2"):
+    with pytest.raises(BadInput, match="'fast' names 2 groups; accepted: one, such as fast 1, fast 2"):
         verdict(twice, cell="fast", measure="test_accuracy", at_least=0)

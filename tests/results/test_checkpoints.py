@@ -152,7 +152,7 @@ def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(
-        BadInput, match=r"node-1.safetensors: its checksum does not fit: it is damaged; accepted"
+        BadInput, match=r"node-1.safetensors: its checksum does not match: it is damaged; accepted"
     ):
         checkpoint.verify()
     file.unlink()
@@ -163,7 +163,7 @@ def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "1" / "manifest.json").write_text('{"number": 1}')
     with pytest.raises(
         BadInput,
-        match=r"manifest.json: Object missing required field .*; accepted: what gossamer has written",
+        match=r"manifest.json: Object missing required field .*; accepted: data written by gossamer",
     ):
         newest(tmp_path)
 

@@ -222,7 +222,7 @@ def test_folder_loads_all_its_runs_and_sweeps(tmp_path: Path, caplog: pytest.Log
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"status": "done"}]}'])
 def test_damaged_sweep_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(BadInput, match=r"sweep.json: .*accepted: (JSON|what gossamer has written)"):
+    with pytest.raises(BadInput, match=r"sweep.json: .*accepted: (JSON|data written by gossamer)"):
         load_runs(tmp_path)
     (tmp_path / "sweep.json").write_text('{"runs": []}')
     with pytest.raises(BadInput, match="no run of the sweep is done"):

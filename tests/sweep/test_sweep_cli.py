@@ -215,7 +215,7 @@ def test_stopped_sweep_exits_with_code_130(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": asks}}))
     code, out, _ = cli("sweep", "sweep.yaml", "--jobs", "1")
     assert code == 130
-    assert "STOPPED  2 runs are left; the same command goes on with them" in out.splitlines()
+    assert "STOPPED  2 runs are left; the same command continues with them" in out.splitlines()
     assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
 
 

@@ -208,7 +208,7 @@ def test_dead_executor_is_reported_and_sweep_can_continue(cli: Cli, tmp_path: Pa
     assert lost == (
         "0/3  small, seed 1: pending: the executor lost it before it began: ConnectionError: the node is gone"
     )
-    assert "STOPPED  3 runs are left; the same command goes on with them" in out.splitlines()
+    assert "STOPPED  3 runs are left; the same command continues with them" in out.splitlines()
     assert '"done": 3' in cli("sweep", "sweep.yaml", *HERE, "--json")[1]
 
 

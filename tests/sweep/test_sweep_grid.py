@@ -414,7 +414,7 @@ def test_base_that_is_a_sweep_is_refused(tmp_path: Path) -> None:
         ({"cells": {}}, r"^cells: got \{\}; accepted: at least one"),
         ({"cells": {"-": {}}}, r"^cells: got '-'; accepted: text that matches"),
         ({"cells": {"a": 3}}, r"^cells.a: got 3; accepted: a mapping of fields"),
-        ({"seeds": [1, 1]}, r"^seeds: got \[1, 1\]; accepted: every seed once"),
+        ({"seeds": [1, 1]}, r"^seeds: got \[1, 1\]; accepted: each seed once"),
         ({"seeds": 0}, r"^seeds: got 0; accepted: a number from 1 to 100000, or a list"),
         ({"seeds": 10**12}, r"^seeds: got 1000000000000; accepted: a number from 1 to 100000, or a list"),
         ({"seeds": [-1]}, r"^seeds.0: got -1; accepted: greater than or equal to 0"),

@@ -29,14 +29,14 @@ def reproductions(incomplete: str) -> Offers:
     """The names of reproductions, and ``all``."""
     from gossamer.reproduce import names
 
-    return _fitting(incomplete, ((name, "") for name in [*names(), "all"]))
+    return _matching(incomplete, ((name, "") for name in [*names(), "all"]))
 
 
 def kinds(incomplete: str) -> Offers:
     """The kinds of components."""
     from gossamer.config.registry import KINDS
 
-    return _fitting(incomplete, ((kind, "") for kind in sorted(KINDS)))
+    return _matching(incomplete, ((kind, "") for kind in sorted(KINDS)))
 
 
 def names(ctx: typer.Context, incomplete: str) -> Offers:
@@ -54,14 +54,14 @@ def assignments(incomplete: str) -> Offers:
     values of a field after "="."""
     schema = _schema()
     path, separator, _ = incomplete.partition("=")
-    fields = [each for each in _fields(schema, schema) if each[0].count(".") == path.count(".")]
+    fields = [item for item in _fields(schema, schema) if item[0].count(".") == path.count(".")]
     if separator:
         values = [value for name, node in fields if name == path for value in _values(schema, node)]
-        return _fitting(incomplete, ((f"{path}={value}", "") for value in dict.fromkeys(values)))
-    return _fitting(incomplete, {name: node.get("description", "") for name, node in fields}.items())
+        return _matching(incomplete, ((f"{path}={value}", "") for value in dict.fromkeys(values)))
+    return _matching(incomplete, {name: node.get("description", "") for name, node in fields}.items())
 
 
-def _fitting(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
+def _matching(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
     """The completions that begin with the text. Their descriptions are short, since some shells treat each
     line as a completion."""
     return [
@@ -75,16 +75,16 @@ def _files(incomplete: str, *, sweeps: bool) -> Offers:
     from gossamer.config import examples
 
     patterns = () if Path(incomplete).is_absolute() else (f"{incomplete}*.yaml", f"{incomplete}*/*.yaml")
-    own = {str(file) for each in patterns for file in Path().glob(each)}
+    local = {str(file) for pattern in patterns for file in Path().glob(pattern)}
     known = ((name, examples.summary(name)) for name in examples.names(sweeps=sweeps))
-    return [(file, "") for file in sorted(own)] + _fitting(incomplete, known)
+    return [(file, "") for file in sorted(local)] + _matching(incomplete, known)
 
 
 def _names(kind: str, incomplete: str) -> Offers:
     from gossamer.config.schema import components
 
-    found = components(_schema(), kind).items()
-    return _fitting(incomplete, ((name, each["description"]) for name, each in found))
+    nodes = components(_schema(), kind).items()
+    return _matching(incomplete, ((name, node["description"]) for name, node in nodes))
 
 
 def _schema() -> dict[str, Any]:
@@ -96,8 +96,8 @@ def _schema() -> dict[str, Any]:
     file = cache_folder() / "schema.json"
     with suppress(OSError, ValueError):  # missing or damaged: it is rebuilt
         if file.stat().st_mtime > max(source.stat().st_mtime for source in sources):
-            kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return kept
+            cached: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return cached
     from gossamer.config.schema import json_schema
 
     schema = json_schema()
@@ -108,27 +108,27 @@ def _schema() -> dict[str, Any]:
 
 
 def _fields(schema: dict[str, Any], node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The path and the schema of each field that a node may have, three levels deep: components may hold others."""
-    node = _found(schema, node)
+    """The path and the schema of each field that a node may have, three levels deep, since components may hold others."""
+    node = _resolved(schema, node)
     for name, field in node.get("properties", {}).items():
         yield prefix + name, field
         if prefix.count(".") < 2:
             yield from _fields(schema, field, f"{prefix}{name}.")
-    for each in node.get("anyOf", ()):
-        yield from _fields(schema, each, prefix)
+    for branch in node.get("anyOf", ()):
+        yield from _fields(schema, branch, prefix)
 
 
 def _values(schema: dict[str, Any], node: Any) -> Iterator[str]:
     """The values of a field that can be listed; for a component, its name."""
-    node = _found(schema, node)
-    for each in (*node.get("anyOf", ()), node.get("properties", {}).get("name", {})):
-        yield from _values(schema, each) if each else ()
+    node = _resolved(schema, node)
+    for branch in (*node.get("anyOf", ()), node.get("properties", {}).get("name", {})):
+        yield from _values(schema, branch) if branch else ()
     yield from map(str, node.get("enum", [node["const"]] if "const" in node else []))
     if node.get("type") == "boolean":
         yield from ("true", "false")
 
 
-def _found(schema: dict[str, Any], node: Mapping[str, Any]) -> Any:
+def _resolved(schema: dict[str, Any], node: Mapping[str, Any]) -> Any:
     """A node of the schema, with its reference resolved."""
     for key in node["$ref"].removeprefix("#/").split("/") if "$ref" in node else ():
         schema, node = schema[key], schema[key]

@@ -4,6 +4,7 @@ an experiment."""
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,8 +51,8 @@ def topology(
     notes = []
     if influence and max(influence) - min(influence) > 1e-6 / len(influence):
         ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
-        most = ", ".join(f"{influence[r]:.3g} (node {r})" for r in ranks[:4])
-        typer.echo(f"{'influence':24} most {most}; least {influence[ranks[-1]]:.3g} (node {ranks[-1]})")
+        top = ", ".join(f"{influence[rank]:.3g} (node {rank})" for rank in ranks[:4])
+        typer.echo(f"{'influence':24} highest {top}; lowest {influence[ranks[-1]]:.3g} (node {ranks[-1]})")
         notes.append("the weights move the consensus away from the mean, to the mean weighted by influence")
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
     if schedule.sampled:
@@ -159,8 +160,8 @@ def report(
     output: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         tables = {"table": None if compared is None else compared.rows, "by_hops": distances}
-        found = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
-        print_json(output | found)
+        data = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
+        print_json(output | data)
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -184,15 +185,15 @@ def verify(
     from gossamer.results.verify import problems_of, runs_in
 
     folders = dict.fromkeys(folder for path in runs for folder in runs_in(path))
-    found = {str(folder): problems_of(folder) for folder in folders}
-    problems = [problem for each in found.values() for problem in each]
+    by_folder = {str(folder): problems_of(folder) for folder in folders}
+    problems = list(chain.from_iterable(by_folder.values()))
     if as_json:
-        print_json({"runs": found})
+        print_json({"runs": by_folder})
     else:
         checked = [folder for folder in folders if (folder / "experiment.yaml").exists()]
-        going = sum(not (folder / "status.json").exists() for folder in checked)
-        unfinished = f" ({going} unfinished: running or killed)" if going else ""
-        intact = [] if quiet else [f"intact: {len(checked)} run{'s' * (len(checked) > 1)}{unfinished}"]
+        unfinished = sum(not (folder / "status.json").exists() for folder in checked)
+        note = f" ({unfinished} unfinished: running or killed)" if unfinished else ""
+        intact = [] if quiet else [f"intact: {len(checked)} run{'s' * (len(checked) > 1)}{note}"]
         for line in problems or intact:
             typer.echo(line)
     if problems:

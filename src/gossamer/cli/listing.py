@@ -18,7 +18,7 @@ from gossamer.cli.options import Json, argument
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import ANY_WIDTH
 
-_WIDEST = 100
+_MAX_WIDTH = 100
 _EXAMPLES = ("experiment", "sweep")
 
 
@@ -36,30 +36,30 @@ def listing(
     from gossamer.config.schema import components, json_schema
 
     schema = json_schema()
-    found = {each: components(schema, each) for each in sorted(KINDS)}
-    for each in _EXAMPLES:
-        files = examples.names(sweeps=each == "sweep")
-        found[each] = {file: {"description": examples.summary(file), "properties": {}} for file in files}
+    catalog = {key: components(schema, key) for key in sorted(KINDS)}
+    for key in _EXAMPLES:
+        files = examples.names(sweeps=key == "sweep")
+        catalog[key] = {file: {"description": examples.summary(file), "properties": {}} for file in files}
     if kind is not None:
-        found = {kind: _chosen("kind", kind, found)}
+        catalog = {kind: _chosen("kind", kind, catalog)}
         if name is not None:
-            found = {kind: {name: _chosen(kind, name, found[kind])}}
+            catalog = {kind: {name: _chosen(kind, name, catalog[kind])}}
     if as_json:
         table = {
-            each: {
-                name: {key: _default(definition, key) for key in _parameters(definition)}
+            key: {
+                name: {field: _default(definition, field) for field in _parameters(definition)}
                 for name, definition in definitions.items()
             }
-            for each, definitions in found.items()
+            for key, definitions in catalog.items()
         }
         typer.echo(json.dumps(table))
     elif kind is None:
-        _print({each: ", ".join(definitions) or "(none)" for each, definitions in found.items()})
+        _print({key: ", ".join(definitions) or "(none)" for key, definitions in catalog.items()})
         typer.echo("\nmore: gossamer list KIND [NAME]; any name can also be module:Class")
     elif name is None:
-        _print({each: node["description"] for each, node in found[kind].items()}, whole=False)
+        _print({key: node["description"] for key, node in catalog[kind].items()}, wrap=False)
     else:
-        definition = found[kind][name]
+        definition = catalog[kind][name]
         _console().print(f"{kind} {name}\n{definition['description']}\n")
         _print({key: _described(definition, key) for key in _parameters(definition)})
 
@@ -80,15 +80,15 @@ def _chosen(field: str, name: str, accepted: Mapping[str, Any]) -> Any:
 
 
 def _console() -> Any:
-    """A console with the terminal's width, up to a readable one. In a file or a pipe nothing is cut."""
+    """A console of the terminal's width, up to :data:`_MAX_WIDTH`. In a file or a pipe, no line is cut."""
     from rich.console import Console
 
-    width = min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else ANY_WIDTH
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) if sys.stdout.isatty() else ANY_WIDTH
     return Console(markup=False, highlight=False, width=width)
 
 
-def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
-    """Print names with a text next to each, which a terminal shows wrapped or truncated."""
+def _print(texts: Mapping[str, str], *, wrap: bool = True) -> None:
+    """Print names with a text next to each. A terminal shows the text wrapped or truncated."""
     from rich.table import Table
 
     longest = max(map(len, texts), default=0)
@@ -97,7 +97,7 @@ def _print(texts: Mapping[str, str], *, whole: bool = True) -> None:
         return
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(no_wrap=True, min_width=longest)
-    table.add_column(no_wrap=not whole, overflow="fold" if whole else "ellipsis", ratio=1)
+    table.add_column(no_wrap=not wrap, overflow="fold" if wrap else "ellipsis", ratio=1)
     for row in texts.items():
         table.add_row(*row)
     _console().print(table)

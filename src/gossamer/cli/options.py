@@ -31,10 +31,10 @@ def argument(
     return typer.Argument(metavar=metavar, help=help_, autocompletion=offered)
 
 
-def overriding(what: str) -> Any:
-    """The option ``--set``, which overrides the fields described by ``what``."""
+def overriding(fields: str) -> Any:
+    """The option ``--set``, which overrides the fields that the text ``fields`` describes."""
     return option(
-        f"Override {what}. May be repeated.",
+        f"Override {fields}. May be repeated.",
         "--set",
         metavar="A.B=VALUE",
         autocompletion=completion.assignments,
@@ -80,8 +80,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Decorator of a command that turns Ctrl-C into one line and an exit code, if the run itself does not
-    handle it."""
+    """Decorator of a command that turns Ctrl-C into one line and an exit code, unless the run handles it."""
     try:
         yield
     except KeyboardInterrupt:

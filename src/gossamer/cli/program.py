@@ -75,7 +75,7 @@ def main() -> None:
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
-    # Otherwise, Python's garbage collection of torch takes half a second at exit.
+    # Otherwise, collecting torch's garbage at exit takes half a second.
     atexit.register(gc.freeze)
     sys.exit(_main())
 

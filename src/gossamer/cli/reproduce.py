@@ -45,12 +45,12 @@ def reproduce(
     from gossamer.results.formatting import print_table
 
     if small and full:
-        raise BadInput("--small: together with --full; accepted: one of the two, or the size of the file")
+        raise BadInput("--small: got --full too; accepted: one of them, or neither for the size in the file")
     if name is None:
-        print_table(("name", "claims"), [(each, load(each)[0].title) for each in names()], labels=2)
+        print_table(("name", "claims"), [(key, load(key)[0].title) for key in names()], labels=2)
         return
     size: Any = "small" if small else "full" if full else None
-    loaded = [load(each, size, overrides or (), out) for each in (names() if name == "all" else [name])]
+    loaded = [load(key, size, overrides or (), out) for key in (names() if name == "all" else [name])]
     from gossamer.reproduce import write_page
     from gossamer.sweep.display import watching_sweep
     from gossamer.sweep.execute import run_sweep
@@ -67,11 +67,11 @@ def reproduce(
             typer.echo(f"{sweep.name}: {described.title}", err=True)
         with watching_sweep(sweep, quiet=silent) as watcher:
             outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
-        found = write_page(described, sweep)
+        claims = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
-        verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in found]
+        verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in claims]
         if not silent:
-            print_table(("claim", "verdict"), [(text, verdict) for text, verdict, _ in found], labels=2)
+            print_table(("claim", "verdict"), [(text, verdict) for text, verdict, _ in claims], labels=2)
             typer.echo(page)
         stopped, failed = outcome.stopped, failed or bool(outcome.failed or outcome.counts.left)
         if stopped:

@@ -76,20 +76,20 @@ def run(
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
     from gossamer.config import Experiment, examples
 
-    where, file = _listen(listen, token, min_workers, workers), examples.located(file)
+    listen_at, file = _listen(listen, token, min_workers, workers), examples.located(file)
     raw = Experiment.read(file, overrides or (), engine)
-    with _server(raw, where) as server:
+    with _server(raw, listen_at) as server:
         experiment = Experiment.of(raw, file.resolve().parent)
         from gossamer import api
 
-        left = api.unfinished(experiment, out) if resume else None
+        unfinished = api.unfinished(experiment, out) if resume else None
 
         def carry_out(watcher: Observer) -> Run:
-            if left is not None:
-                return api.resume(left, observer=watcher, server=server, listen=where)
+            if unfinished is not None:
+                return api.resume(unfinished, observer=watcher, server=server, listen=listen_at)
             if resume and experiment.has_faults:
                 watcher.say("starts from the beginning: a run with faults or engine.restart can't be resumed")
-            return api.run(experiment, out, observer=watcher, server=server, listen=where)
+            return api.run(experiment, out, observer=watcher, server=server, listen=listen_at)
 
         _watch(experiment, carry_out, report, profile, quiet, as_json)
 
@@ -109,17 +109,17 @@ def resume(
     end."""
     from gossamer.config import Experiment
 
-    where = _listen(listen, token, min_workers, workers)
+    listen_at = _listen(listen, token, min_workers, workers)
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
-    with _server(raw, where) as server:
+    with _server(raw, listen_at) as server:
         from gossamer import api
         from gossamer.results.folder import RunFolder
 
         experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
 
         def carry_out(watcher: Observer) -> Run:
-            return api.resume(folder, overrides or (), observer=watcher, server=server, listen=where)
+            return api.resume(folder, overrides or (), observer=watcher, server=server, listen=listen_at)
 
         _watch(experiment, carry_out, report, False, quiet, as_json)
 
@@ -166,7 +166,7 @@ def sweep(
         return
     options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
     if baseline is not None:
-        find_baseline(baseline, groups_of(loaded))  # refuses another name before the runs
+        find_baseline(baseline, groups_of(loaded))  # refuses an unknown name before the runs start
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
         outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
@@ -205,21 +205,21 @@ def worker(
     from gossamer.cores import cores
     from gossamer.runtime.processes.worker.worker import run_worker
 
-    place = None if data_root is None else str(data_root)
-    run_worker(coordinator, token, slots or cores(), address=address, data_root=place, wait_s=wait_s)
+    root = None if data_root is None else str(data_root)
+    run_worker(coordinator, token, slots or cores(), address=address, data_root=root, wait_s=wait_s)
 
 
-def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
-    """Where workers join, according to the options."""
+def _listen(address: str | None, token: str | None, min_workers: int, workers: str | None) -> Listen | None:
+    """The address at which workers join and the token that they need, from the options; None without workers."""
     from gossamer.runtime.processes.fork_server import Listen
     from gossamer.runtime.processes.security import check_token, new_token
 
     if address is None and workers is None:
         return None
-    known = new_token() if token is None else check_token(token)
+    secret = new_token() if token is None else check_token(token)
     if token is None and workers is None:
-        typer.echo(f"the token of this run: {known}", err=True)
-    return Listen(address or "127.0.0.1:0", known, least, workers)
+        typer.echo(f"the token of this run: {secret}", err=True)
+    return Listen(address or "127.0.0.1:0", secret, min_workers, workers)
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def _profile(done: Run) -> list[tuple[str, str]]:
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
     if (cohort := done.figures.get("cohort")) is not None:
-        lines.append(("nodes computed", "together, as a cohort" if cohort else "by themselves"))
+        lines.append(("nodes computed", "together, as a cohort" if cohort else "individually"))
     if (vectors := done.figures.get("peak_vectors")) is not None:
         lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

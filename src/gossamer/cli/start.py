@@ -57,8 +57,8 @@ def new(
     if algorithm is not None:
         cls = find("algorithm", algorithm, "--algorithm")
         source = inspect.getsource(sys.modules[cls.__module__])
-        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # their names are taken
-        experiment = _naming(cls, experiment)
+        files["algorithm.py"] = re.sub(r"(?m)^@register\(.*\)\n", "", source)  # the names are taken
+        experiment = _with_algorithm(cls, experiment)
     files |= {"experiment.yaml": experiment, "experiment.schema.json": json.dumps(json_schema(), indent=1)}
     for name in files:
         if (folder / name).exists():
@@ -71,7 +71,7 @@ def new(
     typer.echo("  pytest      (after pip install pytest)")
 
 
-def _naming(cls: type[Component], experiment: str) -> str:
+def _with_algorithm(cls: type[Component], experiment: str) -> str:
     """The experiment file for the copy of an algorithm, with all of its parameters and a graph that it
     accepts."""
     from gossamer.config import Experiment

@@ -26,15 +26,15 @@ from gossamer.config.validation import accepting, bad_input
 from gossamer.errors import BadInput, shown, suggest
 
 MAX_NODES = 1_000_000
-_LARGEST = 2**53  # up to this whole number, columns of a record are exact
-Count = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
+_MAX_EXACT = 2**53  # the columns of a record hold whole numbers exactly up to this one
+Count = Annotated[int, Field(ge=1, le=_MAX_EXACT, strict=True)]
 """A whole number, at least 1."""
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
 """A number of threads, or of processes that compute at the same time."""
 
 
-# --- the parts that are not pluggable
+# --- sections that are not pluggable
 
 
 class Timeline(Section):
@@ -46,7 +46,7 @@ class Timeline(Section):
     nodes: Count | list[int] = 16
 
     @model_validator(mode="after")
-    def _lasts(self) -> Timeline:
+    def _check_order(self) -> Timeline:
         if self.to_s <= self.from_s:
             raise ValueError(f"to_s: got {self.to_s}; accepted: more than from_s, {self.from_s}")
         return self
@@ -68,7 +68,7 @@ class Evaluation(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_one_clock(cls, given: Any) -> Any:
+    def _default_by_time(cls, given: Any) -> Any:
         by_time = isinstance(given, Mapping) and given.get("every_s") is not None
         return {"every_rounds": None, **given} if by_time else given
 
@@ -95,7 +95,7 @@ class Stop(Section):
     diverged: Literal["end", "continue"] = "end"
 
     @model_validator(mode="after")
-    def _ends(self) -> Stop:
+    def _check_end(self) -> Stop:
         if {self.rounds, self.time_s, self.bytes, self.bytes_per_node} == {None}:
             raise ValueError(
                 "stop.rounds, stop.time_s, stop.bytes or stop.bytes_per_node, so that the run ends"
@@ -141,9 +141,9 @@ class Gather(Section):
         return self.malformed == "drop" or (self.malformed == "lose_peer" and self.lost_peer != "fail")
 
     @model_validator(mode="after")
-    def _waits_for_a_time(self) -> Gather:
+    def _check_timeout(self) -> Gather:
         if self.lost_peer == "wait" and self.timeout_s is None:
-            raise ValueError("with lost_peer: wait, a timeout_s: a dead peer may not come back")
+            raise ValueError("a timeout_s with lost_peer: wait, since a dead peer may not come back")
         return self
 
 
@@ -165,7 +165,7 @@ class SecureAggregation(Section):
     masked: bool = Field(default=True, strict=True)
 
     @model_validator(mode="after")
-    def _has_whole_bits(self) -> SecureAggregation:
+    def _check_whole_bits(self) -> SecureAggregation:
         if self.fraction_bits > self.ring_bits - 4:
             raise ValueError(f"fraction_bits of at most {self.ring_bits - 4}")
         return self
@@ -180,7 +180,7 @@ class Failures(Section):
     detection_s: float = Field(default=10.0, gt=0)
 
     @model_validator(mode="after")
-    def _beats_in_time(self) -> Failures:
+    def _check_heartbeat(self) -> Failures:
         if self.heartbeat_s is not None and 2 * self.heartbeat_s > self.detection_s:
             raise ValueError("heartbeat_s of at most half of detection_s")
         return self
@@ -219,7 +219,7 @@ class Simulate(Section):
     cohort: bool = Field(default=True, strict=True)
 
     @model_validator(mode="after")
-    def _check(self) -> Simulate:
+    def _check_workers(self) -> Simulate:
         if self.device != "cpu" and (self.workers or 1) > 1:
             raise BadInput(f"engine.workers: {self.workers} for device {self.device!r}; accepted: 1")
         return self
@@ -240,7 +240,7 @@ class Processes(Section):
     restart_limit: Count = 3
 
 
-# --- all of it
+# --- the experiment
 
 
 _ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
@@ -328,14 +328,14 @@ class Experiment(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refused(cls, value: Any, handler: Callable[[Any], Experiment]) -> Experiment:
+    def _convert_errors(cls, value: Any, handler: Callable[[Any], Experiment]) -> Experiment:
         try:
             return handler(value)
         except ValidationError as error:
             raise bad_input(error, cls) from None
 
     @model_validator(mode="after")
-    def _known_ranks(self) -> Experiment:
+    def _check_ranks(self) -> Experiment:
         chosen, timeline = self.evaluation.nodes, self.evaluation.timeline
         if isinstance(chosen, int) and chosen > self.nodes:
             raise BadInput(f"evaluation.nodes: got {chosen}; accepted: at most {self.nodes}")
@@ -388,22 +388,22 @@ class Experiment(Section):
 
     @classmethod
     def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
-        given = list(overrides)
+        assignments = list(overrides)
         if isinstance(raw.get("engine"), Mapping):
             raw["engine"] = {"name": "simulate", **raw["engine"]}
         if engine is not None:
             # This counts as the last assignment. A different engine drops the options of the old one, except a
-            # trainer that it has too, so that the bits stay the same.
-            given = [each for each in given if not each.startswith("engine.name=")]
-            given.append(f"engine.name={engine}")
+            # trainer that both have, so that the bits stay the same.
+            assignments = [text for text in assignments if not text.startswith("engine.name=")]
+            assignments.append(f"engine.name={engine}")
             trainer = raw["engine"].get("trainer") if isinstance(raw.get("engine"), Mapping) else None
             fields = _ENGINES[engine].model_fields if engine in _ENGINES else {}
             known = get_args(fields["trainer"].annotation) if fields else ()
             if trainer in known and not any(
-                each.startswith(("engine=", "engine.trainer=")) for each in given
+                text.startswith(("engine=", "engine.trainer=")) for text in assignments
             ):
-                given.append(f"engine.trainer={trainer}")
-        assign_all(raw, given, cls)
+                assignments.append(f"engine.trainer={trainer}")
+        assign_all(raw, assignments, cls)
         return raw
 
     @classmethod
@@ -425,7 +425,7 @@ class Experiment(Section):
         Path(path).write_text(self.to_yaml(), encoding="utf-8")
 
 
-# --- the mapping in a YAML file, before it is validated: reading it, and assignments to its fields
+# --- the mapping in a YAML file, before it is validated
 
 
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
@@ -457,7 +457,7 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
         if not separator or not _PATH.fullmatch(path):
             raise BadInput(f"{source}: accepted: a.b=value, e.g. optimizer.lr=0.05")
         if path in values:
-            raise BadInput(f"{source}: {path} is set already; accepted: every field once")
+            raise BadInput(f"{source}: {path} is already set; accepted: each field once")
         try:
             values[path] = placed(files.parse_yaml(text, source), Path()), source
         except BadInput:
@@ -470,7 +470,7 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
 
 def ordered(assignments: Mapping[str, T]) -> list[tuple[str, T]]:
     """Assignments by path, so that a component is replaced or named before its parameters are set."""
-    return sorted(assignments.items(), key=lambda each: (each[0].count("."), not each[0].endswith(".name")))
+    return sorted(assignments.items(), key=lambda item: (item[0].count("."), not item[0].endswith(".name")))
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, source: str, model: type[BaseModel]) -> None:
@@ -492,7 +492,7 @@ def assign(raw: dict[str, Any], path: str, value: Any, source: str, model: type[
             default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
             inner = fields.get(name, default if isinstance(default, dict | str) else {})
             if isinstance(inner, str) and depth == 0:
-                # A bare name stands for a component with default parameters; "initial" is no component.
+                # A bare name stands for a component with default parameters; "initial" is not a component.
                 inner = {} if name == "initial" else {"name": inner}
             key, fields[name] = name, inner
         fields[key] = copy(fields[key])  # a YAML alias is the same object

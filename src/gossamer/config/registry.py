@@ -118,8 +118,8 @@ class FunctionComponent(Component):
     _offered: ClassVar[frozenset[str]] = frozenset()
 
     def call(self, **offered: Any) -> Any:
-        """Call the function with its parameters. It also gets those of the offered values for which it has a
-        parameter that the experiment does not set."""
+        """Call the function with its parameters, and with the offered values for parameters that the experiment
+        does not set."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         given = {name: v for name, v in fields.items() if v is not None or name not in self._offered}
         filled = {name: v for name, v in offered.items() if name in fields and name not in given}
@@ -138,11 +138,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def register(kind: str, name: str) -> Callable[[F], F]:
     """Decorator that gives a built-in component, a class or a function, its name."""
 
-    def add(found: F) -> F:
+    def add(component: F) -> F:
         if name in _builtin[kind]:
-            raise ValueError(f"{kind} {name!r} is registered twice: {_builtin[kind][name]} and {found}")
-        _builtin[kind][name] = _as_component(kind, found, name, f"{kind} {name!r}")
-        return found
+            raise ValueError(f"{kind} {name!r} is registered twice: {_builtin[kind][name]} and {component}")
+        _builtin[kind][name] = _as_component(kind, component, name, f"{kind} {name!r}")
+        return component
 
     return add
 
@@ -151,12 +151,12 @@ def names(kind: str) -> dict[str, type[Component]]:
     """Every name of a kind that needs no module path: built-in names and entry points."""
     importlib.import_module(KINDS[kind][0])
     points = {point.name: point for point in entry_points(group=f"gossamer.{kind}")}
-    theirs = {
+    plugins = {
         name: _as_component(kind, point.load(), name, f"{kind} {name!r}")
         for name, point in points.items()
         if name not in _builtin[kind]
     }
-    return _builtin[kind] | theirs
+    return _builtin[kind] | plugins
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
@@ -206,11 +206,11 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         raise BadInput(f"{source}: {cause(error)}") from error
 
 
-def _path_of(found: type | Callable[..., Any]) -> str:
+def _path_of(target: type | Callable[..., Any]) -> str:
     """ "module:name" of a class or function. For the running script, it names the script's module, so that
     other processes find it."""
-    module = _script() if found.__module__ == "__main__" else None
-    return f"{module or found.__module__}:{found.__qualname__}"
+    module = _script() if target.__module__ == "__main__" else None
+    return f"{module or target.__module__}:{target.__qualname__}"
 
 
 def _script() -> str | None:
@@ -231,13 +231,12 @@ def check_not_importing(call: str) -> None:
     classes other processes import would start the work in each of them."""
     if _imported:
         raise BadInput(
-            f'{call}: called where {_imported[-1]!r} is imported; accepted: below if __name__ == "__main__":'
+            f'{call}: called while {_imported[-1]!r} is being imported; accepted: below if __name__ == "__main__":'
         )
 
 
 def imported(path: str, source: str) -> Any:
-    """The object named by ``"package.module:attribute"``. A BadInput that begins with ``source`` if it does not
-    exist."""
+    """The object named by ``"package.module:attribute"``. BadInput, with ``source``, if it does not exist."""
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -259,26 +258,26 @@ def imported(path: str, source: str) -> Any:
         raise BadInput(f"{source}: importing {module_name!r} raised {cause(error)}") from error
     finally:
         _imported.pop()
-    if (found := getattr(module, attribute, None)) is None:
+    if (target := getattr(module, attribute, None)) is None:
         if module_name == "__main__":  # a notebook or a prompt, which other processes can't import
             raise BadInput(
-                f"{source}: other processes can't import it; accepted: a class of a module (begin the cell with"
-                f" %%writefile mine.py, and then: from mine import {attribute})"
+                f"{source}: other processes can't import it; accepted: a class in a module (begin the cell with"
+                f" %%writefile mine.py, then: from mine import {attribute})"
             )
         raise BadInput(f"{source}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
-    return found
+    return target
 
 
-def _as_component(kind: str, found: Any, name: str, source: str) -> type[Component]:
+def _as_component(kind: str, target: Any, name: str, source: str) -> type[Component]:
     """The component class for a user's object."""
-    if inspect.isclass(found) and issubclass(found, Component):
-        found.registered_name = found.__dict__.get("registered_name") or name
-        return found
+    if inspect.isclass(target) and issubclass(target, Component):
+        target.registered_name = target.__dict__.get("registered_name") or name
+        return target
     if base := KINDS[kind][1]:
-        raise BadInput(f"{source}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")
-    if not callable(found):
-        raise BadInput(f"{source} is {type(found).__name__}; accepted: a Component class or a function")
-    return _from_function(kind, found, name, source)
+        raise BadInput(f"{source}: not a component class; accepted: a subclass of gossamer's {base}")
+    if not callable(target):
+        raise BadInput(f"{source} is {type(target).__name__}; accepted: a Component class or a function")
+    return _from_function(kind, target, name, source)
 
 
 @cache

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from gossamer.config.experiment import Experiment
 from gossamer.config.registry import KINDS, Component, names
 
-OWN = {"type": "string", "pattern": ":", "description": "a class of your own: package.module:Class"}
+_CUSTOM = {"type": "string", "pattern": ":", "description": "a class of your own: package.module:Class"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -22,21 +22,21 @@ def json_schema() -> dict[str, Any]:
     ``kind.name``, the mapping of each component: ``topology``, ``topology.ring``, ..."""
     definitions: dict[str, Any] = {}
     for kind in sorted(KINDS):
-        found = dict(sorted(names(kind).items()))
+        classes = dict(sorted(names(kind).items()))
         bare = [
             name
-            for name, cls in found.items()
+            for name, cls in classes.items()
             if not any(field.is_required() for field in cls.model_fields.values())
         ]
         definitions[kind] = {
             "anyOf": [
                 {"enum": bare},
-                *({"$ref": f"#/$defs/{kind}.{name}"} for name in found),
-                OWN,
-                {"type": "object", "required": ["name"], "properties": {"name": OWN}},
+                *({"$ref": f"#/$defs/{kind}.{name}"} for name in classes),
+                _CUSTOM,
+                {"type": "object", "required": ["name"], "properties": {"name": _CUSTOM}},
             ]
         }
-        for name, cls in found.items():
+        for name, cls in classes.items():
             described = _described(cls, f"{kind}.{name}")
             described["properties"] = {"name": {"const": name}, **described.get("properties", {})}
             described["required"] = ["name", *described.get("required", [])]
@@ -51,8 +51,8 @@ def json_schema() -> dict[str, Any]:
 
 def components(schema: dict[str, Any], kind: str) -> dict[str, Any]:
     """The components of a kind in the schema: name -> the schema of its mapping."""
-    found = schema["$defs"].items()
-    return {key.removeprefix(f"{kind}."): each for key, each in found if key.startswith(f"{kind}.")}
+    prefix, definitions = f"{kind}.", schema["$defs"].items()
+    return {key.removeprefix(prefix): node for key, node in definitions if key.startswith(prefix)}
 
 
 def summary(documented: object) -> str:
@@ -64,25 +64,25 @@ def summary(documented: object) -> str:
 def _described(cls: type[BaseModel], home: str | None) -> dict[str, Any]:
     """The schema of a model, whose own definitions go below ``home`` in ``$defs``; None is the root."""
     template = "#/$defs/{model}" if home is None else f"#/$defs/{home}/$defs/{{model}}"
-    found = cls.model_json_schema(ref_template=template, schema_generator=_Generator)
-    found["description"] = summary(cls)
+    schema = cls.model_json_schema(ref_template=template, schema_generator=_Generator)
+    schema["description"] = summary(cls)
     for name, text in parameters(cls).items():
-        if name in found.get("properties", {}):
-            found["properties"][name]["description"] = text
+        if name in schema.get("properties", {}):
+            schema["properties"][name]["description"] = text
     # A field that holds components has a placeholder, since a component may hold others of its own kind.
-    text = re.sub(r'"component": "(\w+)"', r'"$ref": "#/$defs/\1"', json.dumps(found))
+    text = re.sub(r'"component": "(\w+)"', r'"$ref": "#/$defs/\1"', json.dumps(schema))
     return dict(json.loads(text))
 
 
 def parameters(cls: type[BaseModel]) -> dict[str, str]:
     """The descriptions of fields in the docstrings of a class and its bases, under ``Args`` or ``Attributes``."""
-    found: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        text = inspect.cleandoc(each.__dict__.get("__doc__") or "")
-        for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \n].*\n?)+)", text, re.MULTILINE):
-            for name, explained in re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE):
-                found[name] = re.sub(r":\w+:(?=`)|`", "", " ".join(explained.split()))
-    return found
+    descriptions: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docstring = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \n].*\n?)+)", docstring, re.MULTILINE):
+            for name, text in re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE):
+                descriptions[name] = re.sub(r":\w+:(?=`)|`", "", " ".join(text.split()))
+    return descriptions
 
 
 class _Generator(GenerateJsonSchema):

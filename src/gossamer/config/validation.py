@@ -20,10 +20,10 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
     expected: dict[str, list[str]] = {}  # a union has one error for each of its branches
     # A misspelt field comes before the field that is missing because of it.
     for problem in sorted(
-        error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+        error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden"
     ):
         unknown = problem["type"] == "extra_forbidden"
-        given = len(problem["loc"]) - unknown  # a part that is unknown is what the user wrote, not a branch
+        given = len(problem["loc"]) - unknown  # the user wrote an unknown part, so it is not a branch
         location = [part for k, part in enumerate(problem["loc"]) if k == given or not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if unknown:
@@ -109,7 +109,7 @@ def accepting(text: str) -> WrapValidator:
 
 
 def not_called_with(function: Callable[..., Any], *arguments: Any) -> str | None:
-    """Why a function can't be called with these arguments; None if it can, or if that is unknown."""
+    """The reason why a function can't be called with these arguments; None if it can, or if that is unknown."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:

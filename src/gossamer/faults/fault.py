@@ -119,16 +119,16 @@ class TemporaryFault(Fault):
         return math.inf if self.to_s is None else self.to_s
 
 
-def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
+def select_ranks(chosen: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
     """The ranks of the nodes that a fault affects, ascending. Arguments and errors are as in
     :meth:`Fault.plan`."""
-    if which == "all":
+    if chosen == "all":
         return tuple(range(nodes))
-    if isinstance(which, tuple):
-        check_ranks(which, nodes, f"{field}.nodes")
-        return tuple(sorted(set(which)))
-    assert not isinstance(which, str)
-    count = which if isinstance(which, int) else int(which * nodes + 0.5)
+    if isinstance(chosen, tuple):
+        check_ranks(chosen, nodes, f"{field}.nodes")
+        return tuple(sorted(set(chosen)))
+    assert not isinstance(chosen, str)
+    count = chosen if isinstance(chosen, int) else int(chosen * nodes + 0.5)
     if not 1 <= count <= nodes:
         raise BadInput(f"{field}.nodes: {count} of {nodes} nodes; accepted: 1 to {nodes}")
     drawn = generator(seed, f"{field}.nodes").choice(nodes, count, replace=False)
@@ -178,19 +178,19 @@ class FaultSchedule:
         self.asks_neighbors = "neighbor" in starts
         self.settled_s = math.inf
         if any(plan.endless for plan in plans):
-            finite = [each for plan in plans if not plan.endless for each in plan.intervals]
-            ends = [time_s for each in finite for time_s in (each.from_s, each.to_s) if math.isfinite(time_s)]
-            self.settled_s = max(ends, default=0.0)
+            finite = [interval for plan in plans if not plan.endless for interval in plan.intervals]
+            times = [time_s for interval in finite for time_s in (interval.from_s, interval.to_s)]
+            self.settled_s = max(filter(math.isfinite, times), default=0.0)
 
     def _plans(self) -> list[FaultPlan]:
-        each = enumerate(self._faults)
-        return [fault.plan(self._nodes, self._seed, f"faults.{number}") for number, fault in each]
+        numbered = enumerate(self._faults)
+        return [fault.plan(self._nodes, self._seed, f"faults.{number}") for number, fault in numbered]
 
     def __bool__(self) -> bool:
         return bool(self._faults)
 
     def event_queue(self) -> FaultEventQueue:
-        """The events from the start on."""
+        """All events of a run."""
         return FaultEventQueue(merge(*(plan.intervals for plan in self._plans()), key=attrgetter("from_s")))
 
     def network(self, base: Network, *, frozen: bool) -> Network:
@@ -205,20 +205,21 @@ class FaultSchedule:
         """A settled compute profile under the faults; ``base`` itself if they do not change it. ``frozen``
         tells whether the profile stops computations of frozen nodes. BadInput for a profile other than
         ``slowdowns`` that depends on the time."""
-        windows = tuple(each for each in self._slowdowns if frozen or math.isfinite(each.factor))
+        windows = tuple(window for window in self._slowdowns if frozen or math.isfinite(window.factor))
         if not windows:
             return base
         if isinstance(base, Slowdowns):
             return base.model_copy(update={"windows": (*base.windows, *windows)})
         if base.depends_on_time:
-            found = f"{base.name_of()}, which depends on the time, with faults that slow nodes down or freeze them"
-            raise BadInput(f"compute: {found}; accepted: slowdowns, or a profile that does not depend on it")
+            clash = f"{base.name_of()}, which depends on the time, with faults that slow nodes down or freeze them"
+            raise BadInput(f"compute: {clash}; accepted: slowdowns, or a profile that does not depend on it")
         return Slowdowns.model_construct(base=base, windows=windows, random=None)
 
     def factor(self, rank: int, time_s: float) -> float:
         """The slowdown factor of a node that is not frozen at a given time."""
-        slow = [each for each in self._slowdowns if rank in (each.ranks or ()) and math.isfinite(each.factor)]
-        return math.prod(each.factor for each in slow if each.from_s <= time_s < each.to_s)
+        windows = [window for window in self._slowdowns if window.from_s <= time_s < window.to_s]
+        factors = [window.factor for window in windows if rank in (window.ranks or ())]
+        return math.prod(filter(math.isfinite, factors))
 
 
 class FaultEventQueue:
@@ -230,9 +231,9 @@ class FaultEventQueue:
 
     def __init__(self, intervals: Iterator[FaultInterval]) -> None:
         self._intervals = intervals
-        # time_s, whether it is the end of the interval, node, number
+        # (time_s, whether the interval ends then, node, number, interval)
         self._heap: list[tuple[float, bool, int, int, FaultInterval]] = []
-        self._latest: FaultInterval | None = None  # the last one taken from ``intervals``
+        self._latest: FaultInterval | None = None  # the last interval taken from ``intervals``
         self._numbers = count()
         self._active: Counter[tuple[int, str]] = Counter()
         self._gone_for_good: set[int] = set()

@@ -120,8 +120,8 @@ class Churn(TemporaryFault):
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         if self.path is not None:
-            read = self._read(nodes, field)
-            return FaultPlan(read, tuple(sorted({each.node for each in read if each.node is not None})))
+            absences = self._read(nodes, field)
+            return FaultPlan(absences, tuple(sorted({row.node for row in absences if row.node is not None})))
         ranks = select_ranks(self.nodes, nodes, seed, field)
         drawn = merge(*(self._draw(rank, seed, field) for rank in ranks), key=attrgetter("from_s"))
         return FaultPlan(drawn, ranks, endless=self.to_s is None)
@@ -143,19 +143,19 @@ class Churn(TemporaryFault):
         where = f"{field}.path: {self.path}"
         columns = {"time_s": pl.Float64, "node": pl.Int64, "event": pl.String}
         table = read_csv(self.path, f"{field}.path", columns)
-        check_rows(table, pl.all_horizontal(pl.all().is_not_null()), where, "three cells a line")
+        check_rows(table, pl.all_horizontal(pl.all().is_not_null()), where, "three cells per line")
         check_ranks(table["node"], nodes, f"{where}, node")
         check_rows(
             table, pl.col("time_s") >= pl.col("time_s").cum_max().over("node"), where, "ascending times"
         )
         intervals: list[FaultInterval] = []
-        away: dict[int, tuple[float, str]] = {}  # node -> since when it is away, and by which event
+        away: dict[int, tuple[float, str]] = {}  # node -> the start of its absence, and the event
         present: set[int] = set()  # nodes that have had an event
         for time_s, node, event in table.rows():
             possible = ["join"] if node in away else ["crash", "leave"] if node in present else _EVENTS
             if event not in possible:
-                found = f"{event!r} of node {node} at {time_s:g} s"
-                raise BadInput(f"{where}: {found}; accepted: {' or '.join(possible)}")
+                problem = f"{event!r} of node {node} at {time_s:g} s"
+                raise BadInput(f"{where}: {problem}; accepted: {' or '.join(possible)}")
             present.add(node)
             if event != "join":
                 away[node] = time_s, event
@@ -260,7 +260,7 @@ class NetworkPartition(TemporaryFault):
             check_ranks(group, nodes, f"{field}.groups.{number}")
             for rank in group:
                 if groups[rank]:
-                    raise BadInput(f"{field}.groups: node {rank} is in two groups; accepted: in one at most")
+                    raise BadInput(f"{field}.groups: node {rank} is in two groups; accepted: at most one")
                 groups[rank] = number + 1
 
         def within(source: int, to: int, path: Path) -> Path | None:

@@ -146,7 +146,7 @@ def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
                 buffers.append(place(tensor))
             sections[name] = decode(structure, buffers)
     if crc != expected:
-        raise ValueError("its checksum does not fit: it is damaged")
+        raise ValueError("its checksum does not match: it is damaged")
     return Checkpoint.of(sections)
 
 

@@ -78,51 +78,51 @@ class Finding:
         if self.value is None or self.half is None:
             return "not decidable here"
         low, high = self.value - self.half, self.value + self.half
-        least = -math.inf if self.check.at_least is None else self.check.at_least
-        most = math.inf if self.check.at_most is None else self.check.at_most
-        if high < least or low > most:
+        lower = -math.inf if self.check.at_least is None else self.check.at_least
+        upper = math.inf if self.check.at_most is None else self.check.at_most
+        if high < lower or low > upper:
             return "does not hold"
-        return "holds" if least <= low and high <= most else "not decidable here"
+        return "holds" if lower <= low and high <= upper else "not decidable here"
 
     def __str__(self) -> str:
-        check, of = self.check, measure(self.check.measure)
+        check, quantity = self.check, measure(self.check.measure)
         against = "" if check.baseline is None else f", {check.number} to {check.baseline}"
         bounds = {"≥": check.at_least, "≤": check.at_most}
-        asked = " and ".join(
-            f"{sign} {of.text(bound, None, check.number)}"
+        claimed = " and ".join(
+            f"{sign} {quantity.text(bound, None, check.number)}"
             for sign, bound in bounds.items()
             if bound is not None
         )
-        found = of.text(self.value, self.half, check.number)
+        result = quantity.text(self.value, self.half, check.number)
         if self.value is None:
-            found += f" ({self.known} of {self.runs} runs of {check.cell} have it)"
-        return f"{check.measure} of {check.cell}{against}: {found}; claimed: {asked}"
+            result += f" ({self.known} of {self.runs} runs of {check.cell} have it)"
+        return f"{check.measure} of {check.cell}{against}: {result}; claimed: {claimed}"
 
 
 def find(claim: Claim, groups: Sequence[Group]) -> tuple[Verdict, list[Finding]]:
     """The verdict on a claim and on each of its conditions, from the runs of the cells. BadInput for a cell
     that does not exist."""
-    found = [_find(check, groups) for check in claim.checks]
-    return combined_verdict(each.verdict for each in found), found
+    findings = [_find(check, groups) for check in claim.checks]
+    return combined_verdict(finding.verdict for finding in findings), findings
 
 
 def combined_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a claim from those on its conditions."""
-    found = set(verdicts)
-    if len(found) == 1:
-        return found.pop()
+    distinct = set(verdicts)
+    if len(distinct) == 1:
+        return distinct.pop()
     # Conditions that were left out have no verdict.
-    return "holds in part" if found >= {"holds", "does not hold"} else "not decidable here"
+    return "holds in part" if distinct >= {"holds", "does not hold"} else "not decidable here"
 
 
 def _find(check: Check, groups: Sequence[Group]) -> Finding:
-    own, *others = dict.fromkeys(find_baseline(check.cell, groups).groups.values())
+    group, *others = dict.fromkeys(find_baseline(check.cell, groups).groups.values())
     if others:
-        labels = ", ".join(group.label for group in (own, *others))
+        labels = ", ".join(match.label for match in (group, *others))
         raise BadInput(
-            f"reproduction: {check.cell!r} is {len(others) + 1} groups; accepted: one, such as {labels}"
+            f"reproduction: {check.cell!r} names {len(others) + 1} groups; accepted: one, such as {labels}"
         )
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
-    row = compare(groups, [measure(check.measure)], baseline).rows.filter(group=own.label).to_dicts()[0]
+    row = compare(groups, [measure(check.measure)], baseline).rows.filter(group=group.label).to_dicts()[0]
     number = check.number
     return Finding(check, row[number], row[f"{number}_half"], row["known"], row["runs"])

@@ -115,13 +115,13 @@ def write_page(described: Reproduction, sweep: Sweep) -> Verdicts:
     runs. Returns the verdicts."""
     groups = groups_of(sweep)
     verdicts = [(claim.text, *find(claim, groups)) for claim in described.claims]
-    figures, asked = [], described.figure
+    figures, plot = [], described.figure
     if runs := [run for group in groups for run in group.samples]:
         for kind in ("pdf", "png"):
             figures = write_figures(
-                runs, groups, sweep.folder / "figures", metrics=[asked.metric], axes=[asked.axis], format=kind
+                runs, groups, sweep.folder / "figures", metrics=[plot.metric], axes=[plot.axis], format=kind
             )
-    dumps = [each.experiment.model_dump(mode="json", exclude_none=True) for each in sweep.planned]
+    dumps = [planned.experiment.model_dump(mode="json", exclude_none=True) for planned in sweep.planned]
     shared = {
         name: dumps[0][name]
         for name in _SETTING
@@ -143,7 +143,7 @@ def write_page(described: Reproduction, sweep: Sweep) -> Verdicts:
         comparison=compared(sweep),
         figures=[file.name for file in figures],
         done=len(done),
-        planned=len({each.run for each in sweep.planned}),
+        planned=len({planned.run for planned in sweep.planned}),
         wall=seconds_text(float(done["wall_s"].sum())),
         time=seconds_text(float(done["time_s"].sum())),
         sent=bytes_text(float(done["bytes_sent"].sum())),

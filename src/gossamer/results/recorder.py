@@ -154,7 +154,7 @@ def check_files(folder: Path, *patterns: str) -> list[str]:
     known = read_status(folder).get("files", {})
     names = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
     damaged = [
-        f"{folder / name}: its checksum does not fit: it is damaged; accepted: the file as the run left it"
+        f"{folder / name}: its checksum does not match: it is damaged; accepted: the file as the run left it"
         for name in names
         if files.crc32(folder / name, folder, "what status.json lists") != known[name]
     ]

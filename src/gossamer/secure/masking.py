@@ -106,8 +106,8 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def join(shares: dict[int, bytes]) -> bytes:
-    """The secret of some shares, given as position in the result of :func:`split` -> share. Needs
-    ``threshold`` shares. ValueError for shares that belong to no secret."""
+    """The secret of some shares, by their positions in the result of :func:`split`. Needs ``threshold``
+    shares. ValueError for shares that belong to no secret."""
     points = [
         shamirs.share(position + 1, int.from_bytes(share, "big"), _PRIME)
         for position, share in shares.items()
@@ -130,4 +130,4 @@ def unseal(key: bytes, sealed: bytes, sender: int, context: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(sender.to_bytes(12, "big"), sealed, context)
     except InvalidTag:
-        raise ValueError("a sealed message of another key, sender or context, or a changed one") from None
+        raise ValueError("a sealed message that was changed, or has another key, sender or context") from None

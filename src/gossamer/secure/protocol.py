@@ -22,7 +22,7 @@ co-senders shares of both (Shamir); more than half of the shares determine a sec
     shares    j -> i   for each k: its shares of a_j and b_j, which only k can open
     relay     i -> k   for each j: these shares
     words     j -> i   y_j = fix(W_ij x_j) + PRG(b_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk
-    survivors i -> j   the ranks whose words have come
+    survivors i -> j   the ranks whose words have arrived
     unmask    j -> i   its share of b_k for each survivor k, and of a_k for each of the others
 
 A node reveals its shares only once, for one secret of each sender, and more than half of the senders have to
@@ -65,13 +65,13 @@ MIN_NODES = 2
 
 
 def threshold(senders: int) -> int:
-    """The number of senders that can uncover another one's secret: more than half, so that a receiver can't
+    """The number of senders that can uncover another sender's secret: more than half, so that a receiver can't
     find two disjoint groups."""
     return senders // 2 + 1
 
 
 @dataclass
-class _Given:
+class _SenderState:
     """A sender's state for one receiver's sum, until it has helped to unmask it.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Given:
 
 
 @dataclass
-class _Wanted:
+class _ReceiverState:
     """A receiver's state for the sum of its current round: the weights and public keys s of the roster, and
     the senders that agreed on masks."""
 
@@ -122,15 +122,15 @@ class MaskingProtocol:
         nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
         self._agrees_once = setup.topology.static_weights and nobody_lost and not self._recovers
         # Integer buffers are not shared: counters would reach the bound.
-        kept = [np.arange(each.start, each.stop) for each in setup.layout.buffers if not each.integer]
-        self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *kept]))
+        shared = [np.arange(span.start, span.stop) for span in setup.layout.buffers if not span.integer]
+        self._buffers = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *shared]))
         self._ring = IntegerRing(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
         self._agreed: dict[bytes, bytes] = {}  # shared secrets, by the other node's verified public key
         self._rosters: dict[int, Any] | None = None  # rosters by receiver, if they are valid for all rounds
-        self._given: dict[int, _Given] = {}  # by receiver
-        self._wanted = _Wanted()
+        self._given: dict[int, _SenderState] = {}  # by receiver
+        self._wanted = _ReceiverState()
         self._length: int | None = None  # length of the words that this node has sent
         checks = {
             "keys": self._keys_fit,
@@ -159,7 +159,7 @@ class MaskingProtocol:
     def _roster_fits(self, message: Message) -> bool:
         """Whether this is None, or a row for each sender: rank, weight and keys."""
         return message.payload is None or all(
-            [type(each) for each in row] == [int, float, bytes, bytes, bytes] for row in message.payload
+            [type(value) for value in row] == [int, float, bytes, bytes, bytes] for row in message.payload
         )
 
     def _shares_fit(self, message: Message) -> bool:
@@ -185,8 +185,8 @@ class MaskingProtocol:
         node's own senders."""
         node = self._node
         if self._rosters is not None:
-            for to, each in self._rosters.items():
-                self._join(to, r, each, b"", None)
+            for to, roster in self._rosters.items():
+                self._join(to, r, roster, b"", None)
             return
         inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
         secrets, pairs = {}, {}
@@ -196,14 +196,13 @@ class MaskingProtocol:
         public = {to: pairs[to].public if pairs else b"" for to in outward}
         for to in outward:
             node.send(to, [self._key.public, self._signature, public[to]], (TAG, "keys", r))
-        roster = await self._roster(inward, r)
-        node.broadcast(inward, roster, (TAG, "roster", r))
+        node.broadcast(inward, await self._roster(inward, r), (TAG, "roster", r))
         rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
         joined = {}
-        for to, each in rosters.items():
+        for to, roster in rosters.items():
             try:
-                if self._join(to, r, each, public[to], pairs.get(to)):
-                    joined[to] = each
+                if self._join(to, r, roster, public[to], pairs.get(to)):
+                    joined[to] = roster
             except ValueError as error:  # the roster is inconsistent with this node's knowledge
                 node._mailbox.refuse(to, (TAG, "roster", r), str(error))
         if not self._recovers:
@@ -220,39 +219,39 @@ class MaskingProtocol:
     async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
         """The roster for the senders: rank, weight and keys of each of them. None if there are too few, or if
         a weight is 0, because the sum would then hide fewer models than it has senders."""
-        self._wanted = _Wanted()
+        self._wanted = _ReceiverState()
         keys = await self._node.gather(inward, (TAG, "keys", r))
         weights = self._node.mixing_weights(r)
         if len(keys) < MIN_NODES or min(weights[rank] for rank in keys) <= 0:
             return None
-        self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
+        self._wanted = _ReceiverState(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
         return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
 
     def _join(self, to: int, r: int, roster: Any, public: bytes, pair: KeyPair | None) -> bool:
         """Agree with the others on a receiver's roster. Returns whether this node is on it. ValueError for a
         roster that is inconsistent with this node's knowledge."""
-        own, rows = self._node.rank, {row[0]: row for row in roster or ()}
-        if own not in rows:
+        rank, rows = self._node.rank, {row[0]: row for row in roster or ()}
+        if rank not in rows:
             return False
-        weights = {rank: row[1] for rank, row in rows.items()}
+        weights = {sender: row[1] for sender, row in rows.items()}
         known = set(range(self._node.size)) - {to}
         fits = MIN_NODES <= len(rows) == len(roster) and rows.keys() <= known
         if not (fits and all(0 < weight <= 1 for weight in weights.values())):
             raise ValueError(
                 f"the roster of node {to} has the weights {weights}; accepted: {MIN_NODES} or more, above 0 and at most 1"
             )
-        if rows[own][2:] != [self._key.public, self._signature, public]:
-            raise ValueError(f"the roster of node {to} has other keys of node {own} than its own")
+        if rows[rank][2:] != [self._key.public, self._signature, public]:
+            raise ValueError(f"the roster of node {to} has other keys of node {rank} than its own")
         bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
         context = b"" if pair is None else hashlib.sha256(encode(roster).structure).digest()
-        given = _Given(r, weights[own], bound, sorted(weights), {}, context)
-        for rank, _, key, signature, other in roster:
-            if rank != own:
-                common = self._agree(rank, key, signature)
+        given = _SenderState(r, weights[rank], bound, sorted(weights), {}, context)
+        for sender, _, key, signature, other in roster:
+            if sender != rank:
+                common = self._agree(sender, key, signature)
                 if pair is not None:
-                    given.sealing[rank] = masking.derive(common, "shares", to, r)
+                    given.sealing[sender] = masking.derive(common, "shares", to, r)
                     common = pair.agree(other)
-                given.keys[rank] = masking.derive(common, "mask", to, r)
+                given.keys[sender] = masking.derive(common, "mask", to, r)
         self._given[to] = given
         return True
 
@@ -260,7 +259,7 @@ class MaskingProtocol:
         """The secret shared with a node. Its key is verified once."""
         if public not in self._agreed:
             if not self._host.verify(rank, _signed(public), signature):
-                raise ValueError(f"a key that is said to be of node {rank}, without its signature")
+                raise ValueError(f"a key that claims to be of node {rank}, without its signature")
             self._agreed[public] = self._key.agree(public)
         return self._agreed[public]
 
@@ -268,27 +267,27 @@ class MaskingProtocol:
 
     def _shares(self, to: int, a: bytes, b: bytes) -> dict[int, bytes]:
         """Shares of this node's two secrets, sealed for each co-sender; it keeps its own."""
-        given, own = self._given[to], self._node.rank
+        given, rank = self._given[to], self._node.rank
         given.own = b
         count = len(given.senders)
-        shares = zip(*(masking.split(each, threshold(count), count) for each in (a, b)), strict=True)
+        shares = zip(*(masking.split(secret, threshold(count), count) for secret in (a, b)), strict=True)
         by_rank = dict(zip(given.senders, shares, strict=True))
-        given.shares[own] = by_rank.pop(own)
+        given.shares[rank] = by_rank.pop(rank)
         return {
-            rank: masking.seal(given.sealing[rank], one + other, own, given.context)
-            for rank, (one, other) in by_rank.items()
+            peer: masking.seal(given.sealing[peer], of_a + of_b, rank, given.context)
+            for peer, (of_a, of_b) in by_rank.items()
         }
 
     async def _relay(self, r: int) -> None:
         """Relay to each sender the messages that the others have sealed for it."""
         senders = self._wanted.senders
         shares = await self._node.gather(senders, (TAG, "shares", r))
-        given = {rank: each for rank, each in shares.items() if each}
-        enough = len(given) >= threshold(len(senders))
-        self._wanted.senders = tuple(given) if enough else ()
+        sealed = {rank: messages for rank, messages in shares.items() if messages}
+        enough = len(sealed) >= threshold(len(senders))
+        self._wanted.senders = tuple(sealed) if enough else ()
         for rank in senders:
-            others = {other: each[rank] for other, each in given.items() if other != rank}
-            self._node.send(rank, others if enough and rank in given else None, (TAG, "relay", r))
+            others = {other: messages[rank] for other, messages in sealed.items() if other != rank}
+            self._node.send(rank, others if enough and rank in sealed else None, (TAG, "relay", r))
 
     def _open(self, to: int, relayed: Any) -> bool:
         """Keep the others' shares. Masks are shared only with senders whose shares have arrived. False if a
@@ -312,16 +311,16 @@ class MaskingProtocol:
         none for a receiver without a sum in this round. ValueError for anything but a model, since it would
         be sent unmasked."""
         if not isinstance(model, Model):
-            found = type(model).__name__
-            raise ValueError(f"secure_aggregation: node {self._node.rank} sends a {found}; accepted: a Model")
+            kind = type(model).__name__
+            raise ValueError(f"secure_aggregation: node {self._node.rank} sends a {kind}; accepted: a Model")
         buffers = model.buffers[self._buffers] if len(model.buffers) else model.buffers
-        sent = (each.numpy(force=True) for each in (self._encoded(model)[0], buffers))
+        sent = (vector.numpy(force=True) for vector in (self._encoded(model)[0], buffers))
         values = np.concatenate([*sent, np.zeros(CHECKED)])
         self._length = len(values)
         largest = float(np.abs(values).max(initial=0))
         fixed: dict[float, Any] = {}
         words = {to: self._masked(to, values, largest, fixed) for to in receivers}
-        return {to: torch.from_numpy(each.view(f"i{each.itemsize}")) for to, each in words.items()}
+        return {to: torch.from_numpy(vector.view(f"i{vector.itemsize}")) for to, vector in words.items()}
 
     def _masked(self, to: int, values: Any, largest: float, fixed: dict[float, Any]) -> Any:
         """Words for one receiver. ``fixed`` caches the fixed-point numbers by weight, since many receivers
@@ -373,40 +372,40 @@ class MaskingProtocol:
         agreed = self._wanted.weights
         if agreed and agreed != weights:
             raise ValueError(f"secure_aggregation: weights {dict(weights)}; accepted: node.mixing_weights(r)")
-        total, came = await self._sum(inbox)
-        self._node.record(summed_models=len(came))
-        weight = math.fsum(weights[rank] for rank in came)
+        total, arrived = await self._sum(inbox)
+        self._node.record(summed_models=len(arrived))
+        weight = math.fsum(weights[rank] for rank in arrived)
         if weight == 0:
             return {}, dict(weights)
-        first = came[0]
-        absent = {rank: each for rank, each in weights.items() if rank not in came}
+        first = arrived[0]
+        absent = {rank: value for rank, value in weights.items() if rank not in arrived}
         return {first: self._model(self._ring.number(total) / weight, first)}, {first: weight, **absent}
 
     async def _sum(self, inbox: Mapping[int, Payload]) -> tuple[Any, Sequence[int]]:
         """The unmasked sum of the received words, and their senders, which are empty if the sum can't be
         recovered."""
         wanted, node = self._wanted, self._node
-        came = tuple(rank for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank]))
-        total = self._ring.sum([_words(inbox[rank], self._ring.dtype) for rank in came])
+        arrived = tuple(rank for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank]))
+        total = self._ring.sum([_words(inbox[rank], self._ring.dtype) for rank in arrived])
         if self._recovers:
-            least = max(MIN_NODES, threshold(len(wanted.public)))
-            if len(came) < least:
+            needed = max(MIN_NODES, threshold(len(wanted.public)))
+            if len(arrived) < needed:
                 return total, ()
-            node.broadcast(came, list(came), (TAG, "survivors", node.round))
-            answers = await node.gather(came, (TAG, "unmask", node.round))
-            if len(answers) < least:
+            node.broadcast(arrived, list(arrived), (TAG, "survivors", node.round))
+            answers = await node.gather(arrived, (TAG, "unmask", node.round))
+            if len(answers) < needed:
                 return total, ()
             if self._settings.masked:
                 try:
-                    self._remove_masks(total, came, answers)
-                except ValueError:  # some share is wrong, and which one is unknown
+                    self._remove_masks(total, arrived, answers)
+                except ValueError:  # a share is wrong, but it is unknown which
                     return total, ()
-        elif came != wanted.senders:
+        elif arrived != wanted.senders:
             return total, ()
         cancelled = not total[-CHECKED:].any()
-        return total[:-CHECKED], came if cancelled else ()
+        return total[:-CHECKED], arrived if cancelled else ()
 
-    def _remove_masks(self, total: Any, came: Sequence[int], answers: Mapping[int, Payload]) -> None:
+    def _remove_masks(self, total: Any, arrived: Sequence[int], answers: Mapping[int, Payload]) -> None:
         """Subtract the survivors' own masks, and those that they share with lost senders."""
         wanted, r = self._wanted, self._node.round
         positions = {rank: position for position, rank in enumerate(sorted(wanted.public))}
@@ -415,33 +414,32 @@ class MaskingProtocol:
         def secret(rank: int) -> bytes:
             return masking.join({positions[giver]: answers[giver][rank] for giver in givers})
 
-        for rank in came:
+        for rank in arrived:
             total -= self._ring.stream(masking.derive(secret(rank), "own"), len(total))
-        for lost in set(wanted.senders) - set(came):
+        for lost in set(wanted.senders) - set(arrived):
             pair = KeyPair(secret(lost))
-            agreed = {rank: pair.agree(wanted.public[rank]) for rank in came}
-            keys = {rank: masking.derive(each, "mask", self._node.rank, r) for rank, each in agreed.items()}
+            agreed = {rank: pair.agree(wanted.public[rank]) for rank in arrived}
+            keys = {rank: masking.derive(key, "mask", self._node.rank, r) for rank, key in agreed.items()}
             self._add_masks(total, lost, keys)  # the masks that the lost sender would have added
 
     def _model(self, mean: Any, rank: int) -> Model:
         """The model in a mean of sent values."""
-        node = self._node
-        own = node.parameters
+        node, current = self._node, self._node.parameters
         sent, *rest = self._encoded(node.model)
-        values = torch.from_numpy(mean).to(own.device, torch.float32)
+        values = torch.from_numpy(mean).to(current.device, torch.float32)
         parameters: Any = values[: len(sent)]
         if self._codec is not None:
-            parameters = self._codec.decode(node, rank, [parameters, *rest], lambda: own)
+            parameters = self._codec.decode(node, rank, [parameters, *rest], lambda: current)
         if isinstance(parameters, Part):
-            parameters = Part(parameters.values, parameters.where.to(own.device), parameters.size)
+            parameters = Part(parameters.values, parameters.where.to(current.device), parameters.size)
         else:
             parameters = node.store(parameters)
         buffers = values[len(sent) :]
         if len(buffers):
-            buffers = node.buffers.index_copy(0, self._buffers.to(own.device), buffers)
+            buffers = node.buffers.index_copy(0, self._buffers.to(current.device), buffers)
         return Model(parameters, buffers)
 
-    # --- questions of receivers, which come at any time
+    # --- requests of receivers, which may arrive at any time
 
     def handle(self, message: Message) -> bool:
         """Answer a receiver's request to unmask its sum. Returns whether the message was such a request."""
@@ -468,9 +466,9 @@ def _signed(public: bytes) -> bytes:
 
 
 def _are_bytes(payload: Any, ranks: Collection[int], length: int | None = None) -> bool:
-    """Whether this is a dict of bytes, of a given length if any, with exactly these keys."""
+    """Whether this is a dict with exactly these keys, whose values are bytes, of this length if one is given."""
     return payload.keys() == set(ranks) and all(
-        type(each) is bytes and length in (None, len(each)) for each in payload.values()
+        type(value) is bytes and length in (None, len(value)) for value in payload.values()
     )
 
 

@@ -25,7 +25,7 @@ from gossamer.sweep.table import State, metric_columns, states, summary
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """Seconds between two checks of the runs' folders."""
 
 
@@ -71,16 +71,16 @@ class _LiveTable(SweepLines):
     def __init__(self, sweep: Sweep, progress: Progress) -> None:
         super().__init__()
         self._sweep, self._progress, self._looked_s = sweep, progress, 0.0
-        self._whole = progress.add_task(sweep.name, text="")
-        self._running = {each.run: each for each in sweep.planned}
+        self._total = progress.add_task(sweep.name, text="")
+        self._running = {planned.run: planned for planned in sweep.planned}
         self._before = {path for run in self._running for path in self._segments(run)}
         self._rows: dict[str, _Row] = {}
 
     def update(self, counts: Counts) -> None:
         done = counts.skipped + counts.ended
         text = f"{done}/{counts.total} runs, {counts.running} running"
-        self._progress.update(self._whole, total=counts.total, completed=done, text=text)
-        if self._seconds() - self._looked_s < _LOOK_S:
+        self._progress.update(self._total, total=counts.total, completed=done, text=text)
+        if self._seconds() - self._looked_s < _CHECK_S:
             return
         self._looked_s = self._seconds()
         for run, planned in self._running.items():
@@ -133,9 +133,9 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
     for planned, state in outcome.failed:
         print(f"{state.status.upper()}  {planned.title}: {state.cause}")
     if outcome.failed:
-        print("these runs are begun again with --retry-failed")
+        print("--retry-failed starts these runs again")
     if outcome.counts.left:
-        print(f"STOPPED  {outcome.counts.left} runs are left; the same command goes on with them")
+        print(f"STOPPED  {outcome.counts.left} runs are left; the same command continues with them")
     print(f"results  {sweep.folder / 'results.csv'}")
     if any(state.status == "done" for state in states(sweep).values()):
         print(f"page     gossamer report {shlex.quote(str(sweep.folder))}")

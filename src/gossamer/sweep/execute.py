@@ -26,7 +26,7 @@ from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_results, write_state
 
-_LOOK_S = 0.2
+_CHECK_S = 0.2
 """Seconds between two checks whether the user has stopped the sweep."""
 
 
@@ -106,35 +106,35 @@ def run_sweep(
             the runs, so missing data fails a run.
     """
     if executor is not None and jobs is not None:
-        raise BadInput("--jobs: accepted without --workers, whose executor knows how many runs it takes")
+        raise BadInput("--jobs: accepted without --workers, whose executor decides how many runs it takes")
     chosen: dict[str, Planned] = {}
-    for each in sweep.chosen(only):
-        chosen.setdefault(each.run, each)
-    kept = {"done": not again, **dict.fromkeys(ENDED_BADLY, not retry_failed)}
+    for planned in sweep.chosen(only):
+        chosen.setdefault(planned.run, planned)
+    skipped = {"done": not again, **dict.fromkeys(ENDED_BADLY, not retry_failed)}
 
-    def left(at: Mapping[str, State]) -> list[Planned]:
-        return [each for run, each in chosen.items() if not kept.get(at[run].status, False)]
+    def remaining(by_run: Mapping[str, State]) -> list[Planned]:
+        return [planned for run, planned in chosen.items() if not skipped.get(by_run[run].status, False)]
 
     if executor is None:
-        _check(left(states(sweep)))
+        _check(remaining(states(sweep)))
     with writing(f"--out {sweep.folder}"):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "another process is running this sweep; accepted: one at a time"):
         with writing(f"--out {sweep.folder}"):
             write_text(sweep.folder / "sweep.yaml", sweep.to_yaml())
         before = states(sweep)
-        todo = left(before)
+        todo = remaining(before)
         if executor is None and jobs is None:
-            jobs = jobs_for([each.experiment for each in todo])
+            jobs = jobs_for([planned.experiment for planned in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
-        campaign = _SweepRun(sweep, before, counts, observer or SweepObserver())
+        sweep_run = _SweepRun(sweep, before, counts, observer or SweepObserver())
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
-                campaign.run(todo, workers, alone=jobs == 1)
+                sweep_run.run(todo, workers, alone=jobs == 1)
         write_results(sweep)
-    at = campaign.states
-    failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status in ENDED_BADLY)
-    return SweepOutcome(campaign.counts, failed, campaign.stopping and campaign.counts.left > 0)
+    ended = [(planned, sweep_run.states[run]) for run, planned in chosen.items()]
+    failed = tuple((planned, state) for planned, state in ended if state.status in ENDED_BADLY)
+    return SweepOutcome(sweep_run.counts, failed, sweep_run.stopping and sweep_run.counts.left > 0)
 
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
@@ -170,7 +170,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             done = run_experiment(
                 experiment, job["out"], name=job["run"], observer=watcher, command=job["command"]
             )
-        except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
+        except Exception as error:  # noqa: BLE001 - any error is this run's failure
             reason = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
             folder = error.folder if isinstance(error, RunFailed) else None
             return {"status": "failed", "cause": reason, "folder": folder and str(folder), "value": ""}
@@ -181,7 +181,7 @@ class Quiet(Display):
     """Prints nothing, since there may be hundreds of runs.
 
     Attributes:
-        round: that of the latest evaluation."""
+        round: the round of the latest evaluation."""
 
     round: int | None = None
 
@@ -202,19 +202,19 @@ class _OneOfMany(Quiet):
 
     def __init__(self, experiment: Experiment, stop: Path) -> None:
         super().__init__(experiment)
-        self._stop, self._seconds, self._looked_s = stop, stopwatch(), 0.0
+        self._stop, self._seconds, self._checked_s = stop, stopwatch(), 0.0
 
     def progress(self, rounds: int, time_s: float) -> None:
-        if (now_s := self._seconds()) - self._looked_s >= _LOOK_S:
-            self._looked_s, self.stopping = now_s, self._stop.exists()
+        if (now_s := self._seconds()) - self._checked_s >= _CHECK_S:
+            self._checked_s, self.stopping = now_s, self._stop.exists()
 
 
 def _check(todo: Sequence[Planned]) -> None:
     """Find bad input before work starts, by loading the data of each cell once."""
-    for name, each in {each.cell.name: each for each in reversed(todo)}.items():
+    for name, experiment in {planned.cell.name: planned.experiment for planned in reversed(todo)}.items():
         try:
             with turns:
-                prepare(each.experiment)
+                prepare(experiment)
         except BadInput as error:
             raise error.within(f"cell {name}") from None
 
@@ -244,26 +244,25 @@ class _SweepRun:
         self._pending: dict[Future[Any], Planned] = {}
 
     def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
-        """Do all runs, or until the user stops the sweep. ``alone`` tells that no two runs execute at the
-        same time."""
+        """Do all runs, or until the user stops the sweep. ``alone``: no two runs execute at the same time."""
         out = self._sweep.folder.resolve()
         stop = out / ".stopped"
         stop.unlink(missing_ok=True)
         job = {"out": str(out), "command": sys.argv, "stop": str(stop), "path": [*filter(None, sys.path)]}
-        self.states |= {each.run: State() for each in todo}
+        self.states |= {planned.run: State() for planned in todo}
         write_state(self._sweep, self.states)
         try:
             with ending_signals(self._stop):
-                for each in todo:
-                    experiment = each.experiment if alone else _narrow(each.experiment)
-                    own = {**job, "run": each.run, "experiment": experiment.to_yaml()}
-                    if self.stopping or not self._submit(each, executor, own):
+                for planned in todo:
+                    experiment = planned.experiment if alone else _narrow(planned.experiment)
+                    details = {**job, "run": planned.run, "experiment": experiment.to_yaml()}
+                    if self.stopping or not self._submit(planned, executor, details):
                         break
                 while self._pending:
                     if self.stopping and not stop.exists():
-                        self._take_back()
+                        self._cancel_pending()
                         stop.touch()
-                    for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
+                    for future in wait(self._pending, _CHECK_S, FIRST_COMPLETED).done:
                         self._collect(future, self._pending.pop(future))
                     self.counts = replace(self.counts, running=sum(f.running() for f in self._pending))
                     self._observer.update(self.counts)
@@ -279,12 +278,12 @@ class _SweepRun:
     def _submit(self, planned: Planned, executor: Executor, job: dict[str, Any]) -> bool:
         try:
             self._pending[executor.submit(carry_out, job)] = planned
-        except Exception as error:  # noqa: BLE001 - the executor's, of any kind: it takes no more runs
+        except Exception as error:  # noqa: BLE001 - after any error, the executor takes no more runs
             self._ended(planned, State("pending", f"the executor failed: {cause(error)}"))
             return False
         return True
 
-    def _take_back(self) -> None:
+    def _cancel_pending(self) -> None:
         """Cancel the runs that have not begun, if the executor can; the others find the file ``stop``."""
         for future in list(self._pending):
             with suppress(NotImplementedError):  # Parsl's

@@ -24,7 +24,7 @@ _TRIAL_S = 2.0
 class _Trial(Display):
     """Ends a run once it has run long enough to estimate its total time."""
 
-    wall_s_of_all: float | None = None
+    total_wall_s: float | None = None
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
@@ -40,11 +40,11 @@ class _Trial(Display):
             self._first = share, now  # after the one-time costs of the first round
         elif self._first is not None and share > self._first[0]:
             first, began = self._first
-            self.wall_s_of_all = began + (1 - first) * (now - began) / (share - first)
+            self.total_wall_s = began + (1 - first) * (now - began) / (share - first)
             self.stopping = now >= _TRIAL_S
 
     def say(self, text: str) -> None:
-        """A trial says nothing."""
+        """Print and log nothing."""
 
 
 def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
@@ -52,22 +52,22 @@ def estimate(runs: Sequence[Run], experiment: Experiment) -> dict[str, Any]:
     of the vectors (models, messages, optimizer states) in a simulation, or the private memory of the nodes
     with real processes; and ``by``, the basis of the measurement: the finished ``runs`` of the cell, or else
     a trial."""
-    walls = [each.wall_s for each in runs if each.wall_s is not None]
+    walls = [record.wall_s for record in runs if record.wall_s is not None]
     if walls:
-        known = [size for size in map(_memory_bytes, runs) if size is not None]
+        sizes = [size for size in map(_memory_bytes, runs) if size is not None]
         return {
             "by": f"{len(walls)} done",
             "wall_s": fmean(walls),
-            "memory_bytes": max(known, default=None),
+            "memory_bytes": max(sizes, default=None),
         }
     trial = _Trial(experiment)
     try:
         with TemporaryDirectory() as folder:
             done = run(experiment.model_copy(update={"trackers": []}), folder, observer=trial)
-            whole = done.status != "stopped"
+            complete = done.status != "stopped"
             return {
-                "by": "a whole run" if whole else "a trial",
-                "wall_s": done.wall_s if whole else trial.wall_s_of_all,
+                "by": "a whole run" if complete else "a trial",
+                "wall_s": done.wall_s if complete else trial.total_wall_s,
                 "memory_bytes": _memory_bytes(done),
             }
     except GossamerError as error:
@@ -84,30 +84,30 @@ def _memory_bytes(run: Run) -> float | None:
 
 def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:
     """Every experiment of a plan: cell, seed, run, status, overrides, and its cell's :func:`estimate`."""
-    at = states(sweep)
+    by_run = states(sweep)
     cells: dict[str, list[Planned]] = {}
-    for each in chosen:
-        cells.setdefault(each.cell.name, []).append(each)
-    known = {}
-    for name, planned in cells.items():
-        found = [at[each.run] for each in planned]
-        done = [Run(state.folder) for state in found if state.status == "done" and state.folder]
-        known[name] = estimate(done, planned[0].experiment)
+    for planned in chosen:
+        cells.setdefault(planned.cell.name, []).append(planned)
+    estimates = {}
+    for name, members in cells.items():
+        cell_states = [by_run[planned.run] for planned in members]
+        done = [Run(state.folder) for state in cell_states if state.status == "done" and state.folder]
+        estimates[name] = estimate(done, members[0].experiment)
     return [
         {
-            "cell": each.cell.name,
-            "seed": each.experiment.seed,
-            "run": each.run,
-            "status": at[each.run].status,
-            "overrides": dict(each.cell.overrides),
-            **known[each.cell.name],
+            "cell": planned.cell.name,
+            "seed": planned.experiment.seed,
+            "run": planned.run,
+            "status": by_run[planned.run].status,
+            "overrides": dict(planned.cell.overrides),
+            **estimates[planned.cell.name],
         }
-        for each in chosen
+        for planned in chosen
     ]
 
 
 def print_plan(sweep: Sweep, chosen: Sequence[Planned]) -> None:
-    """Print the plan, and the time that the remaining runs take one at a time."""
+    """Print the plan, and the time that the remaining runs take one after another."""
     rows = plan(sweep, chosen)
     head = ["cell", "overrides", "seed", "status", "time", "memory", "measured on"]
     shown = [

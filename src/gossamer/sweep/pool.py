@@ -22,7 +22,7 @@ from gossamer.errors import GossamerError
 from gossamer.runtime.processes.system import describe_exit, die_with
 
 _KILL_S = 10.0
-"""Seconds within which an idle worker has to end after its channel is closed."""
+"""Seconds that an idle worker has to end after its channel is closed."""
 
 
 class WorkerDied(GossamerError):
@@ -40,7 +40,7 @@ class LocalPool(ThreadPoolExecutor):
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
-        self._own = threading.local()
+        self._local = threading.local()
         self._workers: set[subprocess.Popen[str]] = set()
         printed, stderr = os.pipe()
         self._stderr = os.fdopen(stderr, "w")
@@ -68,9 +68,9 @@ class LocalPool(ThreadPoolExecutor):
             self._printer.join(_KILL_S)  # a process left behind by a run would keep it open
 
     def _ask(self, call: str) -> Any:
-        worker: subprocess.Popen[str] | None = getattr(self._own, "worker", None)
+        worker: subprocess.Popen[str] | None = getattr(self._local, "worker", None)
         if worker is None:
-            worker = self._own.worker = _start(self._stderr)
+            worker = self._local.worker = _start(self._stderr)
             self._workers.add(worker)
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -78,7 +78,7 @@ class LocalPool(ThreadPoolExecutor):
             print(call, file=worker.stdin, flush=True)
         answer = worker.stdout.readline()
         if not answer.endswith("\n"):
-            self._own.worker = None
+            self._local.worker = None
             self._workers.discard(worker)
             raise WorkerDied(f"its worker process ended early: {_end(worker)}")
         return json.loads(answer)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MAX_SEEDS = 100_000
-_OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
+_RESERVED = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that belong to the sweep, and the reason."""
 
 
@@ -36,7 +36,7 @@ def text_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _counted(value: Any) -> Any:
+def _expand_seeds(value: Any) -> Any:
     """Expand a number of seeds to 1, 2, ..."""
     if isinstance(value, int) and 0 < value <= _MAX_SEEDS:
         return list(range(1, value + 1))
@@ -46,7 +46,7 @@ def _counted(value: Any) -> Any:
 
 
 COLUMNS = {"run", "status", "cause", "rounds", "time_s", "wall_s", "bytes_sent"}
-"""Columns of the results, after which no axis is named."""
+"""Columns of the results. No axis may have one of these names."""
 _Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
 Overrides = Annotated[dict[str, Any], BeforeValidator(text_keys)]
 
@@ -57,7 +57,7 @@ class SweepFile(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     base: str | dict[str, Any]
     overrides: Overrides | None = None
-    seeds: Annotated[list[Seed] | None, BeforeValidator(_counted)] = None
+    seeds: Annotated[list[Seed] | None, BeforeValidator(_expand_seeds)] = None
     cells: Annotated[dict[_Name, Overrides | None] | None, BeforeValidator(text_keys)] = None
     grid: Annotated[dict[str, list[Any] | Overrides] | None, BeforeValidator(text_keys)] = None
     reproduction: dict[str, Any] | None = None  # read by gossamer reproduce
@@ -66,9 +66,9 @@ class SweepFile(Section):
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         if value is not None and not value:
-            raise ValueError("at least one, or to leave it out")
+            raise ValueError("at least one entry, or leave the field out")
         if isinstance(value, list) and len(set(value)) < len(value):
-            raise ValueError("every seed once")
+            raise ValueError("each seed once")
         return value
 
 
@@ -105,15 +105,15 @@ def _cells(file: SweepFile, base_name: str) -> list[Cell]:
     """The cells of a sweep, in the file's order; the last key of the grid changes fastest. A file without
     cells and grid has one cell, ``base_name``."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
-    _check_not_own("grid", file.grid or {})
+    _check_not_reserved("grid", file.grid or {})
     for key in COLUMNS & (file.grid or {}).keys():
         raise BadInput(
-            f"grid.{key}: a column of the results has this name; accepted: another name of the axis"
+            f"grid.{key}: a column of the results has this name; accepted: another name for the axis"
         )
     for name, overrides in named.items():
-        _check_not_own(f"cells.{name}", overrides or {})
-    axes = [[(key, *each) for each in _axis(key, values)] for key, values in (file.grid or {}).items()]
-    found = []
+        _check_not_reserved(f"cells.{name}", overrides or {})
+    axes = [[(key, *point) for point in _axis(key, values)] for key, values in (file.grid or {}).items()]
+    cells = []
     for (name, overrides), point in product(named.items(), product(*axes)):
         labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
         merged = dict(overrides or {})
@@ -121,30 +121,29 @@ def _cells(file: SweepFile, base_name: str) -> list[Cell]:
             if key.partition(".")[0] in Experiment.model_fields or not isinstance(value, Mapping):
                 merged[key] = value
             else:  # the key is the name of an axis, whose values are overrides
-                _check_not_own(f"grid.{key}", value)
+                _check_not_reserved(f"grid.{key}", value)
                 merged |= value
-        found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered(merged)))
-    return found
+        cells.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered(merged)))
+    return cells
 
 
 def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The values of one key of the grid, as (label, value). The label of a component is its name, if this is
-    unique."""
+    """The values of one key of the grid, as (label, value). The label of a component is its name, if unique."""
     if not values:
         raise BadInput(f"grid.{key}: no value; accepted: at least one")
     if isinstance(values, Mapping):
         return list(values.items())
     names = [str(value["name"]) for value in values if isinstance(value, Mapping) and "name" in value]
-    found = {}
+    by_label = {}
     for value in values:
         named = isinstance(value, Mapping) and names.count(str(value.get("name"))) == 1
         label = value["name"] if named else _label(value)
-        if str(label) in found:
+        if str(label) in by_label:
             raise BadInput(
-                f"grid.{key}: {label} is listed twice; accepted: every value once, or under its own name"
+                f"grid.{key}: {label} is listed twice; accepted: each value once, or under its own name"
             )
-        found[str(label)] = label, value
-    return list(found.values())
+        by_label[str(label)] = label, value
+    return list(by_label.values())
 
 
 def _label(value: Any) -> Any:
@@ -156,27 +155,27 @@ def _label(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else "null" if value is None else str(value)
 
 
-def _check_not_own(where: str, keys: Iterable[str]) -> None:
+def _check_not_reserved(where: str, keys: Iterable[str]) -> None:
     """Refuse fields that belong to the sweep."""
-    for key in _OWN.keys() & set(keys):
-        raise BadInput(f"{where}: got {key!r}; accepted: other fields ({_OWN[key]})")
+    for key in _RESERVED.keys() & set(keys):
+        raise BadInput(f"{where}: got {key!r}; accepted: other fields ({_RESERVED[key]})")
 
 
 def _value_at(raw: Mapping[str, Any], path: str) -> Any:
     """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is missing."""
-    found: Any = raw
+    value: Any = raw
     for name in path.split("."):
-        if isinstance(found, list) and name.isdecimal():
-            found = found[int(name)] if int(name) < len(found) else None
+        if isinstance(value, list) and name.isdecimal():
+            value = value[int(name)] if int(name) < len(value) else None
         else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+            value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _kept(before: Any, after: Any) -> bool:
     """Whether a value is still present. Other fields may have been added to it."""
     if isinstance(before, Mapping):
-        return isinstance(after, Mapping) and all(_kept(each, after.get(key)) for key, each in before.items())
+        return isinstance(after, Mapping) and all(_kept(item, after.get(key)) for key, item in before.items())
     if isinstance(before, str) and isinstance(after, Mapping):
         after = after.get("name")  # a bare name becomes a mapping when it gets parameters
     return bool(before == after)
@@ -240,32 +239,30 @@ class Sweep:
     ) -> Sweep:
         """The sweep described by a mapping. Relative paths are relative to ``folder``; otherwise as in
         :meth:`load`."""
-        given, own = list(overrides), dict(raw)
-        seeds = [each for each in given if each.startswith("seeds=")]
-        given = [each for each in given if each not in seeds]
-        assign_all(own, seeds, SweepFile)
+        given, fields = list(overrides), dict(raw)
+        seeds = [text for text in given if text.startswith("seeds=")]
+        given = [text for text in given if text not in seeds]
+        assign_all(fields, seeds, SweepFile)
         try:
-            file = SweepFile.model_validate(own)
+            file = SweepFile.model_validate(fields)
         except ValidationError as error:
             raise bad_input(error, SweepFile) from None
         base, home = deepcopy(file.base), folder
         if isinstance(base, str):
-            beside = Path(base) if folder is None else folder / base
-            path = beside if beside.suffix or beside.is_file() else examples.located(base)
+            relative = Path(base) if folder is None else folder / base
+            path = relative if relative.suffix or relative.is_file() else examples.located(base)
             base, home = read_mapping(path, "base: an experiment file"), path.resolve().parent
             if "base" in base and "task" not in base:
                 raise BadInput(f"base: {path}, a sweep; accepted: an experiment file")
-        _check_not_own("overrides", file.overrides or {})
+        _check_not_reserved("overrides", file.overrides or {})
         Cell("overrides", {}, ordered(file.overrides or {})).apply(base, folder)
         paths = [override.partition("=")[0] for override in given]
-        _check_not_own("--set", paths)
+        _check_not_reserved("--set", paths)
         assign_all(base, given, Experiment)
         grid = file.grid or {}
         for key in set(paths) & grid.keys():
             if isinstance(values := grid[key], list) and len(values) == 1:
-                grid[key] = [
-                    _value_at(base, key)
-                ]  # an assignment on the command line replaces a field's only value
+                grid[key] = [_value_at(base, key)]  # the command line replaces a field's only value
         cells = _cells(file, str(base.get("name", file.name)))
         planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))
@@ -273,14 +270,14 @@ class Sweep:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         """The seeds with which every cell is run."""
-        return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
+        return tuple(dict.fromkeys(planned.experiment.seed for planned in self.planned))
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
         """The experiments of the cells selected by ``only``, or of all cells. Names are a cell's full name,
         its name in progress lines, or an entry of ``cells``, which selects all its cells. An ``axis=value``
         of the grid restricts the selection to cells with this value. BadInput for a name that no cell has."""
-        tags = {each.cell.name: each.cell.tags(each.short) for each in self.planned}
-        axes = {text: axis for each in tags.values() for text, axis in each.items()}
+        tags = {planned.cell.name: planned.cell.tags(planned.short) for planned in self.planned}
+        axes = {text: axis for texts in tags.values() for text, axis in texts.items()}
         wanted: dict[str, set[str]] = {}
         for name in only:
             if name not in axes:
@@ -289,16 +286,17 @@ class Sweep:
                 )
             wanted.setdefault(axes[name], set()).add(name)
         return tuple(
-            each
-            for each in self.planned
-            if all(texts & tags[each.cell.name].keys() for texts in wanted.values())
+            planned
+            for planned in self.planned
+            if all(texts & tags[planned.cell.name].keys() for texts in wanted.values())
         )
 
     def to_yaml(self) -> str:
         """A sweep file for the same experiments, with absolute paths. Its base is the first cell with every
         field."""
         dumps = {
-            each.cell.name: each.experiment.model_dump(mode="json", exclude={*_OWN}) for each in self.planned
+            planned.cell.name: planned.experiment.model_dump(mode="json", exclude={*_RESERVED})
+            for planned in self.planned
         }
         base = dumps[self.planned[0].cell.name]
         cells = {
@@ -330,7 +328,7 @@ def _planned(
     seeds: Sequence[int] | None,
     given: Sequence[str],
 ) -> list[Planned]:
-    found: list[Planned] = []
+    planned: list[Planned] = []
     runs: dict[str, str] = {}
     digests: dict[Path, str | None] = {}
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
@@ -346,8 +344,8 @@ def _planned(
             experiment = first.model_copy(update={"seed": seed})
             key = _key(experiment, digests)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
-            found.append(Planned(cell, experiment, run, short))
-    return found
+            planned.append(Planned(cell, experiment, run, short))
+    return planned
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:

@@ -25,7 +25,7 @@ _FIGURES: dict[str, Any] = {
     "wall_s": pl.Float64,
     "bytes_sent": pl.Int64,
     **dict.fromkeys(
-        (f"messages_{each}" for each in ("received", "superseded", "cancelled", "lost")), pl.Int64
+        (f"messages_{outcome}" for outcome in ("received", "superseded", "cancelled", "lost")), pl.Int64
     ),
 }
 
@@ -49,17 +49,18 @@ class State:
 
 def states(sweep: Sweep) -> dict[str, State]:
     """The state of every run of a sweep, by the name of its folder."""
-    return {run: state_of(sweep.folder / run) for run in dict.fromkeys(each.run for each in sweep.planned)}
+    runs = dict.fromkeys(planned.run for planned in sweep.planned)
+    return {run: state_of(sweep.folder / run) for run in runs}
 
 
 def state_of(folder: Path) -> State:
     """The state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
     attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
-    found = [_ended(attempt) for attempt in attempts]
-    return next((state for state in found if state.status == "done"), found[0] if found else State())
+    ended = [_state_of_attempt(attempt) for attempt in attempts]
+    return next((state for state in ended if state.status == "done"), ended[0] if ended else State())
 
 
-def _ended(attempt: Path) -> State:
+def _state_of_attempt(attempt: Path) -> State:
     try:
         recorded = read_status(attempt)
     except BadInput as error:
@@ -69,19 +70,19 @@ def _ended(attempt: Path) -> State:
     return State(status, cause if status in ENDED_BADLY else None, attempt)
 
 
-def write_state(sweep: Sweep, at: Mapping[str, State]) -> None:
+def write_state(sweep: Sweep, by_run: Mapping[str, State]) -> None:
     """Write ``sweep.json``."""
     runs = [
         {
-            "cell": each.cell.name,
-            "labels": dict(each.cell.labels),
-            "seed": each.experiment.seed,
-            "run": each.run,
-            "folder": _within(sweep, at[each.run]),
-            "status": at[each.run].status,
-            "cause": at[each.run].cause,
+            "cell": planned.cell.name,
+            "labels": dict(planned.cell.labels),
+            "seed": planned.experiment.seed,
+            "run": planned.run,
+            "folder": _within(sweep, by_run[planned.run]),
+            "status": by_run[planned.run].status,
+            "cause": by_run[planned.run].cause,
         }
-        for each in sweep.planned
+        for planned in sweep.planned
     ]
     write_json(sweep.folder / "sweep.json", {"name": sweep.name, "runs": runs})
 
@@ -100,20 +101,21 @@ def results(sweep: Sweep) -> pl.DataFrame:
         ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
         nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
     """
-    at = states(sweep)
-    finals = {run: _final(state) for run, state in at.items()}
+    by_run = states(sweep)
+    finals = {run: _final(state) for run, state in by_run.items()}
     metrics = dict.fromkeys(name for final in finals.values() for name in final if name not in _FIGURES)
     columns: dict[str, pl.Series] = {}
     for key in sweep.planned[0].cell.labels:
-        labels = [each.cell.labels[key] for each in sweep.planned]
+        labels = [planned.cell.labels[key] for planned in sweep.planned]
         numbers = {type(label) for label in labels} <= {int, float}  # else all are text
         columns[key] = pl.Series(labels if numbers else [str(label) for label in labels], strict=False)
-    own = [(each.experiment.seed, at[each.run].status, at[each.run].cause) for each in sweep.planned]
-    table = pl.DataFrame(columns).hstack(pl.DataFrame(own, schema=_STATE, orient="row"))
+    ends = [(by_run[planned.run].status, by_run[planned.run].cause) for planned in sweep.planned]
+    rows = [(planned.experiment.seed, *end) for planned, end in zip(sweep.planned, ends, strict=True)]
+    table = pl.DataFrame(columns).hstack(pl.DataFrame(rows, schema=_STATE, orient="row"))
     for name, kind in {**dict.fromkeys(metrics, pl.Float64), **_FIGURES}.items():
-        values = [finals[each.run].get(name) for each in sweep.planned]
+        values = [finals[planned.run].get(name) for planned in sweep.planned]
         table = table.with_columns(pl.Series(name, values, dtype=kind))
-    folders = [_within(sweep, at[each.run]) for each in sweep.planned]
+    folders = [_within(sweep, by_run[planned.run]) for planned in sweep.planned]
     return table.with_columns(pl.Series("run", folders, dtype=pl.String))
 
 
@@ -126,11 +128,11 @@ def _final(state: State) -> dict[str, Any]:
         return {}
     if final is None:
         return {}
-    found: dict[str, Any] = {name: value.mean for name, value in final.metrics.items()}
-    found |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
-    found |= {f"area_{name}": value.area for name, value in final.metrics.items() if value.area is not None}
+    figures: dict[str, Any] = {name: value.mean for name, value in final.metrics.items()}
+    figures |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
+    figures |= {f"area_{name}": value.area for name, value in final.metrics.items() if value.area is not None}
     counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
-    return found | {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
+    return figures | {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
@@ -148,16 +150,16 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     values = pl.col(metric).cast(pl.Float64).filter(status="done").drop_nulls()
     cells = table.group_by(labels, maintain_order=True).agg(values)
-    found = [confidence(each) for each in cells[metric].to_list()]
+    intervals = [confidence(numbers) for numbers in cells[metric].to_list()]
     ends = [
         (None, None)
-        if each is None or each.half_width is None
-        else (each.mean - each.half_width, each.mean + each.half_width)
-        for each in found
+        if interval is None or interval.half_width is None
+        else (interval.mean - interval.half_width, interval.mean + interval.half_width)
+        for interval in intervals
     ]
     figures = {
-        "runs": [each.count if each else 0 for each in found],
-        "mean": [each and each.mean for each in found],
+        "runs": [interval.count if interval else 0 for interval in intervals],
+        "mean": [interval and interval.mean for interval in intervals],
         "low": [low for low, _ in ends],
         "high": [high for _, high in ends],
     }
@@ -167,20 +169,20 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 def groups_of(sweep: Sweep) -> list[Group]:
     """The cells as groups of their finished runs. Unreadable runs do not count."""
-    at, runs = states(sweep), dict[str, list[Run]]()
-    for each in sweep.planned:
-        state, found = at[each.run], runs.setdefault(each.cell.name, [])
+    by_run, runs = states(sweep), dict[str, list[Run]]()
+    for planned in sweep.planned:
+        state, members = by_run[planned.run], runs.setdefault(planned.cell.name, [])
         if state.status == "done" and state.folder is not None:
-            run = Run(state.folder, each.cell.name, each.cell.labels)
+            run = Run(state.folder, planned.cell.name, planned.cell.labels)
             try:
-                run.curves  # noqa: B018  # reads it
-                found.append(run)
+                run.curves  # noqa: B018  # reads the curves
+                members.append(run)
             except BadInput as error:
                 log.error("%s", error)
-    cells = {each.cell.name: each for each in sweep.planned}
+    cells = {planned.cell.name: planned for planned in sweep.planned}
     return [
-        Group(each.short, tuple(runs[name]), each.cell.labels, len(sweep.seeds))
-        for name, each in cells.items()
+        Group(planned.short, tuple(runs[name]), planned.cell.labels, len(sweep.seeds))
+        for name, planned in cells.items()
     ]
 
 
@@ -198,7 +200,7 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
     """The columns of final metrics."""
     others = {*table.columns[: table.columns.index("seed")], *_STATE, *_FIGURES, "run"}
     names = [name for name in table.columns if name not in others]
-    derived = {f"{what}_{name}" for what in ("best", "area") for name in names}
+    derived = {f"{prefix}_{name}" for prefix in ("best", "area") for name in names}
     return [name for name in names if name not in derived]
 
 
