@@ -418,7 +418,7 @@ def all_played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_simulation_ends_where_numpy_does(all_played: dict[str, Played], name: str, trainer: str) -> None:
+def test_simulation_matches_numpy(all_played: dict[str, Played], name: str, trainer: str) -> None:
     played = all_played[name]
     np.testing.assert_allclose(
         played.parameters(trainer).numpy(), played.expected(trainer), rtol=1e-4, atol=1e-5
@@ -426,7 +426,7 @@ def test_simulation_ends_where_numpy_does(all_played: dict[str, Played], name: s
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.processes is not None])
-def test_processes_end_where_numpy_does_and_with_the_simulators_bits(
+def test_processes_match_numpy_and_the_bits_of_the_simulator(
     all_played: dict[str, Played], name: str
 ) -> None:
     played = all_played[name]
@@ -456,7 +456,7 @@ def test_delays_change_nothing(all_played: dict[str, Played], name: str) -> None
     assert torch.equal(run.parameters, played.parameters("sequential"))
 
 
-def test_every_algorithm_that_waits_for_its_neighbours_is_a_case() -> None:
+def test_every_gathering_algorithm_has_a_case() -> None:
     """Each of the others has a model under tests/algorithms: of those that don't wait, only the schedule says where they end, and
     those that compress differences come with codecs."""
     from gossamer.config.registry import names
@@ -467,7 +467,7 @@ def test_every_algorithm_that_waits_for_its_neighbours_is_a_case() -> None:
     assert {case.algorithm["name"] for case in CASES if case.processes is not None} == waiting
 
 
-def test_the_references_tell_the_cases_apart(all_played: dict[str, Played]) -> None:
+def test_references_distinguish_the_cases(all_played: dict[str, Played]) -> None:
     """Or agreement would mean little: no case's end lies within ten times the tolerance of another's."""
     ends = {name: played.expected("sequential") for name, played in all_played.items()}
     for (one, X), (other, Y) in combinations(ends.items(), 2):

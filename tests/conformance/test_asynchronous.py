@@ -44,7 +44,7 @@ def play(out: Path, algorithm: dict[str, Any], **changes: Any) -> Run:
     return gossamer.run(Experiment.of({**MLP, "algorithm": algorithm, **changes}), out)
 
 
-def test_every_asynchronous_algorithm_of_these_files_is_here() -> None:
+def test_asynchronous_algorithms_of_three_modules_are_covered() -> None:
     modules = {"ad_psgd", "divshare", "swift"}
     built_in = {
         name for name, found in names("algorithm").items() if found.__module__.split(".")[-1] in modules
@@ -93,7 +93,7 @@ def spread(run: Run) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS[:3], ALGORITHMS[4], ALGORITHMS[6]], ids=str)
-def test_models_and_buffers_come_together(tmp_path: Path, alone: Run, algorithm: dict[str, Any]) -> None:
+def test_gossip_brings_models_and_buffers_together(tmp_path: Path, alone: Run, algorithm: dict[str, Any]) -> None:
     """Batch-norm statistics travel beside the parameters."""
     together = spread(play(tmp_path, algorithm, **BATCH_NORM))
     for one, other in zip(together, spread(alone), strict=True):

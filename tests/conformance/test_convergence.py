@@ -43,7 +43,7 @@ def data(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "centralized"])
-def test_equal_shares_and_full_batches_are_gradient_descent_on_the_union(tmp_path: Path, name: str) -> None:
+def test_equal_shares_follow_full_batch_gradient_descent(tmp_path: Path, name: str) -> None:
     """x_T = x* + (I - lr H)^T (x_0 - x*), with H and x* of all the data."""
     run = play(tmp_path, algorithm=name)
     experiment = Experiment.of({**LEAST_SQUARES, "algorithm": name})
@@ -97,7 +97,7 @@ def test_mixing_alone_contracts_by_the_spectral_gap(tmp_path: Path, topology: An
     assert (distances[1:] <= second * distances[:-1] * (1 + 1e-4) + 1e-6).all()
 
 
-def test_an_exponential_graph_averages_exactly_in_log_n_rounds(tmp_path: Path) -> None:
+def test_exponential_graph_averages_exactly_in_log_n_rounds(tmp_path: Path) -> None:
     """Ying et al. (2021): one peer a round, a power of two of nodes, weights 1/2."""
     settings = {
         "nodes": 8,

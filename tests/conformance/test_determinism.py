@@ -59,7 +59,7 @@ def assert_same_record(one: Run, other: Run) -> None:
     assert_frame_equal(one.metrics.drop("wall_s"), other.metrics.drop("wall_s"), check_exact=True)
 
 
-def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Path) -> None:
+def test_trainers_threads_and_workers_agree_and_repeat(tmp_path: Path) -> None:
     """After 8 rounds: to 1e-5 with one another, to the bit with itself.
 
     No more threads than two compute at once: where others use the cores too, threads that wait for each other in every
@@ -85,25 +85,25 @@ def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Pa
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_the_same_experiment_again(tmp_path: Path, trainer: str) -> None:
+def test_same_experiment_gives_the_same_record(tmp_path: Path, trainer: str) -> None:
     engine = {"name": "simulate", "trainer": trainer}
     first = play(tmp_path, engine=engine, **UNEQUAL)
     torch.manual_seed(99)  # nothing may depend on the state of global generators
     assert_same_record(first, play(tmp_path, engine=engine, **UNEQUAL))
 
 
-def test_the_saved_experiment_is_the_whole_truth(tmp_path: Path) -> None:
+def test_saved_experiment_reproduces_the_record(tmp_path: Path) -> None:
     first = play(tmp_path, **UNEQUAL)
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
     assert_same_record(first, again)
 
 
 @pytest.mark.parametrize("field", [{"seed": 8}, {"batch_size": 9}, {"algorithm": "d-psgd"}])
-def test_another_experiment_ends_elsewhere(tmp_path: Path, field: dict[str, Any]) -> None:
+def test_changed_experiment_changes_the_result(tmp_path: Path, field: dict[str, Any]) -> None:
     assert not same_bits(play(tmp_path), play(tmp_path, **field))
 
 
-def test_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
+def test_global_generators_are_left_unchanged(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     play(tmp_path)
     assert torch.equal(before, torch.get_rng_state())
@@ -118,7 +118,7 @@ def test_unrelated_timers_change_nothing(tmp_path: Path, environment: dict[str, 
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_time_changes_no_synchronous_algorithm(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_timing_does_not_change_synchronous_results(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """Slow nodes and links move instants, not results."""
     instant = play(tmp_path, algorithm=algorithm, compute={"name": "constant", "seconds_per_step": 0})
     slow = play(tmp_path, algorithm=algorithm, **UNEQUAL)
@@ -130,7 +130,7 @@ def test_time_changes_no_synchronous_algorithm(tmp_path: Path, algorithm: dict[s
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_asynchronous_gossip_repeats_itself(tmp_path: Path, trainer: str) -> None:
+def test_asynchronous_gossip_is_repeatable(tmp_path: Path, trainer: str) -> None:
     settings = {
         "algorithm": "user_algorithms:Chatter",
         "evaluation": {"every_rounds": None, "every_s": 0.05, "samples": 50},
@@ -145,7 +145,7 @@ def test_asynchronous_gossip_repeats_itself(tmp_path: Path, trainer: str) -> Non
     assert not same_bits(first, play(tmp_path, **{**settings, "network": "uniform"}))
 
 
-def test_batching_changes_an_asynchronous_run_by_rounding_only(tmp_path: Path) -> None:
+def test_batching_changes_asynchronous_runs_by_rounding_only(tmp_path: Path) -> None:
     """What nodes read is decided by due instants: a trainer that batches them sees the same messages."""
     settings = {
         "algorithm": "user_algorithms:Chatter",

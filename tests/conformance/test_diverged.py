@@ -68,7 +68,7 @@ def described(algorithm: Any, engine: str = "simulate", **changes: Any) -> Exper
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_with_a_model_that_is_not_finite_ends_as_diverged(engine: str, tmp_path: Path) -> None:
+def test_nonfinite_model_ends_the_run_as_diverged(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(Broken(after=6), engine), tmp_path)
     assert run.status == "diverged"
     assert run.error == "the model of node 1 is not finite after 6 rounds"
@@ -80,7 +80,7 @@ def test_a_run_with_a_model_that_is_not_finite_ends_as_diverged(engine: str, tmp
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nodes_that_wait_for_nobody_are_ended_too(engine: str, tmp_path: Path) -> None:
+def test_divergence_ends_nodes_that_never_wait(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(BrokenGossip(), engine, stop={"rounds": 300}), tmp_path)
     assert run.status == "diverged"
     assert run.error is not None
@@ -89,14 +89,14 @@ def test_nodes_that_wait_for_nobody_are_ended_too(engine: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_model_that_breaks_after_the_last_round_is_seen_at_the_end(engine: str, tmp_path: Path) -> None:
+def test_divergence_after_the_last_round_is_detected(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(Broken(after=12), engine), tmp_path)
     assert (run.status, run.error) == ("diverged", "the model of node 1 is not finite after 12 rounds")
 
 
 @pytest.mark.parametrize("codec", [None, {"name": "quantize", "bits": 4}])
 @pytest.mark.parametrize("secure", [None, {"drop_outs": "skip"}])
-def test_a_learning_rate_that_is_too_high_is_divergence_and_no_peer_is_blamed(
+def test_high_learning_rate_is_divergence_and_no_peers_fault(
     codec: Any, secure: Any, tmp_path: Path
 ) -> None:
     if codec and secure:
@@ -109,7 +109,7 @@ def test_a_learning_rate_that_is_too_high_is_divergence_and_no_peer_is_blamed(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_goes_on_if_it_is_asked_to(engine: str, tmp_path: Path) -> None:
+def test_run_continues_after_divergence_on_request(engine: str, tmp_path: Path) -> None:
     gather, stop = {"malformed": "drop"}, {"rounds": 12, "diverged": "continue"}
     run = gossamer.run(described(Broken(after=6), engine, gather=gather, stop=stop), tmp_path)
     assert run.status == "done"

@@ -64,7 +64,7 @@ def early(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_models_of_the_end_are_judged_and_that_it_came_early_is_said(
+def test_early_return_is_recorded_and_final_models_evaluated(
     tmp_path: Path, counted: bool
 ) -> None:
     rows = []
@@ -86,7 +86,7 @@ def test_the_models_of_the_end_are_judged_and_that_it_came_early_is_said(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nodes_that_have_completed_their_rounds_are_on_record_with_the_one_that_has_not(
+def test_early_and_completed_nodes_are_recorded_together(
     tmp_path: Path, engine: str
 ) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=1)
@@ -95,7 +95,7 @@ def test_nodes_that_have_completed_their_rounds_are_on_record_with_the_one_that_
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_so_are_they_where_the_run_ends_by_time(tmp_path: Path, engine: str) -> None:
+def test_sleeping_node_is_recorded_when_the_run_ends_by_time(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS, "time_s": 1.0}, first=1, sleeps=True)
     rounds = check_end(run)["round"].to_list()
     assert rounds == [3, *[ROUNDS] * 3] or engine == "processes"  # (which may be slower than that)
@@ -103,7 +103,7 @@ def test_so_are_they_where_the_run_ends_by_time(tmp_path: Path, engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_that_completes_its_rounds_has_no_other_end(tmp_path: Path, engine: str) -> None:
+def test_completed_run_has_no_separate_end_rows(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=0)
     assert set(run.metrics["moment"]) == {"round"}
     assert early(run) == []

@@ -88,7 +88,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     [MLP, BATCH_NORM, FROZEN, SCHEDULED, ROBUST, KRUM],
     ids=["mlp", "batch-norm", "frozen", "scheduled", "robust", "krum"],
 )
-def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
+def test_model_files_are_equal_under_both_engines(settings: dict[str, Any], played: Played) -> None:
     simulated, real = played(settings)
     one, other = (load_file(run.path / "models.safetensors") for run in (simulated, real))
     assert one.keys() == other.keys()
@@ -102,7 +102,7 @@ def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None
     assert expected.filter(there).equals(real.metrics.select(columns))
 
 
-def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: Path) -> None:
+def test_fused_trainer_has_the_same_bits_under_both_engines(tmp_path: Path) -> None:
     """With one worker or two; and as well as the sequential trainer, to rounding."""
     settings = {**MLP, "evaluation": {"every_rounds": 8, "samples": 500}, "stop": {"rounds": 16}}
     engines: tuple[dict[str, Any], ...] = (
@@ -124,13 +124,13 @@ def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: 
     assert float(accuracies[0].mean()) > 0.6  # type: ignore[arg-type]
 
 
-def test_fused_is_refused_for_a_model_that_it_does_not_know(tmp_path: Path) -> None:
+def test_fused_trainer_refuses_a_model_with_buffers(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not support buffers"):
         play(BATCH_NORM, tmp_path, engine={"name": "processes", "trainer": "fused"})
 
 
 @pytest.mark.parametrize("settings", [MLP, BATCH_NORM, FROZEN], ids=["mlp", "batch-norm", "frozen"])
-def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
+def test_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
     """A real node may still have messages queued when it is recorded, but for the last time; what has gone counts."""
     simulated, real = played(settings)
     rows = simulated.metrics.join(real.metrics, on=["round", "node"], suffix="_real").filter(
@@ -156,7 +156,7 @@ def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
 
 
 @pytest.mark.parametrize("settings", [BATCH_NORM, FROZEN], ids=["batch-norm", "frozen"])
-def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
+def test_recorded_model_loads_and_reproduces_its_loss(
     settings: dict[str, Any], played: Played
 ) -> None:
     run, _ = played(settings)
@@ -170,7 +170,7 @@ def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
         run.module(4)
 
 
-def test_the_learning_rate_follows_its_schedule_on_both(played: Played) -> None:
+def test_learning_rate_follows_its_schedule_under_both_engines(played: Played) -> None:
     """And what an algorithm assigns lasts until the round's end."""
     for run in played(SCHEDULED):
         rows = run.metrics.filter((pl.col("node") >= 0) & (pl.col("round") > 0)).sort("node", "round")
@@ -215,7 +215,7 @@ def test_relayed_buffers_come_late_like_the_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_all_reduce_leaves_one_model_to_the_bit(tmp_path: Path, trainer: str) -> None:
+def test_all_reduce_leaves_bitwise_equal_models(tmp_path: Path, trainer: str) -> None:
     run = play(
         BATCH_NORM,
         tmp_path,

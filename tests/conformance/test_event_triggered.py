@@ -46,7 +46,7 @@ def told(run: Run) -> list[int]:
     return [int(count) for count in last["told"]]
 
 
-def test_the_threshold_decides_the_traffic(tmp_path: Path) -> None:
+def test_threshold_decides_the_traffic(tmp_path: Path) -> None:
     batched = {"name": "simulate", "trainer": "batched"}
     counts = {
         threshold: told(play(tmp_path, threshold, batched)) for threshold in (0.0, OFTEN, SELDOM, SILENT)
@@ -58,7 +58,7 @@ def test_the_threshold_decides_the_traffic(tmp_path: Path) -> None:
     assert len(set(counts[SELDOM])) > 1  # it's the nodes' own values that decide
 
 
-def test_the_threshold_decides_the_traffic_of_processes(tmp_path: Path) -> None:
+def test_threshold_decides_the_traffic_of_processes(tmp_path: Path) -> None:
     counts = told(play(tmp_path, SELDOM, {"name": "processes"}))
     # What a real node has heard by then, and so how far it moves, depends on the machine.
     assert all(2 <= count <= ROUNDS for count in counts)
@@ -75,7 +75,7 @@ def test_both_trainers_decide_alike(tmp_path: Path) -> None:
     assert_frame_equal(one.metrics.select(seen), other.metrics.select(seen), check_exact=True)
 
 
-def test_it_does_something_else_where_time_does(tmp_path: Path) -> None:
+def test_latency_changes_the_traffic(tmp_path: Path) -> None:
     """Values depend on what has come when, and so does the traffic."""
     engine = {"name": "simulate", "trainer": "sequential"}
     near = play(tmp_path, SELDOM, engine, evaluation={"every_rounds": 1})

@@ -65,7 +65,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize("by", ["exception", "spawned"])
-def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
+def test_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
     with pytest.raises(RunFailed) as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": engine})
@@ -84,7 +84,7 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
 
 @pytest.mark.parametrize("by", ["forgotten", "rebound"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
+def test_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
     with pytest.raises(
         RunFailed,
@@ -95,13 +95,13 @@ def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: 
     recorded(caught.value)
 
 
-def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path) -> None:
+def test_deadlock_names_a_node_that_has_returned(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "return"}
     with pytest.raises(RunFailed, match=f"node {VICTIM} returned after {AT} rounds$"):
         play(tmp_path, algorithm=algorithm, engine={"name": "simulate"})
 
 
-def test_a_second_interrupt_lets_no_node_take_another_turn(
+def test_no_node_runs_after_a_second_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that never waits would go on for ever."""
@@ -115,7 +115,7 @@ def test_a_second_interrupt_lets_no_node_take_another_turn(
     assert Interrupted.turns == [0]
 
 
-def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
+def test_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": 1, "at": 0}
     with pytest.raises(RunFailed, match="node 1 failed in round 0: ArithmeticError") as caught:
         play(tmp_path, algorithm=algorithm)
@@ -123,7 +123,7 @@ def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_loss_that_raises_is_the_failure_of_the_node_that_computed_it(tmp_path: Path, engine: str) -> None:
+def test_loss_exception_is_attributed_to_its_node(tmp_path: Path, engine: str) -> None:
     """Though the simulator computes many nodes' steps in one go."""
     with pytest.raises(RunFailed, match="OverflowError: a target beyond all measure") as caught:
         play(
@@ -150,7 +150,7 @@ EVERY_S = {"every_rounds": None, "every_s": 0.05}
     ids=["rounds", "time", "end"],
 )
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_metric_that_raises_is_the_failure_of_the_node_that_was_judged(
+def test_metric_exception_is_attributed_to_the_evaluated_node(
     tmp_path: Path, engine: str, evaluation: dict[str, Any], stop: dict[str, Any], round: int | None
 ) -> None:
     with pytest.raises(RunFailed, match=rf"^node 2 failed in round \d+: {BEYOND}") as caught:
@@ -172,7 +172,7 @@ def test_a_metric_that_raises_is_the_failure_of_the_node_that_was_judged(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
+def test_wrapper_exception_is_attributed_to_the_receiver(
     tmp_path: Path, engine: str
 ) -> None:
     with pytest.raises(
@@ -192,7 +192,7 @@ def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
 
 @pytest.mark.parametrize("deed", ["in-place", "in-place-and-write"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_writing_the_parameters_in_place_while_they_are_trained_is_that_nodes_failure(
+def test_in_place_write_during_training_fails_its_node(
     tmp_path: Path, engine: str, deed: str
 ) -> None:
     with pytest.raises(RunFailed, match="node 2 failed in round 3: .*modified in place") as caught:
@@ -206,7 +206,7 @@ def test_writing_the_parameters_in_place_while_they_are_trained_is_that_nodes_fa
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -> None:
+def test_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -> None:
     with pytest.raises(BadInput) as caught:
         play(tmp_path, task="user_tasks:raises", engine={"name": engine})
     [problem] = caught.value.problems
@@ -215,7 +215,7 @@ def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -
     assert not list(tmp_path.iterdir())
 
 
-def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
+def test_deadlock_names_every_wait(tmp_path: Path) -> None:
     with pytest.raises(Deadlock) as caught:
         play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": "simulate"})
     assert "all nodes wait and nothing is under way" in str(caught.value)
@@ -229,7 +229,7 @@ def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
     assert rounds_of(recorded(caught.value), 0) == [0]
 
 
-def test_messages_that_nobody_waits_for_are_named(tmp_path: Path) -> None:
+def test_messages_with_a_wrong_tag_are_named(tmp_path: Path) -> None:
     described = {"algorithm": "user_algorithms:WrongTag", "engine": {"name": "simulate"}}
     said = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
     with pytest.raises(Deadlock) as caught:
@@ -247,7 +247,7 @@ def test_messages_that_nobody_waits_for_are_named(tmp_path: Path) -> None:
     assert any(text.startswith(f"no node has completed a round: {said}") for text in observer.said)
 
 
-def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
+def test_killed_node_ends_the_run(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"}
     with pytest.raises(RunFailed, match=r"node 2 died in round \d: killed by SIGKILL") as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": "processes"})
@@ -257,7 +257,7 @@ def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
     assert run.events.filter(event="lost")["node"].to_list() == [VICTIM]
 
 
-def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
+def test_others_finish_without_a_killed_node(tmp_path: Path) -> None:
     """With gather.lost_peer: skip, the others go on to the end."""
     run = play(
         tmp_path,
@@ -279,7 +279,7 @@ def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
     assert "SIGKILL" in event["detail"]
 
 
-def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
+def test_node_that_cannot_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunFailed, match=r"node \d failed at start: ConnectionError: the licence server is down"
     ) as caught:
@@ -309,7 +309,7 @@ def launch(tmp_path: Path, **changes: Any) -> Child:
     return FORKER.program(*arguments, output=tmp_path / "said")
 
 
-def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
+def test_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
     launcher, out = launch(tmp_path), tmp_path / "runs"
     try:
 
@@ -331,7 +331,7 @@ def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -
         assert rounds_of(run, rank)[:2] == [0, 20]
 
 
-def test_a_run_that_is_stopped_while_its_nodes_start_ends_in_order_and_at_once(tmp_path: Path) -> None:
+def test_run_stopped_while_nodes_start_ends_in_order(tmp_path: Path) -> None:
     launcher = launch(
         tmp_path,
         task={"name": "user_tasks:slow_to_fork", "folder": str(tmp_path), "seconds": 2.0},

@@ -71,7 +71,7 @@ CRASH: dict[str, Any] = {"name": "crash", "nodes": [VICTIM], "at_round": 3}
 
 
 @BOTH
-def test_others_go_on_without_a_node_that_crashes(tmp_path: Path, engine: str) -> None:
+def test_others_go_on_without_a_crashed_node(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, CRASH, engine=engine)
     check_survivors(run, VICTIM)
     assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
@@ -81,7 +81,7 @@ def test_others_go_on_without_a_node_that_crashes(tmp_path: Path, engine: str) -
 
 
 @BOTH
-def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engine: str) -> None:
+def test_crashed_node_returns_from_its_checkpoint(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         {**CRASH, "restart_after_s": 0.3},
@@ -106,7 +106,7 @@ def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engi
 
 
 @BOTH
-def test_a_node_that_leaves_finishes_its_round_and_leaves_its_model(tmp_path: Path, engine: str) -> None:
+def test_leaving_node_finishes_its_round_and_keeps_its_model(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, {"name": "leave", "nodes": [VICTIM], "at_s": 0.25}, engine=engine)
     check_survivors(run, VICTIM)
     assert kinds_of(run, VICTIM) == ["left"]
@@ -121,7 +121,7 @@ def test_a_node_that_leaves_finishes_its_round_and_leaves_its_model(tmp_path: Pa
 
 @BOTH
 @pytest.mark.parametrize("start_from", ["initial", "neighbor"])
-def test_a_node_that_joins_takes_part_from_then_on(tmp_path: Path, engine: str, start_from: str) -> None:
+def test_joining_node_takes_part_from_then_on(tmp_path: Path, engine: str, start_from: str) -> None:
     fault = {"name": "join", "nodes": [VICTIM], "at_s": 0.35, "start_from": start_from}
     run = play(tmp_path, fault, engine=engine, stop={"rounds": 2 * ROUNDS})
     assert run.status == "done"
@@ -135,7 +135,7 @@ def test_a_node_that_joins_takes_part_from_then_on(tmp_path: Path, engine: str, 
 
 @BOTH
 @pytest.mark.parametrize("for_s", [0.2, 1.0], ids=["short", "longer than detection"])
-def test_a_node_that_stands_still_goes_on(tmp_path: Path, engine: str, for_s: float) -> None:
+def test_frozen_node_continues_when_thawed(tmp_path: Path, engine: str, for_s: float) -> None:
     run = play(
         tmp_path,
         {"name": "freeze", "nodes": [VICTIM], "at_s": 0.25, "for_s": for_s},
@@ -160,7 +160,7 @@ def test_a_node_that_stands_still_goes_on(tmp_path: Path, engine: str, for_s: fl
 
 
 @BOTH
-def test_a_partition_heals(tmp_path: Path, engine: str) -> None:
+def test_partition_heals(tmp_path: Path, engine: str) -> None:
     """Halves of a ring learn by themselves, and then together again."""
     fault = {"name": "partition", "groups": [[0, 1, 2]], "from_s": 0.25, "to_s": 0.65}
     run = play(tmp_path, fault, engine=engine, gather={"timeout_s": 0.05, "lost_peer": "skip"})
@@ -176,7 +176,7 @@ def test_a_partition_heals(tmp_path: Path, engine: str) -> None:
 
 
 @BOTH
-def test_a_slow_node_takes_longer(tmp_path: Path, engine: str) -> None:
+def test_slow_node_takes_longer(tmp_path: Path, engine: str) -> None:
     slow = {"name": "slow", "nodes": [VICTIM], "factor": 6}
     run = play(tmp_path, slow, engine=engine, algorithm="local", stop={"rounds": 3})
     end = dict(run.metrics.filter(round=3).select("node", "time_s").iter_rows())
@@ -185,7 +185,7 @@ def test_a_slow_node_takes_longer(tmp_path: Path, engine: str) -> None:
         assert [end[rank] for rank in range(2)] == pytest.approx([0.3, 0.3])
 
 
-def test_the_same_faults_give_the_same_bits(tmp_path: Path) -> None:
+def test_same_faults_give_the_same_bits(tmp_path: Path) -> None:
     faults = [
         {"name": "churn", "mean_up_s": 1.0, "mean_down_s": 0.3},
         {"name": "freeze", "nodes": 1, "at_s": 0.3, "for_s": 0.7},
@@ -209,7 +209,7 @@ def test_the_same_faults_give_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def test_what_a_node_had_not_sent_goes_with_it(tmp_path: Path) -> None:
+def test_unsent_messages_are_lost_with_a_crashed_node(tmp_path: Path) -> None:
     """A model takes 0.5 s here: a node that dies 0.2 s after it began to send has sent 40 % of one, of two."""
     nbytes = 3 * 4
     network = {"name": "uniform", "uplink_mbps": 2 * (nbytes + 60) * 8 / 1e6}
@@ -228,7 +228,7 @@ def test_what_a_node_had_not_sent_goes_with_it(tmp_path: Path) -> None:
         assert heard <= 1
 
 
-def test_what_is_sent_to_the_dead_before_they_are_missed_is_lost(tmp_path: Path) -> None:
+def test_messages_to_an_undetected_dead_node_are_lost(tmp_path: Path) -> None:
     run = play(
         tmp_path,
         {"name": "crash", "nodes": [VICTIM], "at_s": 0.15},
@@ -245,7 +245,7 @@ def test_what_is_sent_to_the_dead_before_they_are_missed_is_lost(tmp_path: Path)
 
 
 @BOTH
-def test_waiting_for_the_dead_holds_the_others_up(tmp_path: Path, engine: str) -> None:
+def test_waiting_for_a_dead_node_holds_up_its_neighbours(tmp_path: Path, engine: str) -> None:
     gather = {"lost_peer": "wait", "timeout_s": 5.0}
     run = play(tmp_path, {**CRASH, "restart_after_s": 0.8}, engine=engine, gather=gather)
     assert run.status == "done"
@@ -256,7 +256,7 @@ def test_waiting_for_the_dead_holds_the_others_up(tmp_path: Path, engine: str) -
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
 
 
-def test_the_weight_of_who_is_missing_is_shared_out_if_asked_for(tmp_path: Path) -> None:
+def test_weight_of_a_missing_node_can_be_renormalized(tmp_path: Path) -> None:
     """Three nodes of which one never comes: own keeps its weight, renormalize halves what is left."""
     ends = {}
     for missing in ("own", "renormalize"):
@@ -280,7 +280,7 @@ def test_the_weight_of_who_is_missing_is_shared_out_if_asked_for(tmp_path: Path)
 
 
 @BOTH
-def test_a_run_of_which_nobody_is_left_fails(tmp_path: Path, engine: str) -> None:
+def test_run_with_no_node_left_fails(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
         RunFailed,
         match="no node is left",
@@ -293,7 +293,7 @@ def test_a_run_of_which_nobody_is_left_fails(tmp_path: Path, engine: str) -> Non
     assert all(rounds_of(run, rank) == [0, 1, 2] for rank in range(NODES))
 
 
-def test_all_may_be_away_for_a_while(tmp_path: Path) -> None:
+def test_all_nodes_may_be_away_for_a_while(tmp_path: Path) -> None:
     run = play(tmp_path, {"name": "crash", "nodes": "all", "at_s": 0.35, "restart_after_s": 1.0})
     assert run.status == "done"
     assert all(known(run))
@@ -319,7 +319,7 @@ SILENCE: dict[str, Any] = {"name": "loss", "probability": 1.0}
     ],
     ids=["time", "churn that ends", "silence that ends"],
 )
-def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
+def test_newcomers_that_find_no_neighbour_obey_the_stop_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[dict[str, Any]], stop: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(fault_runner, "MAX_IDLE", 300)
@@ -350,7 +350,7 @@ class Patient(Algorithm):
 
 
 @pytest.mark.parametrize("start", ["initial", "neighbor"])
-def test_who_waits_for_one_that_is_to_come_is_not_given_up(
+def test_waiting_for_a_node_yet_to_join_is_no_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     monkeypatch.setattr(fault_runner, "MAX_IDLE", 100)
@@ -362,7 +362,7 @@ def test_who_waits_for_one_that_is_to_come_is_not_given_up(
     assert run.events.filter(event="returned").height > 100
 
 
-def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(
+def test_signal_ends_a_run_of_endlessly_asking_newcomers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = count()
@@ -409,7 +409,7 @@ class Sleepless(Algorithm):
                 node.record(told=1)
 
 
-def test_a_task_that_goes_on_in_spite_of_the_end_does_not_hold_it_up(
+def test_task_that_ignores_cancellation_does_not_delay_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.CRITICAL, "asyncio"):  # which says that tasks were left behind
@@ -418,7 +418,7 @@ def test_a_task_that_goes_on_in_spite_of_the_end_does_not_hold_it_up(
     assert run.status == "done"
 
 
-def test_the_dead_say_nothing(tmp_path: Path) -> None:
+def test_dead_nodes_send_nothing(tmp_path: Path) -> None:
     run = play(
         tmp_path,
         CRASH,
@@ -432,7 +432,7 @@ def test_the_dead_say_nothing(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_nobody_waits_for_a_node_that_was_to_come_and_crashes_at_that_instant(
+def test_run_fails_if_its_last_newcomer_crashes_on_joining(
     tmp_path: Path, engine: str
 ) -> None:
     others = [rank for rank in range(NODES) if rank != VICTIM]

@@ -113,7 +113,7 @@ def check_rows(run: Run, ranks: Sequence[int], rounds: int) -> None:
         assert recorded == list(range(0, rounds + 1, 5)), rank
 
 
-def test_a_node_that_is_killed_is_named_with_the_time(tmp_path: Path) -> None:
+def test_killed_node_is_named_and_others_finish(tmp_path: Path) -> None:
     run, _ = with_victims(described(4, 40), tmp_path, kill([2]))
     assert run.status == "done"
     check_rows(run, [0, 1, 3], 40)
@@ -121,7 +121,7 @@ def test_a_node_that_is_killed_is_named_with_the_time(tmp_path: Path) -> None:
     assert "killed by SIGKILL" in run.events.filter(event="lost")["detail"].item()
 
 
-def test_a_node_that_is_killed_is_started_again_if_asked_for(tmp_path: Path) -> None:
+def test_killed_node_is_restarted_on_request(tmp_path: Path) -> None:
     engine = {"name": "processes", "trainer": "sequential", "pace": True, "restart": "always"}
     run, _ = with_victims(
         described(4, 60, engine=engine, checkpoint={"every_rounds": 2}), tmp_path, kill([2])
@@ -138,7 +138,7 @@ def test_a_node_that_is_killed_is_started_again_if_asked_for(tmp_path: Path) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("restart", ["never", "always"])
 @pytest.mark.parametrize("count", [1, 5, 16])
-def test_many_are_killed_of_many(tmp_path: Path, count: int, restart: str) -> None:
+def test_others_finish_when_many_nodes_are_killed(tmp_path: Path, count: int, restart: str) -> None:
     victims = random.Random(count).sample(range(32), count)
     engine = {"name": "processes", "trainer": "sequential", "pace": True, "restart": restart}
     run, said = with_victims(
@@ -155,7 +155,7 @@ def test_many_are_killed_of_many(tmp_path: Path, count: int, restart: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_node_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+def test_suspended_node_continues_when_resumed(tmp_path: Path) -> None:
     """From outside, and for longer than it takes its peers to miss it."""
 
     def deed(nodes: list[psutil.Process]) -> None:
@@ -170,7 +170,7 @@ def test_a_node_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
     assert run.metrics.filter(node=1)["round"].max() == 600
 
 
-def test_a_run_that_is_asked_to_end_ends_with_all_that_it_has(tmp_path: Path) -> None:
+def test_run_asked_to_end_keeps_everything_it_has(tmp_path: Path) -> None:
     experiment = described(4, 100_000)
     launcher = launch(experiment, tmp_path)
     try:
@@ -187,7 +187,7 @@ def test_a_run_that_is_asked_to_end_ends_with_all_that_it_has(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_don_t_meet(tmp_path: Path) -> None:
+def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -207,7 +207,7 @@ def test_two_runs_at_once_don_t_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes wherever it likes: a read-only folder")
-def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
+def test_read_only_folder_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o500)
     launcher = launch(described(4, 5), tmp_path)
     said = ended(launcher, tmp_path)
@@ -216,7 +216,7 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_read_only_file_system_is_one_line(small_disk: Path, tmp_path: Path) -> None:
+def test_read_only_file_system_is_a_one_line_error(small_disk: Path, tmp_path: Path) -> None:
     subprocess.run(["mount", "--options", "remount,ro", str(small_disk)], check=True)
     (tmp_path / "runs").symlink_to(small_disk)
     launcher = launch(described(4, 5), tmp_path)
@@ -228,7 +228,7 @@ def test_a_read_only_file_system_is_one_line(small_disk: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
+def test_full_disk_is_a_one_line_error(small_disk: Path, engine: str) -> None:
     experiment = described(4, 100_000, evaluation={"every_rounds": 1}, engine={"name": engine})
     with pytest.raises((RunFailed, OSError), match="No space left on device") as caught:
         gossamer.run(experiment, small_disk)
@@ -241,7 +241,7 @@ def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
     assert recorded["test_loss"].null_count() == 0
 
 
-def test_nobody_waits_for_a_node_that_stands_still_for_good(tmp_path: Path) -> None:
+def test_others_finish_without_a_node_suspended_for_good(tmp_path: Path) -> None:
     failures = {"heartbeat_s": 0.3, "detection_s": 1.5}
     run, said = with_victims(described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
     assert run.status == "done", said

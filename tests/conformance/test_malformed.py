@@ -121,7 +121,7 @@ def some(setting: str, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("setting", "kind"), [some(setting, kind) for setting in SETTINGS for kind in KINDS])
-def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: str, tmp_path: Path) -> None:
+def test_others_go_on_without_a_malformed_message(setting: str, kind: str, tmp_path: Path) -> None:
     bad = BAD.get(setting, 3)
     run = gossamer.run(described(setting, wrappers=[Malformed(rank=bad, kind=kind)]), tmp_path)
     assert run.status == "done"
@@ -137,7 +137,7 @@ def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: s
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "codec"])
-def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
+def test_malformed_message_is_refused_once(setting: str, tmp_path: Path) -> None:
     gather = {"malformed": "drop", "lost_peer": "skip"}
     wrapper = Malformed(kind="model of NaN", since=2)
     run = gossamer.run(described(setting, rounds=8, gather=gather, wrappers=[wrapper]), tmp_path)
@@ -146,7 +146,7 @@ def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
-def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
+def test_processes_go_on_without_malformed_messages(setting: str, tmp_path: Path) -> None:
     """Every kind in one run, in which the peer is not lost, only its messages are."""
     bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)
     experiment = described(setting, "processes", rounds=rounds, wrappers=[Malformed(rank=bad)])
@@ -161,7 +161,7 @@ def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_pa
         assert set(last["messages_refused"]) == {len(KINDS)}
 
 
-def test_both_engines_go_on_without_a_malformed_peer_alike(tmp_path: Path) -> None:
+def test_both_engines_agree_despite_a_malformed_peer(tmp_path: Path) -> None:
     models = []
     for engine in ("simulate", "processes"):
         experiment = described("synchronous", engine, wrappers=[Malformed(kind="model of NaN")])
@@ -178,7 +178,7 @@ def test_nan_of_one_node_reaches_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gather", [{}, {"malformed": "fail", "lost_peer": "skip"}])
-def test_by_default_a_malformed_message_ends_the_run_as_a_dead_peer_does(
+def test_malformed_message_ends_the_run_by_default(
     gather: dict[str, str], tmp_path: Path
 ) -> None:
     said = r"node \d refuses a message of node 3 under tag 2: nothing; accepted: a model of 5 parameters"
@@ -206,7 +206,7 @@ class Steps(NodeWrapper):
     ],
 )
 @pytest.mark.parametrize("step", ["keys", "roster", "shares", "relay", "survivors", "unmask"])
-def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: str, tmp_path: Path) -> None:
+def test_secure_aggregation_survives_malformed_steps(step: str, kind: str, tmp_path: Path) -> None:
     gather = {
         "malformed": "drop",
         "lost_peer": "skip",
@@ -260,13 +260,13 @@ def flooded(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, tmp_path: Path) -> None:
+def test_honest_nodes_finish_under_a_flood(engine: str, tmp_path: Path) -> None:
     flooded(1_000, engine, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path: Path) -> None:
+def test_50_000_malformed_frames_do_no_harm(tmp_path: Path) -> None:
     """Between workers, where a node's key is a certificate."""
     fleet = Fleet(tmp_path)
     try:

@@ -48,7 +48,7 @@ def test_thousands_of_runs_end_by_their_stop_rules(tmp_path: Path, name: str) ->
     check(name, range(8, 208), tmp_path)
 
 
-def test_the_algorithms_are_known() -> None:
+def test_algorithms_are_known_by_whether_they_gather() -> None:
     """A new one is tested here by itself."""
     asynchronous = {name for name, found in ALGORITHMS.items() if not found.gathers}
     assert {"ad-psgd", "ad-psgd-artifact", "divshare", "swift", "swift-artifact"} <= asynchronous
@@ -165,7 +165,7 @@ _CHECKS = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 
 @settings(max_examples=8, deadline=None, suppress_health_check=_CHECKS)
 @given(troubles(at_most=4))
-def test_every_run_ends_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str, Any]) -> None:
+def test_every_run_ends_under_churn(tmp_path: Path, trouble: dict[str, Any]) -> None:
     check_any(tmp_path, **trouble)
 
 
@@ -174,5 +174,5 @@ def test_every_run_ends_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str
 @pytest.mark.usefixtures("shapes_unchecked")
 @settings(max_examples=600, deadline=None, suppress_health_check=_CHECKS)
 @given(troubles(at_most=6))
-def test_thousands_of_runs_end_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str, Any]) -> None:
+def test_thousands_of_runs_end_under_churn(tmp_path: Path, trouble: dict[str, Any]) -> None:
     check_any(tmp_path, **trouble)

@@ -30,7 +30,7 @@ def play(out: Path, **changes: Any) -> Run:
     return gossamer.run(Experiment.of({**settings, **changes}), out)
 
 
-def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> None:
+def test_server_curve_uses_the_times_of_the_server(tmp_path: Path) -> None:
     """The clients that it passes over have counted their rounds long before."""
     run = play(
         tmp_path,
@@ -53,7 +53,7 @@ def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_the_average_model_is_judged_at_every_evaluation_though_it_takes_longer_than_the_rounds(
+def test_slow_evaluation_never_skips_the_average_model(
     tmp_path: Path, engine: str
 ) -> None:
     run = play(
@@ -95,7 +95,7 @@ def first_below(run: Run, level: float) -> int:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
+def test_train_loss_target_is_the_mean_over_trained_nodes(
     tmp_path: Path, engine: str, fraction: float
 ) -> None:
     settings: dict[str, Any] = {
@@ -127,7 +127,7 @@ def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
     assert reached <= expected or engine == "processes"
 
 
-def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
+def test_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
     """A real node's messages of its last round may still be queued when that round is over."""
     settings = {
         "nodes": 6,
@@ -165,7 +165,7 @@ def test_no_more_vectors_are_alive_than_a_round_needs(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> None:
+def test_time_use_of_nodes_is_recorded(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,
@@ -204,7 +204,7 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
 
 @pytest.mark.parametrize("uplink_mbps", [1.0, None])
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
+def test_uplink_share_is_bytes_over_rate_behind_a_bottleneck(
     tmp_path: Path, uplink_mbps: float | None, shared: bool
 ) -> None:
     """It is bytes by the uplink's own rate, not the time in which something is on it, which is four times as long here."""
@@ -238,7 +238,7 @@ def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_the_final_figure_is_of_all_nodes_at_the_end_whatever_their_pace(tmp_path: Path, engine: str) -> None:
+def test_final_figure_covers_all_nodes_despite_their_pace(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,
@@ -263,7 +263,7 @@ def test_the_final_figure_is_of_all_nodes_at_the_end_whatever_their_pace(tmp_pat
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_rounds_beside_a_grid_of_time_leave_its_points_as_they_are(tmp_path: Path, engine: str) -> None:
+def test_rounds_do_not_change_points_on_a_time_grid(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,

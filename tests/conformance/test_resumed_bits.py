@@ -146,7 +146,7 @@ QUICK = ("d-psgd", "fedavg", "sgp-overlapped")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYNCHRONOUS]
 )
-def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
+def test_resumed_simulation_has_the_same_bits(tmp_path: Path, name: str) -> None:
     described = settings(name)
     whole = play(tmp_path, described)
     draw = np.random.default_rng(list(name.encode()))
@@ -162,7 +162,7 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["fair", pytest.param("fifo", marks=pytest.mark.slow)])
-def test_messages_under_way_arrive_when_they_would_have(tmp_path: Path, sharing: str) -> None:
+def test_messages_under_way_survive_a_resume(tmp_path: Path, sharing: str) -> None:
     """Where links are slow, much is on its way at a checkpoint."""
     network = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.02, "sharing": sharing}
     described = {**settings("gradient-tracking"), "network": network}
@@ -184,7 +184,7 @@ def test_messages_under_way_arrive_when_they_would_have(tmp_path: Path, sharing:
         ),
     ],
 )
-def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
+def test_resumed_processes_have_the_same_bits(tmp_path: Path, name: str) -> None:
     described = {**settings(name), "engine": PROCESSES, "network": "uniform"}
     whole = play(tmp_path, described)
     draw = np.random.default_rng(list(name.encode()))
@@ -255,7 +255,7 @@ def stopped_and_resumed(described: Mapping[str, Any], rows: int, tmp_path: Path)
         for name in ASYNCHRONOUS
     ],
 )
-def test_an_asynchronous_simulation_is_the_same(tmp_path: Path, name: str, network: str) -> None:
+def test_resumed_asynchronous_simulation_has_the_same_bits(tmp_path: Path, name: str, network: str) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS[name], "network": NETWORKS[network]}
     whole = play(tmp_path, described)
     draw = np.random.default_rng([*f"{name}/{network}".encode()])
@@ -266,7 +266,7 @@ def test_an_asynchronous_simulation_is_the_same(tmp_path: Path, name: str, netwo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ad-psgd", "divshare", "swift", "gossip-learning"])
-def test_killed_at_twenty_random_instants(tmp_path: Path, name: str) -> None:
+def test_run_killed_at_twenty_random_instants_resumes(tmp_path: Path, name: str) -> None:
     described = {
         **LONG,
         "algorithm": ASYNCHRONOUS[name],
@@ -300,7 +300,7 @@ MORE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [name if name == "wait-free" else pytest.param(name, marks=pytest.mark.slow) for name in MORE]
 )
-def test_other_runs_are_the_same(tmp_path: Path, name: str) -> None:
+def test_other_resumed_runs_have_the_same_bits(tmp_path: Path, name: str) -> None:
     described, draw = {**LONG, **MORE[name]}, np.random.default_rng([*name.encode()])
     whole = play(tmp_path, described)
     assert_same(killed_and_resumed(whole, draw, tmp_path), whole)
@@ -309,7 +309,7 @@ def test_other_runs_are_the_same(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_batched_run_is_the_same(tmp_path: Path) -> None:
+def test_resumed_batched_run_has_the_same_bits(tmp_path: Path) -> None:
     """Bits depend on which nodes are computed together, which is as it was."""
     engine = {"name": "simulate", "trainer": "batched"}
     described = {**LONG, "algorithm": "gossip-learning", "engine": engine, "nodes": 8, "network": SLOW}
@@ -318,7 +318,7 @@ def test_a_batched_run_is_the_same(tmp_path: Path) -> None:
     assert_same(stopped_and_resumed(described, 30, tmp_path), whole)
 
 
-def test_a_run_goes_on_twice(tmp_path: Path) -> None:
+def test_run_can_be_resumed_twice(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
     whole, stopped = play(tmp_path, described), play(tmp_path / "stopped", described, Stopper(12))
     again = gossamer.resume(stopped.path, observer=Stopper(14))
@@ -326,7 +326,7 @@ def test_a_run_goes_on_twice(tmp_path: Path) -> None:
     assert_same(gossamer.resume(stopped.path), whole)
 
 
-def test_a_longer_run_is_the_same(tmp_path: Path) -> None:
+def test_extended_run_has_the_bits_of_a_longer_one(tmp_path: Path) -> None:
     """Nodes that had ended would have gone on, so that the run goes on from before."""
     described = {**LONG, "algorithm": ASYNCHRONOUS["divshare"], "network": SLOW}
     short = play(tmp_path / "short", {**described, "stop": {"rounds": 16}})
@@ -334,7 +334,7 @@ def test_a_longer_run_is_the_same(tmp_path: Path) -> None:
     assert_same(longer, play(tmp_path, described))
 
 
-def test_without_an_earlier_checkpoint_a_longer_run_is_computed_again(tmp_path: Path) -> None:
+def test_extension_without_a_checkpoint_is_computed_again(tmp_path: Path) -> None:
     checkpoint = {"checkpoint": {"every_rounds": 1000}}
     described = {**LONG, **checkpoint, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
     short, said = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Said()
@@ -359,7 +359,7 @@ class Lazy(gossamer.Algorithm):
                 await node.mix({message.source: message.payload}, {message.source: 0.5})
 
 
-def test_where_values_decide_everything_is_computed_again(tmp_path: Path) -> None:
+def test_value_dependent_run_is_computed_again(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": "test_resumed_bits:Lazy"}
     whole = play(tmp_path, described)
     stopped, said = play(tmp_path / "stopped", described, Stopper(30)), Said()
@@ -386,7 +386,7 @@ class Remembers(gossamer.Algorithm):
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
 
 
-def test_local_variables_see_the_saved_vectors(tmp_path: Path) -> None:
+def test_local_variables_see_the_restored_vectors(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": "test_resumed_bits:Remembers"}
     whole = play(tmp_path, described)
     assert_same(killed_and_resumed(whole, np.random.default_rng(1), tmp_path), whole)
@@ -432,14 +432,14 @@ class Larger(gossamer.Algorithm):
                     node.model = message.payload
 
 
-def test_restoring_one_node_writes_over_no_vector_of_another(tmp_path: Path) -> None:
+def test_restoring_a_node_overwrites_no_other_nodes_vector(tmp_path: Path) -> None:
     whole = play(tmp_path, {**LONG, "algorithm": "test_resumed_bits:Larger"})
     for number in (1, 2, 4):
         folder = as_left_by_a_kill(whole, number, tmp_path / str(number))
         assert_same(gossamer.resume(folder), whole)
 
 
-def test_rows_that_were_lost_are_computed_again(tmp_path: Path) -> None:
+def test_missing_rows_are_computed_again(tmp_path: Path) -> None:
     """A machine that goes down may have written a checkpoint and not the rows before it."""
     whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
@@ -450,7 +450,7 @@ def test_rows_that_were_lost_are_computed_again(tmp_path: Path) -> None:
     assert_same(resumed, whole)
 
 
-def test_a_row_of_the_network_that_was_lost_is_computed_again(tmp_path: Path) -> None:
+def test_missing_network_row_is_computed_again(tmp_path: Path) -> None:
     """Its nodes' models have no meaning while what is on record happens again."""
     whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
@@ -469,7 +469,7 @@ class StoppedAtOnce(Observer):
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_path: Path) -> None:
+def test_run_stopped_during_replay_has_no_models_and_resumes(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["swift"]}
     whole = play(tmp_path, described)
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
@@ -479,7 +479,7 @@ def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_pa
     assert_same(gossamer.resume(folder), whole)
 
 
-def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Path) -> None:
+def test_end_before_the_record_gives_the_shorter_run(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["gossip-learning"], "network": SLOW}
     whole = play(tmp_path, described)
     cut = read_run_checkpoint(whole.path / "checkpoints", 6)
@@ -490,7 +490,7 @@ def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> None:
+def test_resumed_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> None:
     """What real nodes that wait for nobody do again is something else; it's the same task, and they learn it."""
     described = {
         **SETTINGS,
@@ -541,7 +541,7 @@ TICKS: dict[str, Any] = {
     ],
     ids=["time", "rounds", "nodes that end apart", "bytes"],
 )
-def test_an_extended_run_has_every_row_of_a_longer_one(
+def test_extended_run_has_every_row_of_a_longer_one(
     tmp_path: Path, short: dict[str, Any], long: dict[str, Any], given: str, changes: dict[str, Any]
 ) -> None:
     def experiment(stop: dict[str, Any]) -> Experiment:
@@ -556,7 +556,7 @@ def test_an_extended_run_has_every_row_of_a_longer_one(
     assert torch.equal(whole.parameters, resumed.parameters)  # type: ignore[arg-type]
 
 
-def test_checkpoints_keep_no_messages_to_nodes_that_have_ended(tmp_path: Path) -> None:
+def test_checkpoints_drop_messages_to_ended_nodes(tmp_path: Path) -> None:
     """Nobody reads them; the last node makes ten times as many."""
     peaks = [
         gossamer.run(

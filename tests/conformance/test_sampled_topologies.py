@@ -50,7 +50,7 @@ def graphs(done: Run) -> dict[int, list[tuple[int, int]]]:
     return {int(start): [tuple(edge) for edge in edges] for start, edges in done.setup["graphs"].items()}
 
 
-def test_these_are_the_algorithms_that_bear_it() -> None:
+def test_algorithms_that_tolerate_sampling_are_covered() -> None:
     bearing = {
         name for name, found in names("algorithm").items() if getattr(found, "tolerates_sampling", False)
     }
@@ -64,14 +64,14 @@ def test_algorithms_learn_on_views(tmp_path: Path, algorithm: dict[str, Any]) ->
     assert losses[1] < losses[0] / 2
 
 
-def test_running_it_again_gives_the_same(tmp_path: Path) -> None:
+def test_sampled_run_is_repeatable(tmp_path: Path) -> None:
     first, again = (gossamer.run(described({"name": "gossip-learning"}), tmp_path) for _ in range(2))
     assert graphs(first) == graphs(again)
     columns = ["node", "round", "time_s", "bytes_sent", "messages_received", "test_loss"]
     assert first.metrics.select(columns).equals(again.metrics.select(columns))
 
 
-def test_they_run_as_processes(tmp_path: Path) -> None:
+def test_sampled_topology_runs_as_processes(tmp_path: Path) -> None:
     done = gossamer.run(
         described({"name": "ad-psgd"}, engine="processes", evaluation={"every_rounds": 15}), tmp_path
     )
@@ -82,7 +82,7 @@ def test_they_run_as_processes(tmp_path: Path) -> None:
     assert max(np.bincount([i for i, _ in found[15]], minlength=NODES)) <= 4
 
 
-def test_the_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> None:
+def test_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> None:
     async def script(node: Node) -> dict[int, tuple[int, ...]]:
         seen = {}
         async for r in node.rounds():
@@ -98,7 +98,7 @@ def test_the_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> N
     assert played.run.setup["directed"]
 
 
-def test_views_and_bytes_are_those_of_exchanges_at_their_instants(tmp_path: Path) -> None:
+def test_views_and_bytes_match_a_reference_of_the_exchanges(tmp_path: Path) -> None:
     """Where messages take no time, an exchange is over at the instant at which it begins."""
     views: list[dict[int, int]] = []
 
@@ -139,7 +139,7 @@ def taken(own: int, view: dict[int, int], entries: list[list[int]], sent: list[i
     return view
 
 
-def test_samplers_and_the_algorithm_do_not_hear_each_other(tmp_path: Path) -> None:
+def test_sampler_and_algorithm_messages_are_kept_apart(tmp_path: Path) -> None:
     async def script(node: Node) -> list[Any]:
         await node.sleep(5.0)
         node.send((node.rank + 1) % NODES, "mine", tag="mine")
@@ -150,7 +150,7 @@ def test_samplers_and_the_algorithm_do_not_hear_each_other(tmp_path: Path) -> No
     assert all(heard == [(("mine",), "mine")] for heard in played.values.values())
 
 
-def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Path) -> None:
+def test_finished_node_answers_samplers_but_takes_no_messages(tmp_path: Path) -> None:
     """Node 0 returns at once: it stays in the views of others, and what is sent to it is late."""
 
     async def script(node: Node) -> Any:
@@ -168,7 +168,7 @@ def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Pat
     assert last["messages_late"].max() == 1
 
 
-def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path) -> None:
+def test_crashed_nodes_leave_the_views_and_return(tmp_path: Path) -> None:
     """Three of eight nodes are away from 4.5 s to 24.5 s: nobody knows them then, and the graph goes on without them."""
     away = (1, 4, 6)
 
@@ -196,7 +196,7 @@ def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path
     assert known[max(found)] >= set(away)
 
 
-def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Path) -> None:
+def test_deadlock_is_noticed_despite_exchanges(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.receive("never")
 
@@ -211,7 +211,7 @@ def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Pa
         (lambda node: node.mixing_weights(), r"node\.mixing_weights where neighbours are sampled"),
     ],
 )
-def test_what_no_node_knows_is_refused(tmp_path: Path, call: Any, said: str) -> None:
+def test_global_topology_calls_are_refused(tmp_path: Path, call: Any, said: str) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             call(node)
@@ -230,17 +230,17 @@ def test_only_out_neighbours_are_known(tmp_path: Path, direction: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["d-psgd", "sgp", "swift", "epidemic-local", "relay-sum", "local"])
-def test_algorithms_that_ask_for_more_are_refused_before_the_run(name: str) -> None:
+def test_other_algorithms_are_refused_before_the_run(name: str) -> None:
     with pytest.raises(BadInput, match=f"^topology: sampled, for {name}; accepted: .*gossip-learning"):
         prepare(described({"name": name}, nodes=10))
 
 
-def test_divshare_has_to_ask_the_sampler() -> None:
+def test_divshare_to_all_is_refused_on_a_sampled_topology() -> None:
     with pytest.raises(BadInput, match=r'^algorithm\.recipients_from: "all" on cyclon'):
         prepare(described({"name": "divshare"}))
 
 
-def test_the_command_line_says_what_it_can(tmp_path: Path) -> None:
+def test_topology_command_describes_the_initial_views(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     described(ALGORITHMS[2]).save(file)
     told = CliRunner().invoke(app, ["topology", str(file)], catch_exceptions=False)

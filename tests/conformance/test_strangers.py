@@ -233,7 +233,7 @@ def test_a_thousand_strangers_change_nothing(tmp_path: Path, alone: Run) -> None
     assert max(strangers.grown.values(), default=0) < 16 * MiB
 
 
-def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -> None:
+def test_strangers_that_fill_every_slot_do_not_keep_nodes_out(tmp_path: Path) -> None:
     """They dial first, say nothing and stay; the nodes dial when they have."""
     short, gate = {"stop": {"rounds": 3}}, tmp_path / "gate"
     alone = gossamer.run(described(engine=SIMULATE, **short), tmp_path)
@@ -245,7 +245,7 @@ def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_who_says_a_byte_at_a_time_is_dropped_too(tmp_path: Path, alone: Run) -> None:
+def test_stranger_that_drips_bytes_is_dropped(tmp_path: Path, alone: Run) -> None:
     """The run lasts longer than a stranger has to say who it is."""
     strangers = Strangers(NODES * 10, tmp_path / "gate", nothing, staying=1.0, dripping=True)
     lasting = {"name": "constant", "seconds_per_step": 1.5 * HELLO_TIMEOUT_S / ROUNDS}

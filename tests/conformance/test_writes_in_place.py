@@ -48,7 +48,7 @@ stop: {rounds: 2}
         ),
     ],
 )
-def test_the_error_names_the_line(tmp_path: Path, engine: str, first: str, second: str, found: int) -> None:
+def test_in_place_write_error_names_the_line(tmp_path: Path, engine: str, first: str, second: str, found: int) -> None:
     # (In a process of its own, since the checks of types in tests stand between an algorithm and the node.)
     (tmp_path / "careless.py").write_text(ALGORITHM.format(first=first, second=second))
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)

@@ -18,7 +18,7 @@ class Real:
         return self.now_s
 
 
-def test_between_two_reports_the_clock_goes_on() -> None:
+def test_clock_advances_between_reports() -> None:
     real = Real()
     clock = EstimatedClock(real)
     real.now_s += 5
@@ -34,7 +34,7 @@ def test_between_two_reports_the_clock_goes_on() -> None:
     assert clock.now() == 0.875
 
 
-def test_a_resumed_run_goes_on_where_it_was() -> None:
+def test_clock_of_a_resumed_run_continues() -> None:
     real = Real()
     clock = EstimatedClock(real)
     clock.update(7.0, runs=False)
@@ -46,7 +46,7 @@ def test_a_resumed_run_goes_on_where_it_was() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 3.0]), st.floats(0, 10))))
-def test_it_never_goes_back(steps: list[tuple[float, float]]) -> None:
+def test_clock_never_goes_back(steps: list[tuple[float, float]]) -> None:
     real = Real()
     clock = EstimatedClock(real)
     before = clock.now()

@@ -75,7 +75,7 @@ class Deaf(NodeWrapper):
 
 
 @pytest.mark.parametrize("wrapper", [Noise(), Deaf()])
-def test_wrappers_neither_see_nor_change_it(wrapper: NodeWrapper, tmp_path: Path) -> None:
+def test_wrappers_do_not_touch_a_newcomers_model(wrapper: NodeWrapper, tmp_path: Path) -> None:
     taken = []
 
     async def nothing(node: Node) -> None:
@@ -94,7 +94,7 @@ def test_wrappers_neither_see_nor_change_it(wrapper: NodeWrapper, tmp_path: Path
     assert torch.equal(given, own)
 
 
-def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path) -> None:
+def test_nonsensical_requests_and_answers_do_no_harm(tmp_path: Path) -> None:
     own = []
 
     async def lies(node: Node) -> None:
@@ -120,7 +120,7 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
     assert own == [True]
 
 
-def test_who_asks_all_the_time_is_sent_one_model_at_a_time(tmp_path: Path) -> None:
+def test_repeated_requests_get_one_model_at_a_time(tmp_path: Path) -> None:
     received = []
 
     async def asks(node: Node) -> None:

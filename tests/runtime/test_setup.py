@@ -36,7 +36,7 @@ class Yields(Algorithm):
         (Yields, "run() is not async, or has a yield"),
     ],
 )
-def test_what_is_no_algorithm_is_refused(found: type, said: str) -> None:
+def test_algorithm_run_must_be_a_coroutine(found: type, said: str) -> None:
     name = f"{found.__module__}:{found.__qualname__}"
     with pytest.raises(BadInput, match="accepted: async def run") as caught:
         prepare(Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"]))
@@ -48,7 +48,7 @@ def play(node: Node) -> None:
 
 
 @pytest.mark.parametrize("found", [NoAlgorithm, play])
-def test_only_a_class_of_its_kind_is_an_algorithm(found: Any) -> None:
+def test_algorithm_must_be_a_subclass_of_algorithm(found: Any) -> None:
     name = f"{found.__module__}:{found.__qualname__}"
     with pytest.raises(BadInput) as caught:
         Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"])
@@ -71,7 +71,7 @@ def broken() -> nn.Module:
         (broken, r"task.model: raised ZeroDivisionError: no layers \(test_setup.py, line \d+\)"),
     ],
 )
-def test_a_model_that_is_not_made_afresh_is_refused(
+def test_model_factory_must_return_a_module(
     model: Callable[[], nn.Module], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = torch.zeros(8, 2), torch.zeros(8, 1)

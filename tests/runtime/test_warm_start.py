@@ -57,7 +57,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_nodes_start_with_the_mean_model_or_that_of_a_rank(origin: Run, rank: int | None) -> None:
+def test_nodes_start_with_the_mean_model_or_that_of_one_rank(origin: Run, rank: int | None) -> None:
     assert origin.parameters is not None
     assert origin.buffers is not None
     setup = prepare(experiment(initial={"from": str(origin.path), "rank": rank}))
@@ -67,7 +67,7 @@ def test_nodes_start_with_the_mean_model_or_that_of_a_rank(origin: Run, rank: in
             np.testing.assert_allclose(found.numpy(), mean, rtol=1e-7)
 
 
-def test_both_engines_start_there_and_record_it(origin: Run, tmp_path: Path) -> None:
+def test_both_engines_use_and_record_a_warm_start(origin: Run, tmp_path: Path) -> None:
     warm = experiment(initial={"from": str(origin.path.parent)})  # which holds one run
     done = run(warm, tmp_path)
     file = origin.path / "models.safetensors"
@@ -85,7 +85,7 @@ def test_both_engines_start_there_and_record_it(origin: Run, tmp_path: Path) -> 
     assert again.initial.crc32 == crc32  # type: ignore[union-attr]
 
 
-def test_a_file_of_named_tensors(tmp_path: Path) -> None:
+def test_nodes_start_from_a_file_of_named_tensors(tmp_path: Path) -> None:
     module = Net(FEATURES)
     module.norm.running_mean.fill_(0.5)  # type: ignore[union-attr, operator]
     save_file(module.state_dict(), tmp_path / "net.safetensors")
@@ -131,7 +131,7 @@ def test_a_file_of_named_tensors(tmp_path: Path) -> None:
         ("comon", "initial: got 'comon'; accepted: 'common' or 'independent' or a mapping of fields"),
     ],
 )
-def test_bad_input(tmp_path: Path, start: Any, message: str) -> None:
+def test_invalid_initial_model_is_bad_input(tmp_path: Path, start: Any, message: str) -> None:
     whole = {name: each.detach().clone() for name, each in Net(FEATURES).named_parameters()}
     save_file(whole, tmp_path / "whole")
     save_file({**whole, "other": torch.zeros(1)}, tmp_path / "more")
@@ -146,7 +146,7 @@ def test_bad_input(tmp_path: Path, start: Any, message: str) -> None:
         prepare(experiment(initial=start))
 
 
-def test_a_run_of_another_model_or_without_finite_ones_is_refused(origin: Run, tmp_path: Path) -> None:
+def test_run_with_another_or_no_finite_model_is_refused(origin: Run, tmp_path: Path) -> None:
     start = {"from": str(origin.path)}
     task = {"name": f"{__name__}:noise", "features": 5}
     with pytest.raises(

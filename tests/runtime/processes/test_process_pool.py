@@ -91,7 +91,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> None:
+def test_stopped_process_adds_a_cpu_slot(pool: Pool, inside: bool) -> None:
     pool.adopt(inside=inside)
     for _ in range(2):
         pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
@@ -100,7 +100,7 @@ def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> N
     assert os.fstat(pool.pool._slots).st_size == 1
 
 
-def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
+def test_dead_process_no_longer_counts_as_stopped(pool: Pool) -> None:
     pid = pool.adopt(inside=True)
     pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
     os.kill(pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
     assert not pool.pool._stopped
 
 
-def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool: Pool) -> None:
+def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:
     pool.adopt(inside=False)
     channel = pool.pool._children[0].channel
     sent = 0
@@ -123,7 +123,7 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool:
     assert not channel.waiting
 
 
-def test_a_node_that_can_not_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, why = Pool(tmp_path), os.strerror(errno.EAGAIN)
     monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(errno.EAGAIN, why)))
     open_before = psutil.Process().num_fds()

@@ -101,7 +101,7 @@ def undisturbed(described: Experiment, folder: Path) -> Run:
     return gossamer.run(simulated, folder / "simulated")
 
 
-def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+def test_run_on_two_workers_matches_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
     described = experiment(
         topology={"name": "edge-list", "path": str(tmp_path / "edges.txt")},
@@ -128,7 +128,7 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert TOKEN not in fleet.said()
 
 
-def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+def test_awaited_workers_are_reported(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
     class Second(At):
         """Starts the second worker when the first one has joined."""
 
@@ -145,7 +145,7 @@ def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, 
 
 @pytest.mark.timeout(300)  # three starts of two workers
 @pytest.mark.usefixtures("fresh_interpreters")
-def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
+def test_run_resumes_after_worker_and_coordinator_are_killed(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(**SLOW, checkpoint={"every_rounds": 1})
@@ -172,7 +172,7 @@ def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_sam
     assert run.metrics.group_by("node", "round").len()["len"].max() == 1
 
 
-def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
+def test_joining_worker_takes_over_nodes_of_a_killed_one(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(
@@ -258,7 +258,7 @@ class Cable:
         self._listener.close()
 
 
-def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
+def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(**SLOW, failures={"detection_s": 10.0}, checkpoint={"every_rounds": 5})
@@ -278,7 +278,7 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     assert run.events.filter(run.events["event"] == "lost").is_empty()
 
 
-def test_a_worker_that_can_not_run_it_is_named(
+def test_worker_that_cannot_run_the_experiment_is_named(
     fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The algorithm is a class that only the coordinator can import."""
@@ -291,7 +291,7 @@ def test_a_worker_that_can_not_run_it_is_named(
     assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
 
 
-def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path) -> None:
+def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadInput, match=f"--listen {address}: .*in use"):
@@ -301,14 +301,14 @@ def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
+def test_executor_starts_the_workers(tmp_path: Path) -> None:
     described = experiment()
     listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
     run = gossamer.run(described, tmp_path, listen=listen)
     assert same(run, undisturbed(described, tmp_path))
 
 
-def test_a_worker_gives_up_a_coordinator_that_sends_nonsense(tmp_path: Path) -> None:
+def test_worker_gives_up_on_a_coordinator_that_sends_garbage(tmp_path: Path) -> None:
     """And does not connect again and again to hear the same."""
     worker = JoinedWorker("127.0.0.1:9", TOKEN, 1, tmp_path)
     ours, theirs = socket.socketpair()
@@ -327,20 +327,20 @@ class NoWorkers(ThreadPoolExecutor):
         return super().submit(lambda: 1 // 0)
 
 
-def test_a_run_fails_if_its_executor_can_not_start_workers(tmp_path: Path) -> None:
+def test_run_fails_if_its_executor_cannot_start_workers(tmp_path: Path) -> None:
     listen = Listen("127.0.0.1:0", TOKEN, 1, "test_remote_workers:NoWorkers")
     said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
     with pytest.raises(RunFailed, match=said):
         gossamer.run(experiment(), tmp_path, listen=listen)
 
 
-def test_a_worker_of_an_executor_does_not_wait_for_a_run_that_has_ended() -> None:
+def test_executor_worker_does_not_wait_for_an_ended_run() -> None:
     start = time.monotonic()
     assert worker_main(f"127.0.0.1:{free_port()}", TOKEN, 1) == 1
     assert time.monotonic() - start < 45.0  # most of which are imports
 
 
-def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
+def test_coordinator_error_ends_executor_workers(tmp_path: Path) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
@@ -352,7 +352,7 @@ def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("nothing:there", "No module"), ("math:pi", "not callable")])
-def test_an_executor_that_is_none_is_bad_input(name: str, said: str) -> None:
+def test_invalid_executor_is_bad_input(name: str, said: str) -> None:
     with pytest.raises(BadInput, match=f"--workers {name}: .*{said}.*; accepted: ray, or module:factory"):
         executor_of(name)
 
@@ -367,7 +367,7 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have other options")
-def test_a_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
+def test_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path)
     job = protocol.Job("", None, {}, None, 0, "", b"", [], reconnect_s=4.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -385,7 +385,7 @@ def test_a_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path)
         worker.close()
 
 
-def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
+def test_folder_of_a_killed_worker_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
@@ -425,7 +425,7 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
 
 
 @pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])
-def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: str) -> None:
+def test_worker_writes_only_into_its_own_folder(tmp_path: Path, path: str) -> None:
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path / "worker")
     try:
         worker._take(Fork(0, 0, [], files={"files/0-data": b"data"}))

@@ -72,7 +72,7 @@ def in_child(work: Callable[[], Any]) -> None:
 
 
 @linux
-def test_a_run_says_what_its_nodes_had_to_themselves(
+def test_run_reports_private_memory_of_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described = tmp_path / "many.yaml"
@@ -92,14 +92,14 @@ def test_a_run_says_what_its_nodes_had_to_themselves(
     assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {most:.1f} at most"
 
 
-def test_simulated_nodes_have_no_memory_of_their_own(tmp_path: Path) -> None:
+def test_simulated_run_reports_no_private_memory(tmp_path: Path) -> None:
     assert (
         play(tmp_path, engine={"name": "simulate", "trainer": "sequential"}).figures["private_bytes"] is None
     )
 
 
 @linux
-def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_back() -> None:
+def test_private_memory_follows_writes_and_releases() -> None:
     """Though it was kept for the next one, and something at the end of it is still in use."""
 
     def work() -> None:
@@ -125,7 +125,7 @@ def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_bac
     in_child(work)
 
 
-def test_to_hand_memory_back_leaves_no_garbage() -> None:
+def test_trimming_memory_leaves_no_garbage() -> None:
     def work() -> None:  # in a process without the threads that earlier tests may have left
         trim()
         gc.collect()
@@ -138,7 +138,7 @@ def test_to_hand_memory_back_leaves_no_garbage() -> None:
 @pytest.mark.parametrize(
     ("available", "freed", "trims"), [(81, 10, False), (79, 10, True), (None, 10, True), (10**12, None, True)]
 )
-def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
+def test_freed_memory_is_kept_if_half_of_what_is_left_holds_it(
     monkeypatch: pytest.MonkeyPatch, available: int | None, freed: int | None, trims: bool
 ) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: available)
@@ -148,7 +148,7 @@ def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_le
 
 
 @linux
-def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
+def test_warm_up_measures_the_memory_of_a_step() -> None:
     """Two layers of a million numbers and their gradients, and two copies of all parameters."""
     setup = prepare(
         experiment(task={"name": "least-squares", "features": 2**20, "samples": 8, "test_samples": 4})
@@ -165,7 +165,7 @@ def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
 
 
 @linux
-def test_what_is_available_is_no_more_than_the_machine_has() -> None:
+def test_available_memory_does_not_exceed_the_machine() -> None:
     available = available_bytes()
     assert available is not None
     assert 0 < available <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -186,7 +186,7 @@ def digits() -> Setup:
     return prepare(experiment(task=task, evaluation={"every_rounds": 1, "samples": 130}))
 
 
-def test_a_step_after_the_rehearsal_has_the_same_bits() -> None:
+def test_training_after_warm_up_has_the_same_bits() -> None:
     setup = digits()
     resources, alone = (
         ComputeResources(setup),
@@ -200,7 +200,7 @@ def test_a_step_after_the_rehearsal_has_the_same_bits() -> None:
     assert resources.evaluator.test(one.model) == resources.evaluator.test(other.model)
 
 
-def test_a_model_that_all_begin_with_is_made_once() -> None:
+def test_common_initial_model_is_made_once() -> None:
     setup = digits()
     resources = ComputeResources(setup)
     assert resources.initial(0) is resources.initial(3)
@@ -212,7 +212,7 @@ def test_a_model_that_all_begin_with_is_made_once() -> None:
     assert not torch.equal(other.initial(0).parameters, other.initial(1).parameters)
 
 
-def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_warm_up_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(experiment())
 
     def fail(*_: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyP
 # --- what the machine must allow
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_low_open_file_limit_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 400 + SPARE_DESCRIPTORS - 1))
@@ -245,7 +245,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_128_processes(tmp_path: Path) -> None:
+def test_run_of_128_processes_completes(tmp_path: Path) -> None:
     run = play(tmp_path, nodes=128, topology={"name": "random-regular", "degree": 5})
     assert run.status == "done"
     assert not run.lost
@@ -268,7 +268,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @linux
-def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
+def test_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
     row = benchmark.measure(benchmark.experiment(4, 8, samples=400))
     assert (row["nodes"], row["rounds"]) == (4, 8)
     assert 1.0 < row["bytes_over_minimum"] < 1.01
@@ -280,7 +280,7 @@ def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
 
 
 @linux
-def test_the_benchmark_times_the_start_up_of_the_command(benchmark: ModuleType) -> None:
+def test_benchmark_times_the_start_up_of_the_command(benchmark: ModuleType) -> None:
     started = time.monotonic()
     seconds = benchmark.start_up(benchmark.experiment(4, 4, samples=400))
     assert 0 < seconds < time.monotonic() - started

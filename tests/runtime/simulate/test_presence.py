@@ -34,7 +34,7 @@ class Told:
 @given(
     st.lists(st.tuples(st.sampled_from(["round", "leave", "come"]), st.integers(0, NODES - 1)), max_size=40)
 )
-def test_pairs_wait_from_the_same_round_on_as_if_all_had_been_told(steps: Sequence[Step]) -> None:
+def test_pairs_wait_as_if_every_return_had_been_announced(steps: Sequence[Step]) -> None:
     told, presence = Told(), SimPresence(NODES, gather=True)
     for what, rank in steps:
         if what == "round" and rank in told.up:
@@ -61,7 +61,7 @@ class Waiter:
         """Nothing to do."""
 
 
-def test_only_nodes_that_wait_for_a_peer_are_woken_and_only_those_that_know_of_it_are_told() -> None:
+def test_watchers_and_rememberers_are_looked_up_by_peer() -> None:
     presence = SimPresence(1000, gather=True)
     waiters = {rank: Waiter() for rank in (7, 3, 9)}
     for rank, waiter in waiters.items():

@@ -112,7 +112,7 @@ def record(folder: Path, cohort: bool, changes: dict[str, Any]) -> dict[str, Any
         ),
     ],
 )
-def test_the_record_is_the_same_as_without(
+def test_record_with_cohorts_equals_record_without(
     tmp_path: Path, advanced: list[int], changes: dict[str, Any]
 ) -> None:
     together, alone = both(tmp_path, **changes)
@@ -120,7 +120,7 @@ def test_the_record_is_the_same_as_without(
     assert advanced == [5]
 
 
-def test_sums_of_floats_are_rounded_as_without(
+def test_float_sums_round_the_same_with_cohorts(
     tmp_path: Path, advanced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight of push-sum is a sum of ten shares of 0.1, which is 1 - 1.1e-16 if they are added one by one."""
@@ -274,7 +274,7 @@ except:
 
 
 @pytest.mark.parametrize("does", SCRIPTS)
-def test_python_does_not_hide_differences(tmp_path: Path, does: str) -> None:
+def test_python_constructs_do_not_hide_node_differences(tmp_path: Path, does: str) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Script", "does": does})
     assert together == alone
 
@@ -340,19 +340,19 @@ class Loops(Algorithm):
         "sends ranks",
     ],
 )
-def test_loops_and_messages_of_all_kinds(tmp_path: Path, way: str) -> None:
+def test_unusual_loops_and_messages_record_the_same(tmp_path: Path, way: str) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Loops", "way": way})
     assert together == alone
 
 
-def test_epochs_of_equal_parts_are_computed_together(tmp_path: Path, advanced: list[int]) -> None:
+def test_epochs_of_equal_partitions_run_as_a_cohort(tmp_path: Path, advanced: list[int]) -> None:
     algorithm = {"name": f"{__name__}:Loops", "way": "trains an epoch"}
     together, alone = both(tmp_path, algorithm=algorithm, partition="iid")
     assert together == alone
     assert advanced == [5]
 
 
-def test_every_call_of_a_node_is_the_cohorts_own_or_ends_it() -> None:
+def test_node_methods_missing_from_cohort_are_the_known_ones() -> None:
     own = {name for name in vars(Node) if not name.startswith("_") and name in vars(Cohort)}
     left = {name for name in vars(Node) if not name.startswith("_")} - own
     # These use what a cohort lacks: the node's runtime, mailbox and host.
@@ -396,7 +396,7 @@ async def _nap(node: Node) -> None:
         ("diverges", 4),
     ],
 )
-def test_nodes_that_part_ways_run_by_themselves(
+def test_cohort_runs_until_nodes_diverge(
     tmp_path: Path, advanced: list[int], way: str, rounds: int
 ) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Odd", "way": way})
@@ -418,7 +418,7 @@ def test_nodes_that_part_ways_run_by_themselves(
         ),
     ],
 )
-def test_there_is_no_cohort_where_nodes_differ(
+def test_no_cohort_forms_where_nodes_differ(
     tmp_path: Path, advanced: list[int], changes: dict[str, Any]
 ) -> None:
     record(tmp_path, True, changes)
@@ -428,7 +428,7 @@ def test_there_is_no_cohort_where_nodes_differ(
 # --- values of all nodes
 
 
-def test_operations_are_those_of_each_node() -> None:
+def test_per_node_operations_apply_to_each_node() -> None:
     vectors = PerNode([torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])])
     numbers = PerNode([1, 2])
     assert of(2 * vectors - numbers, 1).tolist() == [4.0, -10.0]
@@ -468,6 +468,6 @@ def test_operations_are_those_of_each_node() -> None:
         lambda x: isinstance(PerNode([1, "a"]), int),
     ],
 )
-def test_nodes_that_part_ways_are_noticed(parting: Any) -> None:
+def test_diverging_operation_raises_divergence(parting: Any) -> None:
     with pytest.raises(Divergence):
         parting(PerNode([1, 2]))

@@ -51,7 +51,7 @@ class Scene:
             loop.close()
 
 
-def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_due() -> None:
+def test_concurrent_work_is_one_batch_committed_at_due_times() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -63,7 +63,7 @@ def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_
     assert scene.committed == [(1.0, "job 0"), (2.0, "job 1"), (3.0, "job 2")]
 
 
-def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_before() -> None:
+def test_batches_hold_one_kind_and_one_job_per_node() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -84,7 +84,7 @@ def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_bef
     assert scene.committed == [(1.0, "first"), (1.5, "gradient"), (2.0, "next"), (2.5, "other")]
 
 
-def test_a_cancelled_one_is_neither_computed_nor_committed_and_the_next_starts_at_once() -> None:
+def test_cancelled_computation_is_skipped_and_the_next_starts() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -98,7 +98,7 @@ def test_a_cancelled_one_is_neither_computed_nor_committed_and_the_next_starts_a
     assert scene.committed == [(1.25, "second")]
 
 
-def test_one_that_was_computed_ahead_and_then_cancelled_is_not_committed() -> None:
+def test_result_cancelled_after_computation_is_not_committed() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -114,7 +114,7 @@ def test_one_that_was_computed_ahead_and_then_cancelled_is_not_committed() -> No
     assert scene.committed == [(1.0, "early")]
 
 
-def test_an_error_is_raised_where_its_computation_is_awaited() -> None:
+def test_error_is_raised_where_the_computation_is_awaited() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -126,7 +126,7 @@ def test_an_error_is_raised_where_its_computation_is_awaited() -> None:
     assert scene.committed == [(2.0, "fine")]
 
 
-def test_an_error_of_one_node_is_not_blamed_on_those_that_share_its_batch() -> None:
+def test_error_in_a_batch_fails_only_its_own_node() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -156,7 +156,7 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
     assert order == ["settle", "prepare"]
 
 
-def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> None:
+def test_duration_is_requested_at_the_start_and_may_fail() -> None:
     """An exception of a user's profile fails its node, whose other computations go on."""
     clock = Clock()
     asked: list[tuple[float, Any]] = []

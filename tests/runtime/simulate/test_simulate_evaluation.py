@@ -36,7 +36,7 @@ def play(out: Path, observer: Listening | None = None, **changes: Any) -> gossam
     return gossamer.run(Experiment.of({**DIGITS, **changes}), out, observer=observer)
 
 
-def test_auto_is_recorded_as_what_it_stood_for(tmp_path: Path) -> None:
+def test_auto_trainer_is_recorded_by_its_real_name(tmp_path: Path) -> None:
     observer = Listening()
     first = play(tmp_path, observer)
     assert first.experiment["engine"]["trainer"] == "fused"
@@ -56,7 +56,7 @@ def test_both_evaluators_agree(tmp_path: Path, nodes: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"bytes": 60_000}, {"bytes_per_node": 10_000, "bytes": 1e9}])
-def test_a_run_ends_when_its_nodes_have_sent_the_bytes_they_may(
+def test_run_ends_at_its_byte_limit(
     tmp_path: Path, limit: dict[str, Any]
 ) -> None:
     run = play(tmp_path, stop=limit)

@@ -29,7 +29,7 @@ def cut_off(source: int, to: int) -> None:
 @both
 @settings(max_examples=15)
 @given(st.integers(1, 99), st.sampled_from([1.0, 4.0, 8.0, 40.0]))
-def test_what_is_under_way_goes_on_at_the_new_rate(sharing: str, at_ms: int, mbps: float) -> None:
+def test_transfer_under_way_continues_at_the_new_rate(sharing: str, at_ms: int, mbps: float) -> None:
     """100 KB at 8 Mbit/s, and the rest of it after a change; another message waits behind it."""
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=((at_ms / 1000, star(2, mbps)),)))
     scene.send(0, 1, of_size(100_000))
@@ -46,7 +46,7 @@ def test_what_is_under_way_goes_on_at_the_new_rate(sharing: str, at_ms: int, mbp
 
 @both
 @pytest.mark.parametrize("mbps", [2.0, 8.0, 32.0])
-def test_a_downlink_that_changes(sharing: str, mbps: float) -> None:
+def test_changed_downlink_rate_applies_to_a_transfer_under_way(sharing: str, mbps: float) -> None:
     """The receiver takes 1 MB/s for 40 ms, then what its downlink can, at most the sender's 2 MB/s."""
     first, then = star(2, [16.0, 16.0, 8.0, 8.0]), star(2, [16.0, 16.0, 8.0, mbps])
     scene = Scene(2, Drawn(sharing=sharing, first=first, then=((0.04, then),)))
@@ -59,7 +59,7 @@ def test_a_downlink_that_changes(sharing: str, mbps: float) -> None:
 
 
 @both
-def test_a_new_latency_holds_for_what_leaves_from_then_on(sharing: str) -> None:
+def test_new_latency_applies_to_messages_leaving_afterwards(sharing: str) -> None:
     then = ((0.05, star(2, latency_s=0.3)), (0.25, star(2, latency_s=0.0)))
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, latency_s=0.02), then=then))
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_new_latency_holds_for_what_leaves_from_then_on(sharing: str) -> None:
 
 
 @both
-def test_a_shorter_latency_does_not_let_a_message_overtake(sharing: str) -> None:
+def test_shorter_latency_does_not_reorder_messages(sharing: str) -> None:
     then = ((0.05, star(2, latency_s=0.0)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, latency_s=1.0), then=then))
     scene.send(0, 1, of_size(100_000))
@@ -83,7 +83,7 @@ def test_a_shorter_latency_does_not_let_a_message_overtake(sharing: str) -> None
 
 
 @both
-def test_a_path_that_vanishes_takes_its_messages_along(sharing: str) -> None:
+def test_vanished_path_loses_the_messages_on_it(sharing: str) -> None:
     """The first message is through, the second is on it, the third leaves while there's none, the fourth after it's back."""
     then = ((0.15, Map([8.0] * 4, cut_off)), (0.25, star(2)))
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
@@ -104,7 +104,7 @@ def without(nodes: int, *gone: tuple[int, int]) -> Map:
 
 @pytest.mark.parametrize("lost", [1, 2])
 @pytest.mark.parametrize(("at_ms", "first_ms"), [(10, 30), (40, 60)])
-def test_those_behind_a_message_whose_path_vanishes_are_taken_at_once(
+def test_messages_behind_a_lost_one_are_received_at_once(
     lost: int, at_ms: int, first_ms: int
 ) -> None:
     """One or two heads of a downlink are lost; the 20 KB of each of those behind are here, or on their way, by then."""
@@ -119,7 +119,7 @@ def test_those_behind_a_message_whose_path_vanishes_are_taken_at_once(
 
 
 @both
-def test_a_link_that_stands_still_for_a_while(sharing: str) -> None:
+def test_transfer_resumes_when_a_stalled_link_recovers(sharing: str) -> None:
     then = ((0.05, star(2, [0.0, 8.0, 8.0, 8.0])), (1.05, star(2)))
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
     scene.send(0, 1, of_size(100_000))
@@ -127,7 +127,7 @@ def test_a_link_that_stands_still_for_a_while(sharing: str) -> None:
 
 
 @both
-def test_a_change_at_the_start_is_how_it_starts(sharing: str) -> None:
+def test_change_at_time_zero_applies_from_the_start(sharing: str) -> None:
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, 1.0), then=((0.0, star(2, 4.0)), (0.0, star(2)))))
     scene.send(0, 1, of_size(100_000))
     assert scene.play()[0][2] == 100 * MS
@@ -144,7 +144,7 @@ class Endless(Network):
 
 
 @both
-def test_endless_changes_are_looked_at_as_they_come_and_keep_nothing_alive(sharing: str) -> None:
+def test_endless_changes_are_lazy_and_keep_nothing_alive(sharing: str) -> None:
     scene = Scene(2, Endless(sharing=sharing))
     scene.send(0, 1, of_size(75_000))
     assert [each[2] for each in scene.play()] == [pytest.approx(100 * MS, abs=10)]
@@ -152,7 +152,7 @@ def test_endless_changes_are_looked_at_as_they_come_and_keep_nothing_alive(shari
 
 
 @both
-def test_a_network_that_becomes_unlimited(sharing: str) -> None:
+def test_transfers_finish_at_once_when_links_become_unlimited(sharing: str) -> None:
     then = ((0.05, star(2, math.inf)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_network_that_becomes_unlimited(sharing: str) -> None:
     assert [each[2] for each in scene.play()] == [50 * MS] * 3
 
 
-def test_one_message_at_a_time_at_the_rate_of_the_narrowest_link_before_the_downlink() -> None:
+def test_fifo_rate_is_the_narrowest_before_the_downlink() -> None:
     """An inner link of 4 Mbit/s and a path's own 2 limit a transfer, and are not shared."""
     paths = {1: Path((0, 6, 4)), 2: Path((0, 5), rate=2 * BYTES_PER_MEGABIT)}
     first = Map([8.0] * 6 + [4.0], lambda source, to: paths[to] if source == 0 else Path((source, 6, 3 + to)))
@@ -175,7 +175,7 @@ def test_one_message_at_a_time_at_the_rate_of_the_narrowest_link_before_the_down
 
 
 @both
-def test_a_message_without_a_path_is_lost_and_takes_its_senders_uplink(sharing: str) -> None:
+def test_message_without_a_path_is_lost_but_uses_the_uplink(sharing: str) -> None:
     first = Map([8.0] * 6, lambda source, to: None if to == 1 else Path((source, 3 + to)))
     scene = Scene(3, Drawn(sharing=sharing, first=first))
     lost = scene.send(0, 1, of_size(100_000))
@@ -191,7 +191,7 @@ def test_a_message_without_a_path_is_lost_and_takes_its_senders_uplink(sharing: 
 
 
 @both
-def test_who_awaits_a_lost_message_goes_on_when_it_has_left(sharing: str) -> None:
+def test_awaiting_a_lost_message_ends_when_it_has_left(sharing: str) -> None:
     scene = Scene(2, Drawn(sharing=sharing, first=Map([8.0] * 4, cut_off)))
 
     async def play() -> None:
@@ -202,7 +202,7 @@ def test_who_awaits_a_lost_message_goes_on_when_it_has_left(sharing: str) -> Non
 
 
 @both
-def test_a_lost_message_that_is_cancelled_counts_as_cancelled(sharing: str) -> None:
+def test_cancelled_lost_message_counts_as_cancelled(sharing: str) -> None:
     scene = Scene(2, Drawn(sharing=sharing, first=Map([8.0] * 4, cut_off)))
     lost = scene.send(0, 1, of_size(100_000))
     scene.at(40 * MS, lost.cancel)
@@ -223,7 +223,7 @@ def survivors(sharing: str, mbps: float | None, seed: int = 1) -> set[int]:
     return arrived
 
 
-def test_which_messages_are_lost_depends_on_the_seed_the_pair_and_their_place_alone() -> None:
+def test_losses_depend_only_on_seed_pair_and_message_number() -> None:
     path = Path((), loss=0.3)
     expected = {k for k in range(24) if delivery(path, 1, 0, 1, k) is not None}
     assert 10 < len(expected) < 24
@@ -235,7 +235,7 @@ def test_which_messages_are_lost_depends_on_the_seed_the_pair_and_their_place_al
 
 @both
 @pytest.mark.parametrize("mbps", [None, 8.0])
-def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
+def test_jittered_messages_of_a_pair_keep_their_order(
     sharing: str, mbps: float | None
 ) -> None:
     scene = Scene(2, UniformNetwork(sharing=sharing, bandwidth_mbps=mbps, latency_s=0.05, jitter_s=0.04))
@@ -253,7 +253,7 @@ def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
 
 
 @both
-def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
+def test_broadcast_over_unlimited_links_is_watched(sharing: str) -> None:
     scene = Scene(3, UniformNetwork(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
     assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
@@ -261,7 +261,7 @@ def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
 
 
 @both
-def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(sharing: str) -> None:
+def test_uplink_use_is_bytes_sent_over_capacity(sharing: str) -> None:
     """Its path lets through a quarter, then an eighth, of the uplink, whose bandwidth doubles."""
     then = ((0.2, star(2, 16.0, rate=250_000.0)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, 8.0, rate=250_000.0), then=then))
@@ -274,7 +274,7 @@ def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(shar
 
 
 @both
-def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
+def test_unlimited_link_reports_no_use(sharing: str) -> None:
     """Though the path limits what passes it; once the links are limited, what passes from then on counts."""
     then = ((0.2, star(2, 8.0, rate=250_000.0)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, [math.inf] * 4, rate=250_000.0), then=then))
@@ -291,7 +291,7 @@ def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
 
 
 @both
-def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None:
+def test_inner_bottleneck_leaves_uplinks_partly_unused(sharing: str) -> None:
     """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
     conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
     scene = Scene(4, Drawn(sharing=sharing, first=conditions))
@@ -304,7 +304,7 @@ def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None
     assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
 
 
-def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
+def test_uplink_is_busy_while_a_message_is_on_it() -> None:
     scene = Scene(3, bandwidth_mbps=8.0)
     scene.send(0, 1, of_size(50_000))
     cancelled = scene.send(0, 1, of_size(50_000))
@@ -334,7 +334,7 @@ def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> Non
 
 @both
 @pytest.mark.parametrize("every_ms", [0.5, 1.5])
-def test_changes_elsewhere_do_not_matter(sharing: str, every_ms: float) -> None:
+def test_changes_on_other_links_do_not_matter(sharing: str, every_ms: float) -> None:
     """A byte takes a millisecond; another node's uplink changes all the time."""
 
     def conditions(elsewhere: float) -> Map:
@@ -367,7 +367,7 @@ def test_bits_on_a_long_path_keep_their_times_through_changes(elsewhere_s: list[
 
 
 @both
-def test_nothing_crosses_a_link_that_stops_when_its_path_changes(sharing: str) -> None:
+def test_nothing_crosses_a_stopped_link_after_a_path_change(sharing: str) -> None:
     """100 KB at 1 MB/s; the uplink has no rate from 0.05 s to 10 s, and the path another limit."""
 
     def conditions(mbps: float, limit: float) -> Map:

@@ -28,7 +28,7 @@ def times(scene: Scene) -> dict[tuple[int, int], int]:
 
 @settings(max_examples=25)
 @given(st.integers(0, 200_000), st.integers(0, 10**6), st.floats(0.1, 100), st.floats(0.1, 100))
-def test_one_flow_takes_its_latency_and_the_narrowest_link(
+def test_one_flow_takes_latency_plus_its_narrowest_link(
     length: int, latency_us: int, up: float, down: float
 ) -> None:
     scene = fair(star(2, [up, 1.0, 1.0, down], latency_s=latency_us / 1e6), 2)
@@ -46,7 +46,7 @@ def test_flows_over_one_bottleneck_have_equal_shares(flows: int, out: bool) -> N
     assert {round(ns / US) for ns in times(scene).values()} == {flows * 100_000}
 
 
-def test_a_flow_that_joins_half_way_halves_the_rate() -> None:
+def test_flow_that_joins_half_way_halves_the_rate() -> None:
     scene = fair(star(6))
     scene.send(0, 1, LENGTH)
     scene.at(50 * MS, lambda: scene.send(0, 2, LENGTH))
@@ -54,14 +54,14 @@ def test_a_flow_that_joins_half_way_halves_the_rate() -> None:
     assert times(scene) == {(0, 1): 150 * MS, (0, 2): 200 * MS}
 
 
-def test_a_flow_limited_elsewhere_leaves_its_share() -> None:
+def test_flow_limited_elsewhere_leaves_its_share_to_others() -> None:
     scene = fair(star(3, [2.0, 8.0, 8.0, 8.0, 8.0, 8.0]), 3)
     scene.send(0, 2, of_size(100_000))
     scene.send(1, 2, of_size(300_000))
     assert {round(ns / US) for ns in times(scene).values()} == {400_000}
 
 
-def test_inner_links_and_limits_of_paths_are_kept() -> None:
+def test_inner_links_and_path_limits_are_respected() -> None:
     """Two flows cross a link of 6 Mbit/s; one of them may have 2 at most."""
     paths = {(0, 2): Path((0, 8, 6)), (1, 3): Path((1, 8, 7), rate=2 * 125_000)}
     scene = fair(Map([8.0] * 8 + [6.0], lambda source, to: paths[source, to]), 4)
@@ -70,7 +70,7 @@ def test_inner_links_and_limits_of_paths_are_kept() -> None:
     assert {round(ns / US) for ns in times(scene).values()} == {400_000}
 
 
-def test_shares_by_round_trip_time() -> None:
+def test_rtt_fair_shares_are_inverse_to_round_trip_time() -> None:
     """Latencies of 10 and 30 ms: three quarters and a quarter; a path without latency counts as one of 0.05 ms."""
     latencies = {1: 0.01, 2: 0.03, 3: 0.0, 4: 0.00015}
     first = Map([8.0] * 10, lambda source, to: Path((source, 5 + to), latencies[to]))
@@ -97,7 +97,7 @@ def test_messages_of_one_pair_follow_one_another() -> None:
     ]
 
 
-def test_without_limits_only_the_latency_is_left() -> None:
+def test_unlimited_links_cost_only_latency() -> None:
     first = Map([math.inf] * 6, lambda source, to: Path((source, 3 + to), 0.1 * to))
     scene = fair(first, 3)
     for to in (1, 2, 1):
@@ -109,7 +109,7 @@ def in_turn(nodes: int, mbps: float | list[float]) -> Scene:
     return Scene(nodes, Drawn(sharing="in-turn", first=star(nodes, mbps)))
 
 
-def test_in_turn_a_node_sends_one_message_after_another() -> None:
+def test_in_turn_sharing_sends_one_message_at_a_time() -> None:
     scene = in_turn(4, 8.0)
     for to in (2, 1, 2, 3):
         scene.send(0, to, LENGTH)
@@ -121,7 +121,7 @@ def test_in_turn_a_node_sends_one_message_after_another() -> None:
     ]
 
 
-def test_in_turn_a_slow_receiver_holds_its_senders_back() -> None:
+def test_in_turn_sharing_lets_a_slow_receiver_block_senders() -> None:
     """Node 3 takes 2 Mbit/s: two senders share that, and what they have for node 2 waits behind it."""
     scene = in_turn(4, [8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 2.0])
     for source in (0, 1):
@@ -130,7 +130,7 @@ def test_in_turn_a_slow_receiver_holds_its_senders_back() -> None:
     assert times(scene) == {(0, 3): 800 * MS, (1, 3): 800 * MS, (0, 2): 1000 * MS, (1, 2): 1000 * MS}
 
 
-def test_in_turn_what_is_taken_back_gives_way_to_the_next() -> None:
+def test_in_turn_sharing_skips_cancelled_messages() -> None:
     scene = in_turn(4, 8.0)
     first, second = scene.send(0, 1, LENGTH), scene.send(0, 2, LENGTH)
     scene.send(0, 3, LENGTH)
@@ -144,7 +144,7 @@ def test_in_turn_what_is_taken_back_gives_way_to_the_next() -> None:
 @settings(max_examples=30)
 @example(294)  # whose progress in binary is a little less than it is
 @given(st.integers(0, 450))
-def test_cancelling_at_any_instant_counts_what_is_gone_and_gives_way(at_ms: int) -> None:
+def test_cancelled_transfer_counts_sent_bytes_and_frees_its_share(at_ms: int) -> None:
     """Two messages of a pair share an uplink with another pair's; the second of them is cancelled."""
     scene = fair(star(3), 3)
     scene.send(0, 1, of_size(50_000))
@@ -163,7 +163,7 @@ def test_cancelling_at_any_instant_counts_what_is_gone_and_gives_way(at_ms: int)
     assert scene.busy(0)[0] == pytest.approx((200_000 + gone) / 1e6)
 
 
-def test_a_cancelled_message_lets_the_next_of_its_pair_begin() -> None:
+def test_cancelled_message_lets_the_next_of_its_pair_begin() -> None:
     scene = fair(star(2), 2)
     first = scene.send(0, 1, LENGTH)
     scene.send(0, 1, of_size(10_000))
@@ -188,7 +188,7 @@ def test_bytes_are_counted_as_they_leave(at_ms: int) -> None:
     assert seen[0][1] == pytest.approx(min(at_ms / 1000, 0.3), abs=1e-5)
 
 
-def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge() -> None:
+def test_send_returns_when_one_window_is_unacknowledged() -> None:
     scene = fair(star(3, latency_s=0.02), 3)
 
     async def play() -> None:
@@ -201,7 +201,7 @@ def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge() ->
     scene.live(play)
 
 
-def test_a_cancelled_message_wakes_who_awaits_it() -> None:
+def test_cancelling_a_message_wakes_its_awaiter() -> None:
     scene = fair(star(2), 2)
 
     async def play() -> None:
@@ -224,7 +224,7 @@ sends = st.lists(
 
 @settings(max_examples=25)
 @given(sends, st.sampled_from(SHARINGS))
-def test_what_is_sent_arrives_in_order_and_no_link_carries_more_than_it_can(
+def test_messages_arrive_in_order_within_link_capacity(
     sent: Sends, sharing: str
 ) -> None:
     rates = [2.0, 8.0, 4.0, 8.0, 1.0, 8.0, 1.0, 4.0, 8.0, 16.0]

@@ -62,7 +62,7 @@ def networks(draw: st.DrawFn) -> tuple[list[float], list[Spec]]:
 
 @settings(max_examples=150)
 @given(networks())
-def test_shares_are_those_of_filling_all_links_together(network: tuple[list[float], list[Spec]]) -> None:
+def test_shares_match_progressive_filling(network: tuple[list[float], list[Spec]]) -> None:
     rates, flows = network[0], [Flow(*spec) for spec in network[1]]
     maxmin(rates, flows)
     assert [flow.rate for flow in flows] == pytest.approx(filled(rates, flows), rel=1e-7)
@@ -70,7 +70,7 @@ def test_shares_are_those_of_filling_all_links_together(network: tuple[list[floa
 
 @settings(max_examples=100)
 @given(networks(), st.data())
-def test_flows_that_come_and_go_leave_no_trace(
+def test_incremental_shares_match_progressive_filling(
     network: tuple[list[float], list[Flow]], data: st.DataObject
 ) -> None:
     rates, specs = network
@@ -92,7 +92,7 @@ def test_flows_that_come_and_go_leave_no_trace(
     assert [flow.rate for flow in present] == pytest.approx(filled(rates, present), rel=1e-7)
 
 
-def test_only_flows_whose_share_changed_are_named() -> None:
+def test_settle_reports_only_flows_with_changed_shares() -> None:
     links = MaxMin[Flow]([10.0, 10.0, 10.0, 10.0])
     first, apart, second = Flow((0, 1)), Flow((2, 3)), Flow((0, 3))
     links.add(first)
@@ -107,7 +107,7 @@ def test_only_flows_whose_share_changed_are_named() -> None:
     assert links.settle() == []  # the second still shares with the one apart
 
 
-def test_a_link_without_bandwidth_gives_nothing() -> None:
+def test_flow_over_a_link_without_bandwidth_gets_nothing() -> None:
     flows = [Flow((0, 1)), Flow((1,))]
     maxmin([0.0, 10.0], flows)
     assert [flow.rate for flow in flows] == [0.0, 10.0]

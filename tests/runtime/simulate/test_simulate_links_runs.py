@@ -54,7 +54,7 @@ NOWHERE = Drawn(first=Map([8.0] * 12, lambda source, to: None))
 
 
 @pytest.mark.parametrize("network", [LOSSY, NOWHERE])
-def test_waiting_for_ever_on_a_network_that_loses_is_refused(network: Any) -> None:
+def test_unbounded_gather_on_a_lossy_network_is_refused(network: Any) -> None:
     said = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
     with pytest.raises(BadInput, match=said):
         prepare(described(network=network))
@@ -62,12 +62,12 @@ def test_waiting_for_ever_on_a_network_that_loses_is_refused(network: Any) -> No
     prepare(described(network=network, algorithm=Idle()))
 
 
-def test_a_network_that_does_not_fit_is_refused_before_the_start() -> None:
+def test_network_of_the_wrong_size_is_refused_before_the_run() -> None:
     with pytest.raises(BadInput, match="network: 6 nodes; accepted: 2"):
         prepare(described(network=Tiny()))
 
 
-def test_a_synchronous_algorithm_loses_the_same_messages_however_links_are_shared(tmp_path: Path) -> None:
+def test_synchronous_losses_do_not_depend_on_link_sharing(tmp_path: Path) -> None:
     seen = []
     for sharing in SHARINGS:
         network = {

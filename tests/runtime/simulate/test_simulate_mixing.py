@@ -73,7 +73,7 @@ class Held(Mix):
     ),
     st.booleans(),
 )
-def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
+def test_deferred_sums_equal_immediate_sums(
     steps: list[tuple[int, set[int], str]], compiled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +99,7 @@ def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
     scene.loop.close()
 
 
-def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
+def test_sum_is_computed_only_when_read() -> None:
     scene = Scene(3)
     neighbour = scene.held[1]
     own = scene.held[0].clone()
@@ -120,7 +120,7 @@ def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
     scene.loop.close()
 
 
-def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None:
+def test_inbox_may_change_after_mixing_is_submitted() -> None:
     scene = Scene(2)
     inbox, weights = {1: scene.held[1]}, {1: 0.5}
     expected = 0.5 * scene.held[0] + 0.5 * scene.held[1]
@@ -135,7 +135,7 @@ def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None
     scene.loop.close()
 
 
-def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
+def test_mix_to_be_read_is_computed_when_awaited() -> None:
     scene = Scene(2)
 
     async def step() -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
     scene.loop.close()
 
 
-def test_mixing_steps_that_were_cancelled_are_not_carried_out() -> None:
+def test_cancelled_mixing_step_is_not_carried_out() -> None:
     scene = Scene(2)
 
     async def step() -> None:

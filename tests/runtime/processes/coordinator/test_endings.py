@@ -67,7 +67,7 @@ class Impatient(Observer):
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_neither_a_target_met_again_nor_the_user_cuts_an_end_short(tmp_path: Path) -> None:
+def test_second_target_and_interrupt_do_not_cut_an_end_short(tmp_path: Path) -> None:
     observer = Impatient()
     run = gossamer.run(
         described(
@@ -98,7 +98,7 @@ class Talker(DPSGD):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
+def test_node_with_unwritable_stdout_ends_normally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is no second supervisor, which would end the others."""
@@ -133,7 +133,7 @@ class Saboteur(Observer):
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same(tmp_path: Path) -> None:
+def test_unwritable_record_is_a_one_line_recorded_failure(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"events-0.jsonl can't be written: Is a directory$") as caught:
         gossamer.run(described(), tmp_path, observer=Saboteur(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
@@ -142,7 +142,7 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
     assert (run.status, run.error) == ("failed", str(caught.value))
 
 
-def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_closed_before_tables_are_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the user interrupts a run that is asked to end."""
     did: list[str] = []
 
@@ -176,7 +176,7 @@ class Slow(Observer):
         time.sleep(0.02)
 
 
-def test_nodes_wait_for_a_coordinator_that_is_slower_than_they_are(tmp_path: Path) -> None:
+def test_nodes_wait_for_a_slower_coordinator(tmp_path: Path) -> None:
     experiment = described(nodes=2, evaluation={"every_rounds": 1, "nodes": "average"}, stop={"rounds": 60})
     run = gossamer.run(experiment, tmp_path, observer=Slow(), command=["test"])
     # Otherwise models gather in the memory of the fork server.

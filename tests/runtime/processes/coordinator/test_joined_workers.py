@@ -54,7 +54,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         (Saved(None, 5, 1.0), Event("checkpoint", "its checkpoint could not be written: the disk is full")),
     ],
 )
-def test_a_file_of_a_checkpoint_that_the_coordinator_cannot_write_costs_only_the_checkpoint(
+def test_failed_checkpoint_write_costs_only_the_checkpoint(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, saved: Saved, reported: Saved | Event
 ) -> None:
     def full(path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_file_of_a_checkpoint_that_the_coordinator_cannot_write_costs_only_the
     assert "No space left on device" in str(heard.message)
 
 
-def test_a_worker_is_lost_before_all_of_its_nodes_have_joined(scene: Scene) -> None:
+def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
     deaths: list[int] = []
     coordinator: Any = Coordinator.__new__(Coordinator)
     coordinator._lifecycle = SimpleNamespace(
@@ -83,7 +83,7 @@ def test_a_worker_is_lost_before_all_of_its_nodes_have_joined(scene: Scene) -> N
     assert deaths == [1]  # node 2 will join on another worker
 
 
-def test_a_worker_that_comes_back_with_a_wrong_count_is_still_away(
+def test_worker_that_returns_with_a_wrong_count_stays_away(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

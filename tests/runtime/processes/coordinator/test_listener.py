@@ -91,7 +91,7 @@ def scene() -> Iterator[Scene]:
     made.selector.close()
 
 
-def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
+def test_worker_with_the_token_joins_and_is_heard(scene: Scene) -> None:
     end, welcome = scene.dial()
     assert (welcome.received, welcome.clock) == (5, 7.0)
     assert scene.joined == [("me", 3)]
@@ -103,7 +103,7 @@ def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
     assert not scene.strangers()
 
 
-def test_another_token_opens_no_door(scene: Scene) -> None:
+def test_worker_with_a_wrong_token_is_refused(scene: Scene) -> None:
     for _ in range(2):
         assert "refuses this worker: it has the wrong token" in str(scene.dial("another token, quite long"))
         while scene.strangers():
@@ -113,7 +113,7 @@ def test_another_token_opens_no_door(scene: Scene) -> None:
     assert scene.refused == ["a worker at 127.0.0.1 does not know the token of this run: it has not joined"]
 
 
-def test_a_worker_joins_no_coordinator_that_does_not_know_the_token(
+def test_worker_refuses_a_coordinator_without_the_token(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.listener.token = "another token, quite long"
@@ -121,7 +121,7 @@ def test_a_worker_joins_no_coordinator_that_does_not_know_the_token(
     assert "does not know the token" in str(scene.dial())
 
 
-def test_a_worker_of_another_version_or_of_another_run_is_told_why(
+def test_worker_of_another_run_or_version_is_told_why(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.refusal = "it belongs to another run"
@@ -130,7 +130,7 @@ def test_a_worker_of_another_version_or_of_another_run_is_told_why(
     assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
 
 
-def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unidentified_connections_are_few_and_time_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_STRANGERS", 2)
     host, _, port = scene.listener.address.rpartition(":")
     ends = [socket.create_connection((host, int(port))) for _ in range(3)]
@@ -148,7 +148,7 @@ def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytes
         end.close()
 
 
-def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input() -> None:
+def test_short_token_and_malformed_address_are_bad_input() -> None:
     with pytest.raises(BadInput, match="accepted: at least 16"):
         WorkerListener("127.0.0.1:0", "short")
     for address in ("host", "host:", "1::2:3", "host:65536"):
@@ -156,7 +156,7 @@ def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input()
             WorkerListener(address, TOKEN)
 
 
-def test_a_session_sends_again_what_has_not_arrived() -> None:
+def test_session_resends_what_has_not_arrived() -> None:
     """Nothing is lost or arrives twice, wherever a connection breaks."""
     selector = selectors.DefaultSelector()
     heard: list[Any] = []

@@ -128,7 +128,7 @@ async def all_send(run: Run) -> None:
 
 
 @on_loop
-async def test_a_connection_that_breaks_after_a_snapshot_costs_no_checkpoint(tmp_path: Path) -> None:
+async def test_connection_break_after_a_snapshot_costs_no_checkpoint(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         contact = run.members[1].peer.transport.peers[0]
@@ -145,7 +145,7 @@ async def test_a_connection_that_breaks_after_a_snapshot_costs_no_checkpoint(tmp
 
 
 @on_loop
-async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Path) -> None:
+async def test_abandoned_last_checkpoint_releases_its_waiters(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         waiting = [asyncio.ensure_future(member.cutting.last(7, 1000.0)) for member in run.members[:2]]
@@ -156,7 +156,7 @@ async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Pat
 
 
 @on_loop
-async def test_nobody_waits_for_a_last_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_unwritable_last_checkpoint_releases_its_waiters(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         run.folder.checkpoints.write_text("in the way of the folder")
@@ -167,7 +167,7 @@ async def test_nobody_waits_for_a_last_checkpoint_that_cannot_be_written(tmp_pat
 
 @pytest.mark.parametrize("event", ["away", "back"])
 @on_loop
-async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: str, tmp_path: Path) -> None:
+async def test_checkpoint_is_abandoned_when_a_node_goes_or_returns(event: str, tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         if event == "back":
@@ -189,7 +189,7 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
         assert len(run.said) == 1
 
 
-def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
+def test_death_of_the_last_nodes_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
@@ -201,7 +201,7 @@ def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_second_resume_knows_the_messages_of_sources_that_were_silent_since_the_first(
+async def test_second_resume_keeps_messages_of_silent_sources(
     tmp_path: Path,
 ) -> None:
     async with run_in(tmp_path) as run:
@@ -246,7 +246,7 @@ steps = st.one_of(
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=40))
-def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tuple[str, list[int]]]) -> None:
+def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[str, list[int]]]) -> None:
     @on_loop
     async def play() -> None:
         with tempfile.TemporaryDirectory() as place:

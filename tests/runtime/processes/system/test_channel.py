@@ -66,19 +66,19 @@ def test_messages_survive_any_division_of_the_stream(
         b"\xc1",  # no msgpack
     ],
 )
-def test_anything_but_the_messages_of_a_channel_is_refused(body: bytes) -> None:
+def test_unexpected_messages_are_refused(body: bytes) -> None:
     with pytest.raises(ChannelError, match="can't be read"):
         Unpacker(FromNode).feed(len(body).to_bytes(4, "little") + body)
 
 
-def test_a_message_that_is_too_long_is_refused_before_it_has_come() -> None:
+def test_too_long_message_is_refused_before_it_arrives() -> None:
     whole = pack(Event("kind", "x" * 100))
     assert Unpacker(FromNode, len(whole) - 4).feed(whole) == [Event("kind", "x" * 100)]
     with pytest.raises(ChannelError, match="a message of 114 bytes; accepted: 113"):
         Unpacker(FromNode, len(whole) - 5).feed(whole[:4])
 
 
-def test_a_closed_channel_says_so_on_both_sides() -> None:
+def test_closing_a_channel_is_seen_on_both_sides() -> None:
     ends = socket.socketpair()
     ours: Channel[FromNode] = Channel(ends[0], FromNode)
     theirs: Channel[FromNode] = Channel(ends[1], FromNode)
@@ -108,7 +108,7 @@ class Watched:
             key.data(events)
 
 
-def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
+def test_unread_messages_are_queued_without_blocking() -> None:
     """As where a process was stopped: more than its socket takes."""
     watched = Watched()
     theirs: Channel[Event] = Channel(watched.theirs, FromNode)
@@ -137,7 +137,7 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     ("data", "why"),
     [(b"\x01\0\0\0\xc1", "can't be read"), ((2001).to_bytes(4, "little"), "2001 bytes; accepted: 2000")],
 )
-def test_a_channel_ends_with_what_should_not_be_said(data: bytes, why: str) -> None:
+def test_invalid_message_ends_the_channel(data: bytes, why: str) -> None:
     watched = Watched()
     watched.theirs.sendall(pack(CurrentRound(1, 2)))
     watched.serve()

@@ -71,7 +71,7 @@ def until_stopped(child: int) -> None:
     os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_places_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
+def test_slots_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
     """A child takes the only place and is killed in it: the place is free again, and not before."""
     inside, tell = os.pipe()
     os.ftruncate(file, 1)
@@ -101,7 +101,7 @@ def _enter(shared: CpuSlots) -> bool:
         return True
 
 
-def test_one_free_place_is_enough_where_another_holder_stands_still(
+def test_waiter_takes_a_freed_slot_despite_a_stopped_holder(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:
     """Both places are taken when one begins to wait; one of the holders never goes on, the other leaves."""
@@ -128,7 +128,7 @@ def test_one_free_place_is_enough_where_another_holder_stands_still(
         os.close(descriptor)
 
 
-def test_who_waits_for_one_that_stands_still_takes_a_place_that_is_added(
+def test_waiter_takes_an_added_slot_despite_a_stopped_holder(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:
     monkeypatch.setattr(cpu_slots, "WAIT_S", 0.01)

@@ -26,7 +26,7 @@ def ignore(*_: Any) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 100)), min_size=1, max_size=20))
-def test_bytes_pass_one_after_another_and_only_when_they_are_there(
+def test_bucket_passes_bytes_in_order_and_not_before_arrival(
     taken: list[tuple[int, float]],
 ) -> None:
     """The closed form: the last byte of what came i-th passes at max over j <= i of (its start + all from j to i)."""
@@ -36,7 +36,7 @@ def test_bytes_pass_one_after_another_and_only_when_they_are_there(
         assert bucket.take(nbytes, since) == pytest.approx(due, abs=1e-9)
 
 
-def test_an_unlimited_bucket_takes_no_time() -> None:
+def test_unlimited_bucket_takes_no_time() -> None:
     bucket = Bucket()
     assert bucket.take(10**9, 3.0) == 3.0
     assert bucket.take(10**9, -math.inf) == 3.0
@@ -44,7 +44,7 @@ def test_an_unlimited_bucket_takes_no_time() -> None:
     assert bucket.take(10**6, 4.0) == 5.0
 
 
-def test_what_has_not_passed_when_the_rate_changes_passes_at_the_new_one() -> None:
+def test_rate_change_applies_to_bytes_still_to_pass() -> None:
     bucket = Bucket(RATE)
     bucket.take(3_000_000, 0.0)
     bucket.change(RATE / 2, 1.0)
@@ -55,7 +55,7 @@ def test_what_has_not_passed_when_the_rate_changes_passes_at_the_new_one() -> No
     assert bucket.free == 3.125
 
 
-def test_a_link_of_rate_zero_goes_on_where_it_was() -> None:
+def test_stalled_bucket_continues_where_it_was() -> None:
     bucket = Bucket(RATE)
     bucket.take(2_000_000, 0.0)
     bucket.change(0.0, 1.0)
@@ -64,7 +64,7 @@ def test_a_link_of_rate_zero_goes_on_where_it_was() -> None:
     assert bucket.free == pytest.approx(8.0, abs=1e-4)
 
 
-def test_what_is_given_back_takes_no_time() -> None:
+def test_returned_bytes_take_no_time() -> None:
     bucket = Bucket(RATE)
     bucket.take(2_000_000, 0.0)
     bucket.give_back(0.5)
@@ -76,7 +76,7 @@ def test_what_is_given_back_takes_no_time() -> None:
 # --- a line
 
 
-def test_a_line_keeps_its_order_whatever_is_due_first() -> None:
+def test_line_keeps_its_order_regardless_of_due_times() -> None:
     loop, made = FakeLoop(), []
     line = OrderedCalls(loop)
     for name, instant in [("a", 101.0), ("b", 100.5), ("c", 102.0), ("d", 102.0)]:
@@ -117,7 +117,7 @@ def test_one_flow_arrives_at_the_rate_of_the_slower_link(up: float, size: int) -
     assert arrived == [pytest.approx(start + size / min(up, RATE), abs=1e-9)]
 
 
-def test_a_downlink_serves_one_message_after_another() -> None:
+def test_downlink_serves_one_message_after_another() -> None:
     loop = FakeLoop()
     downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
     flows = [pour(loop, downlink, 0.0, size, RATE, turn) for turn in range(3)]
@@ -128,7 +128,7 @@ def test_a_downlink_serves_one_message_after_another() -> None:
     assert flows[-1][0] == pytest.approx(start + 3 * size / RATE)
 
 
-def test_a_downlink_is_shared_by_what_comes_in_at_the_same_time() -> None:
+def test_downlink_is_shared_by_simultaneous_messages() -> None:
     loop = FakeLoop()
     downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
     flows = [pour(loop, downlink, 0.0, size, RATE) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_a_downlink_is_shared_by_what_comes_in_at_the_same_time() -> None:
     assert min(at for [at] in flows) > last - 3 * PIECE / RATE
 
 
-def test_a_flow_that_joins_half_way() -> None:
+def test_flow_that_joins_half_way_halves_the_rate() -> None:
     """Alone for half a second, then at half of the rate: 0.5 + 2 * 0.5 seconds; the other has the rest to itself."""
     loop = FakeLoop()
     downlink, start = Downlink(RATE, loop), loop.now
@@ -149,7 +149,7 @@ def test_a_flow_that_joins_half_way() -> None:
     assert second == [pytest.approx(start + 2.0)]
 
 
-def test_late_timers_don_t_slow_a_flow() -> None:
+def test_late_timers_do_not_slow_a_flow() -> None:
     """Each piece comes in up to some time late, but for the last one; the message does not."""
     loop, rng = FakeLoop(), np.random.default_rng(1)
     downlink, start, size, arrived = Downlink(RATE, loop), loop.now, 100 * PIECE, []
@@ -167,7 +167,7 @@ def test_late_timers_don_t_slow_a_flow() -> None:
     assert arrived == [pytest.approx(start + size / RATE)]
 
 
-def test_places_are_filled_again_a_little_before_their_turn() -> None:
+def test_pieces_are_taken_slightly_before_their_turn() -> None:
     loop, taken = FakeLoop(), []
     downlink, start = Downlink(RATE, loop), loop.now
     for number in range(20):
@@ -178,7 +178,7 @@ def test_places_are_filled_again_a_little_before_their_turn() -> None:
         assert at == pytest.approx(max(start, start + number * PIECE / RATE - LATE_S), abs=PIECE / RATE)
 
 
-def test_a_downlink_whose_rate_changes_under_way() -> None:
+def test_downlink_rate_change_applies_under_way() -> None:
     loop, arrived = FakeLoop(), []
     downlink, start = Downlink(RATE, loop), loop.now
     for _ in range(9):

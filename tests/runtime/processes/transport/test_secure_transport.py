@@ -36,7 +36,7 @@ async def still_works(a: Peer, b: Peer) -> None:
 
 
 @on_loop
-async def test_parameters_are_not_on_the_wire() -> None:
+async def test_parameters_are_not_readable_on_the_wire() -> None:
     secret = torch.arange(30_000, dtype=torch.float32)
     content = bytes(raw(secret))
     for options, seen in (({}, False), ({"security": None}, True)):
@@ -51,7 +51,7 @@ async def test_parameters_are_not_on_the_wire() -> None:
 
 
 @on_loop
-async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None:
+async def test_peer_with_wrong_key_is_refused(strangers: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2, security=strangers[1]) as ((_, stranger), _):
         stranger.transport.addresses[0] = a.address
         stranger.send(0, "let me in", "t")
@@ -65,7 +65,7 @@ async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None
 
 
 @on_loop
-async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> None:
+async def test_rank_cannot_impersonate_another(securities: list[Security]) -> None:
     async with network(3) as ((a, b, _), _), network(3, security=securities[2]) as ((_, liar, _), _):
         liar.transport.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
@@ -76,7 +76,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
 
 
 @on_loop
-async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -> None:
+async def test_answer_of_another_rank_is_refused(securities: list[Security]) -> None:
     async with network(3) as ((a, _, c), _):
         a.transport.addresses[1] = c.address
         a.send(1, "for node 1 alone", "t")
@@ -112,7 +112,7 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
 
 
 @on_loop
-async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_whose_it_is(
+async def test_early_data_is_held_until_the_peer_is_verified(
     tmp_path: Path,
 ) -> None:
     identities = [issue() for _ in range(3)]
@@ -159,7 +159,7 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
     ],
 )
 @on_loop
-async def test_what_is_not_tls_is_refused(said: bytes) -> None:
+async def test_non_tls_bytes_are_refused(said: bytes) -> None:
     async with network(2) as ((a, b), _):
         async with await dial(a, said) as end:
             while not end.eof:
@@ -196,19 +196,19 @@ async def is_refused(context: ssl.SSLContext, reason: str) -> None:
 
 
 @on_loop
-async def test_tls_of_yesterday_is_refused() -> None:
+async def test_old_tls_version_is_refused() -> None:
     context = trusting()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     await is_refused(context, "broke TLS: unsupported protocol")
 
 
 @on_loop
-async def test_who_shows_no_key_is_refused() -> None:
+async def test_client_without_a_key_is_refused() -> None:
     await is_refused(trusting(), "broke TLS: peer did not return a certificate")
 
 
 @on_loop
-async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
+async def test_client_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     context = trusting()
     (tmp_path / "key.pem").write_bytes(issue().pem)
     context.load_cert_chain(tmp_path / "key.pem")
@@ -216,7 +216,7 @@ async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_handshake_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HELLO_TIMEOUT_S", 0.05)
     async with network(2) as ((a, b), _):
         async with await dial(a, b"\x16\x03\x01"):
@@ -227,7 +227,7 @@ async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.Monk
 
 
 @on_loop
-async def test_no_session_is_resumed(securities: list[Security]) -> None:
+async def test_tls_sessions_are_not_resumed(securities: list[Security]) -> None:
     """Each connection proves its key anew: there is nothing to resume with."""
     async with network(2) as ((a, _), _):
         reader, writer = await asyncio.open_connection(
@@ -241,7 +241,7 @@ async def test_no_session_is_resumed(securities: list[Security]) -> None:
         writer.transport.abort()
 
 
-def test_dates_mean_nothing() -> None:
+def test_certificate_dates_are_ignored() -> None:
     """Keys end with their run; clocks decide nothing."""
     keys, certificates = [], []
     for rank, (since, until) in enumerate([(2001, 2002), (2900, 2901)]):
@@ -276,7 +276,7 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
 
 
 @on_loop
-async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path) -> None:
+async def test_certificate_signed_by_a_peer_is_refused(tmp_path: Path) -> None:
     """The certificates of the run are what is trusted, not what their keys sign."""
     identities = [issue() for _ in range(2)]
     transport_scene.securities[:] = [
@@ -329,7 +329,7 @@ async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: s
         await build(security=security).transport.close()
 
 
-def test_the_handshake_needs_the_very_key(securities: list[Security], strangers: list[Security]) -> None:
+def test_handshake_requires_the_exact_key(securities: list[Security], strangers: list[Security]) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(securities[0].client, strangers[1].server)
     assert securities[0].belongs_to(handshake(securities[0].client, securities[2].server), 2)
@@ -338,7 +338,7 @@ def test_the_handshake_needs_the_very_key(securities: list[Security], strangers:
     assert not securities[0].belongs_to(securities[0]._certificates[1], 99)
 
 
-def test_a_signature_is_of_one_rank_and_one_text() -> None:
+def test_signature_is_bound_to_rank_and_text() -> None:
     identities = [issue() for _ in range(2)]
     certificates = [each.certificate for each in identities]
     one, other = (Security(each.pem, certificates) for each in identities)

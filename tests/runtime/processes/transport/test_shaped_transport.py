@@ -190,7 +190,7 @@ async def one_message(network: Network, payload: Encoded) -> float:
 
 @pytest.mark.parametrize("mbps", [1, 10, 60, 200, 500])
 @tried_again
-def test_a_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
+def test_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
     payload = vector(mbps, 0.6)
     took, due = measured(one_message, UniformNetwork(bandwidth_mbps=mbps), payload), due_s(payload, mbps)
     assert took == pytest.approx(due, rel=TOLERANCE)
@@ -228,7 +228,7 @@ def test_messages_follow_each_other_on_the_uplink() -> None:
 
 
 @tried_again
-def test_a_path_s_own_rate_and_the_links_between_limit_a_message() -> None:
+def test_path_rate_and_inner_links_limit_a_message() -> None:
     paths = {(0, 1): Path((0, 3 + 1), rate=2.5e6), (0, 2): Path((0, 6, 3 + 2))}
     network = Given(at=Paths.of([1e7] * 6 + [1.25e6], paths))
     slow, slower = vector(20, 0.2), vector(10, 0.2)
@@ -276,7 +276,7 @@ async def small_messages(network: Network, count: int) -> list[float]:
 
 
 @tried_again
-def test_a_latency_is_added_and_nothing_else() -> None:
+def test_latency_is_added_and_nothing_else() -> None:
     added = measured(small_messages, UniformNetwork(latency_s=0.05), 7)
     assert min(added) >= 0.05
     assert np.median(added) < 0.06
@@ -293,7 +293,7 @@ async def acceptance(network: Network, payload: Encoded) -> tuple[float, float]:
 
 
 @tried_again
-def test_a_window_does_not_throttle_a_long_path() -> None:
+def test_window_does_not_throttle_a_long_path() -> None:
     """20 Mbps over 0.2 s of latency: the window alone would let 64 KiB pass every 0.4 s."""
     payload = vector(20, 0.4)
     accepted, took = measured(acceptance, UniformNetwork(latency_s=0.2, bandwidth_mbps=20), payload)
@@ -315,7 +315,7 @@ async def changing(network: Network, payload: Encoded) -> float:
 
 
 @tried_again
-def test_a_network_that_changes_under_way() -> None:
+def test_rate_change_applies_to_a_message_under_way() -> None:
     """0.3 s at 8 Mbps, the rest at 40."""
     slow, fast = (UniformNetwork(bandwidth_mbps=mbps).conditions(2, SEED) for mbps in (8, 40))
     payload = encode(torch.zeros(325_000))  # 1.3 MB
@@ -328,7 +328,7 @@ def test_a_network_that_changes_under_way() -> None:
 
 
 @on_loop
-async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender() -> None:
+async def test_losses_follow_the_seed_and_are_counted_at_the_sender() -> None:
     path = Path((0, 3), loss=0.3)
     async with shaped(2, UniformNetwork(loss=0.3)) as (a, b):
         payloads = [torch.zeros(10 * k) for k in range(60)]
@@ -347,7 +347,7 @@ async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender(
 
 
 @on_loop
-async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() -> None:
+async def test_messages_without_a_path_take_their_time_and_are_lost() -> None:
     rate = 1e6
     async with shaped(3, Given(at=Paths.of([rate] * 6, {(0, 2): Path((0, 5))}))) as (a, b, c):
         await meet(a, 2, c)
@@ -365,7 +365,7 @@ async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() ->
 
 
 @on_loop
-async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
+async def test_vanished_path_loses_the_message_on_it() -> None:
     both = {(0, 1): Path((0, 3)), (0, 2): Path((0, 5))}
     rates = [1e6] * 6
     later = ((0.05, Paths.of(rates, {(0, 2): both[0, 2]})), (0.2, Paths.of(rates, both)))
@@ -386,7 +386,7 @@ async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
 
 
 @on_loop
-async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
+async def test_cancelling_removes_queued_and_metered_messages() -> None:
     """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is taken back."""
     async with shaped(2, UniformNetwork(bandwidth_mbps=0.4)) as (a, b):
         await meet(a, 1, b)
@@ -410,7 +410,7 @@ async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
 
 
 @on_loop
-async def test_what_is_gone_of_a_cancelled_message_is_counted() -> None:
+async def test_sent_bytes_of_a_cancelled_message_are_counted() -> None:
     async with shaped(2, UniformNetwork(bandwidth_mbps=8)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent

@@ -36,7 +36,7 @@ def ignore(*_: Any) -> None:
 # --- a node's part of a network
 
 
-def test_nothing_is_shaped_where_nothing_is_limited() -> None:
+def test_unlimited_network_needs_no_shaper() -> None:
     free = Access(np.full(6, math.inf))
     for network, limited in [
         (UniformNetwork(), False),
@@ -52,7 +52,7 @@ def test_nothing_is_shaped_where_nothing_is_limited() -> None:
         assert (Shaper.of(0, network, 3, 1, FakeLoop()) is not None) is limited
 
 
-def test_what_is_simplified_is_said() -> None:
+def test_simplifications_are_reported() -> None:
     assert simplified(UniformNetwork(bandwidth_mbps=5), 3, 1) == []
     [text] = simplified(UniformNetwork(sharing="rtt-fair"), 3, 1)
     assert text.startswith("network.sharing: the engine processes approximates rtt-fair")
@@ -65,7 +65,7 @@ def shaper(network: Network, rank: int = 0, nodes: int = 3) -> tuple[Shaper, Fak
     return Shaper(rank, network, nodes, 7, loop), loop
 
 
-def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> None:
+def test_message_rate_is_the_slowest_link_before_the_receiver() -> None:
     rates = [8e6, 9e6, 9e6, 1e3, 1e3, 1e3, 4e6, 5e6]
     paths = {
         (0, 1): Path((0, 4)),
@@ -83,7 +83,7 @@ def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> No
     assert other.uplink.rate == 9e6
 
 
-def test_what_is_lost_takes_the_uplink_alone() -> None:
+def test_lost_message_occupies_only_the_uplink() -> None:
     """As in the simulator: also when the rates change under way, and after its path is gone and back."""
     narrow, rates = {(0, 1): Path((0, 4), rate=1e3)}, [8e6] * 6
     sure = Fixed(rates, {(0, 1): Path((0, 4), rate=1e3, loss=1.0)})
@@ -104,7 +104,7 @@ def test_what_is_lost_takes_the_uplink_alone() -> None:
     assert node.uplink.rate == 8e6
 
 
-def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() -> None:
+def test_message_is_delivered_though_its_path_now_loses_all() -> None:
     """It left while there was another one; no number of draws would find its latency now."""
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.0, 1.0)))
     arrived: list[float] = []
@@ -114,7 +114,7 @@ def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() ->
     assert arrived == [start]
 
 
-def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
+def test_losses_are_determined_by_pair_and_message_number() -> None:
     node, _ = shaper(UniformNetwork(loss=0.3, latency_s=0.1), rank=2)
     path = Path((2, 3), loss=0.3, latency_s=0.1)
     fates: dict[int, list[tuple[bool, float]]] = {0: [], 1: []}
@@ -126,7 +126,7 @@ def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
     assert fates[0] != fates[1]
 
 
-def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() -> None:
+def test_latency_follows_the_message_number_and_keeps_order() -> None:
     """The receiver counts the messages that were lost, so that both ends mean the same by a message's number."""
     path = Path((1, 3), latency_s=0.05, jitter_s=0.03, loss=0.4)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.03, 0.4)))
@@ -145,7 +145,7 @@ def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() ->
         assert at == pytest.approx(latest)
 
 
-def test_a_message_that_was_cut_has_a_number_too() -> None:
+def test_cut_message_uses_a_number() -> None:
     path = Path((1, 3), jitter_s=0.03)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.0, 0.03)))
     start, arrived = loop.now, []
@@ -156,7 +156,7 @@ def test_a_message_that_was_cut_has_a_number_too() -> None:
     assert arrived == [pytest.approx(start + delivery(path, 7, 1, 0, 1))]
 
 
-def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:
+def test_senders_do_not_wait_for_each_others_latency() -> None:
     far, near = Path((1, 3), latency_s=0.2), Path((2, 3), latency_s=0.01)
     node, loop = shaper(Given(at=Fixed([math.inf] * 6, {(1, 0): far, (2, 0): near})))
     start, arrived = loop.now, []
@@ -168,7 +168,7 @@ def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:
     assert arrived == [(2, pytest.approx(0.01)), (1, pytest.approx(0.2))]
 
 
-def test_by_default_a_node_receives_one_message_at_a_time() -> None:
+def test_fifo_takes_messages_in_turn_and_fair_shares_the_rate() -> None:
     """Of two messages whose pieces come in by turns, the one that began first passes first; shared, both pass together."""
     ends: dict[str, list[tuple[int, float]]] = {}
     for sharing in ("fifo", "fair"):
@@ -185,7 +185,7 @@ def test_by_default_a_node_receives_one_message_at_a_time() -> None:
     assert ends["fair"] == [(1, pytest.approx(whole - PIECE / RATE)), (2, pytest.approx(whole))]
 
 
-def test_the_network_changes_from_the_run_s_start_on() -> None:
+def test_network_changes_count_from_the_start_of_the_run() -> None:
     def at(mbps: float) -> Conditions:
         return UniformNetwork(bandwidth_mbps=mbps).conditions(3, 1)
 

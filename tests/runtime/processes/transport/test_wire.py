@@ -97,7 +97,7 @@ def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> No
     )
 
 
-def test_byte_by_byte() -> None:
+def test_stream_decodes_byte_by_byte() -> None:
     sent = stream([(("a",), [torch.arange(20), None]), ((), "text")])
     events = read(Decoder(LIMIT), sent, list(range(len(sent))))
     assert [type(event) for event in events] == [Hello, Arrived, Arrived]
@@ -111,7 +111,7 @@ def test_received_tensors_are_aligned() -> None:
     assert all(tensor.data_ptr() % 64 == 0 for tensor in arrived.payload)
 
 
-def test_credit_goes_back() -> None:
+def test_credit_frames_are_decoded() -> None:
     assert list(Decoder(None).feed(HELLO + credit(0) + credit(2**32 - 1))) == [
         Hello(3, TOKEN, 0, 1, 0),
         Credited(0),
@@ -179,7 +179,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
         ),
     ],
 )
-def test_what_is_refused(sent: bytes, reason: str | None) -> None:
+def test_malformed_streams_are_refused(sent: bytes, reason: str | None) -> None:
     for cuts in ([], list(range(len(sent)))):
         if reason is None:
             read(Decoder(LIMIT), sent, cuts)
@@ -206,13 +206,13 @@ def test_chunks_of_another_message_are_refused() -> None:
             list(Decoder(LIMIT).feed(HELLO + one.frame + wrong))
 
 
-def test_only_credit_comes_back_to_the_side_that_dialled() -> None:
+def test_dialling_side_accepts_only_credit() -> None:
     for frame in (begin(), abort(0)):
         with pytest.raises(FrameError, match="unexpected frame"):
             list(Decoder(None).feed(HELLO + frame))
 
 
-def test_what_was_complete_before_an_error_is_given() -> None:
+def test_complete_messages_before_an_error_are_delivered() -> None:
     events = Decoder(LIMIT).feed(stream([(("a",), 1), (("b",), 2)]) + b"\xff")
     assert [type(next(events)) for _ in range(3)] == [Hello, Arrived, Arrived]
     with pytest.raises(FrameError, match="type 255"):
@@ -260,6 +260,6 @@ def test_hostile_announcements_allocate_nothing(allocated: list[int]) -> None:
     assert allocated == []
 
 
-def test_allocates_exactly_what_was_announced(allocated: list[int]) -> None:
+def test_decoder_allocates_exactly_the_announced_bytes(allocated: list[int]) -> None:
     list(Decoder(LIMIT).feed(stream([(("a",), [torch.zeros(100), torch.zeros(7, dtype=torch.int8)])])))
     assert allocated == [400, 7]
