@@ -1,4 +1,4 @@
-"""A simulation that can't fit into memory is refused before it starts."""
+"""A simulation that cannot fit into memory is refused before it starts."""
 
 from __future__ import annotations
 

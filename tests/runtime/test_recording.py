@@ -24,7 +24,7 @@ from gossamer.runtime.recording import MAX_PENDING, TargetWatch
     ],
 )
 def test_target_is_met_in_the_direction_of_improvement(metric: str) -> None:
-    """For every kind of metric: one value each side of the level, and the level itself."""
+    """For every kind of metric: a value on either side of the level, and the level itself."""
     met = {}
     for value in (0.4, 0.5, 0.6):
         watch = TargetWatch(Target(metric=metric, value=0.5), [0])
@@ -37,7 +37,7 @@ def test_target_is_met_in_the_direction_of_improvement(metric: str) -> None:
 def test_target_uses_the_mean_over_evaluated_nodes() -> None:
     watch = TargetWatch(Target(metric="test_rmse", value=1.0), [0, 2])
     assert not watch.reached(5, {"node": 0, "test_rmse": 0.5})
-    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # who is not asked
+    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # not among the evaluated nodes
     assert not watch.reached(5, {"node": 2, "test_rmse": 1.6})
     assert not watch.reached(6, {"node": 2, "test_rmse": 1.4})
     assert watch.reached(6, {"node": 0, "test_rmse": 0.5})

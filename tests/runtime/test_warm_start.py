@@ -62,13 +62,13 @@ def test_nodes_start_with_the_mean_model_or_that_of_one_rank(origin: Run, rank: 
     assert origin.buffers is not None
     setup = prepare(experiment(initial={"from": str(origin.path), "rank": rank}))
     for node in (0, 3):
-        for found, values in zip(setup.initial(node), (origin.parameters, origin.buffers), strict=True):
+        for vector, values in zip(setup.initial(node), (origin.parameters, origin.buffers), strict=True):
             mean = values.double().numpy().mean(axis=0) if rank is None else values[rank].numpy()
-            np.testing.assert_allclose(found.numpy(), mean, rtol=1e-7)
+            np.testing.assert_allclose(vector.numpy(), mean, rtol=1e-7)
 
 
 def test_both_engines_use_and_record_a_warm_start(origin: Run, tmp_path: Path) -> None:
-    warm = experiment(initial={"from": str(origin.path.parent)})  # which holds one run
+    warm = experiment(initial={"from": str(origin.path.parent)})  # a folder that holds one run
     done = run(warm, tmp_path)
     file = origin.path / "models.safetensors"
     crc32 = done.experiment["initial"].pop("crc32")
@@ -92,10 +92,10 @@ def test_nodes_start_from_a_file_of_named_tensors(tmp_path: Path) -> None:
     start = prepare(experiment(initial={"from": str(tmp_path / "net.safetensors")})).initial(1)
     named = dict(module.named_parameters())
     assert (
-        start.parameters.tolist() == torch.cat([each.detach().flatten() for each in named.values()]).tolist()
+        start.parameters.tolist() == torch.cat([tensor.detach().flatten() for tensor in named.values()]).tolist()
     )
     assert start.buffers.tolist() == [0.5] * FEATURES + [1.0] * FEATURES + [0.0]
-    save_file({name: each.detach() for name, each in named.items()}, tmp_path / "bare.safetensors")
+    save_file({name: tensor.detach() for name, tensor in named.items()}, tmp_path / "bare.safetensors")
     start = prepare(experiment(initial={"from": str(tmp_path / "bare.safetensors")})).initial(1)
     assert start.buffers.tolist() == [0.0] * FEATURES + [1.0] * FEATURES + [0.0]  # those of a new model
 
@@ -132,7 +132,7 @@ def test_nodes_start_from_a_file_of_named_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_initial_model_is_bad_input(tmp_path: Path, start: Any, message: str) -> None:
-    whole = {name: each.detach().clone() for name, each in Net(FEATURES).named_parameters()}
+    whole = {name: tensor.detach().clone() for name, tensor in Net(FEATURES).named_parameters()}
     save_file(whole, tmp_path / "whole")
     save_file({**whole, "other": torch.zeros(1)}, tmp_path / "more")
     save_file({**whole, "last.weight": torch.zeros(1, 4)}, tmp_path / "wide")

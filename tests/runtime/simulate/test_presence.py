@@ -1,4 +1,4 @@
-"""Who waits for whom after nodes were away: looked up from what was noted of two nodes, as if every pair had been told."""
+"""Which nodes wait for each other after absences: a lookup per pair agrees with announcements to every node."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Step = tuple[str, int]
 
 
 class Told:
-    """The reference: at each return, every node that takes part is told, and tells the one that is back."""
+    """The reference: each return is announced to every present node, and the returning node learns of them."""
 
     def __init__(self) -> None:
         self.up, self.rounds = set(range(NODES)), [0] * NODES
         self.first: list[dict[int, int]] = [{} for _ in range(NODES)]
 
-    def join(self, rank: int, least: int) -> int:
-        first, together = rejoin_round({each: self.rounds[each] for each in self.up - {rank}}, least)
+    def join(self, rank: int, earliest: int) -> int:
+        first, together = rejoin_round({peer: self.rounds[peer] for peer in self.up - {rank}}, earliest)
         self.first[rank] = {**together, rank: first}
-        for each, since in together.items():
-            self.first[each][rank] = since
+        for peer, since in together.items():
+            self.first[peer][rank] = since
         self.up.add(rank)
         return first
 
@@ -49,16 +49,16 @@ def test_pairs_wait_as_if_every_return_had_been_announced(steps: Sequence[Step])
             told.rounds[rank] = first
             presence.begin_round(rank, first)
         assert presence.up == told.up
-        for one in told.up:
-            for other in told.up:
-                assert presence.first(one, other) == told.first[one].get(other, 0), (one, other)
+        for node in told.up:
+            for peer in told.up:
+                assert presence.first(node, peer) == told.first[node].get(peer, 0), (node, peer)
 
 
 class Waiter:
-    """Something that waits."""
+    """A waiting call."""
 
     def wake(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def test_watchers_and_rememberers_are_looked_up_by_peer() -> None:

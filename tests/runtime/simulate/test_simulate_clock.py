@@ -22,7 +22,7 @@ Events = st.lists(
 
 
 def drain(clock: Clock) -> None:
-    """Let time pass until nothing is left."""
+    """Advance until no event is left."""
     try:
         while True:
             clock.advance()
@@ -30,8 +30,8 @@ def drain(clock: Clock) -> None:
         return
 
 
-def noting(log: list[object], what: object) -> Callable[[], None]:
-    return lambda: log.append(what)
+def noting(log: list[object], note: object) -> Callable[[], None]:
+    return lambda: log.append(note)
 
 
 @given(Events)
@@ -47,7 +47,7 @@ def test_events_run_by_time_kind_rank_and_insertion_order(events: list[tuple[int
 def test_order_does_not_depend_on_interleaving_of_ranks(
     events: list[tuple[int, Order, int]], random: object
 ) -> None:
-    """The same events, with the ranks interleaved in another way; each rank's own order stays."""
+    """The same events with the ranks interleaved differently; the order within each rank stays."""
 
     def run(interleaved: list[tuple[int, tuple[int, Order, int]]]) -> list[object]:
         clock, log = Clock(), []
@@ -193,7 +193,7 @@ def test_spinning_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.advance()
     spin(90)
     clock.after(1.0, Order.TIMER, 0, lambda: None)
-    clock.advance()  # time has passed, so the count starts again
+    clock.advance()  # time has passed, so the count restarts
     spin(90)
     with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: node 4 ") as failure:
         spin(20)
@@ -220,7 +220,7 @@ def test_node_spinning_through_mixes_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_loop_turns_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
-    for second in range(3):  # time has passed, so the count starts again
+    for second in range(3):  # time has passed, so the count restarts
         for _ in range(90):
             clock.count_turn()
         clock.after(1.0, Order.TIMER, 0, lambda: None)
@@ -251,7 +251,7 @@ def test_loop_advances_the_clock_when_idle() -> None:
 
 
 def test_asyncio_timer_is_refused_instead_of_hanging() -> None:
-    """``asyncio.sleep`` in an algorithm would never return, because virtual time ignores it."""
+    """``asyncio.sleep`` in an algorithm would never return: virtual time ignores it."""
     clock = Clock()
     loop = VirtualLoop(clock)
 

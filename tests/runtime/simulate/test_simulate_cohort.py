@@ -1,4 +1,4 @@
-"""Cohorts: a run whose rounds are computed for all nodes at once leaves the same record as one in which nodes run by themselves."""
+"""Cohorts: a run that computes its rounds for all nodes at once has the same record as one that runs each node by itself."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ BASE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _shapes_unchecked(shapes_unchecked: None) -> None:
-    """What a cohort passes to an algorithm is no vector but those of all nodes."""
+    """A cohort passes an algorithm the vectors of all nodes in place of one."""
 
 
 @pytest.fixture
 def advanced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many rounds each cohort has completed, in the end or before the nodes parted ways."""
-    found: list[int] = []
+    """The number of rounds that each cohort completed, to the end or until its nodes diverged."""
+    rounds: list[int] = []
     close = Cohort.close
 
     def counted(self: Cohort) -> None:
         close(self)
-        found.append(self.round)
+        rounds.append(self.round)
 
     monkeypatch.setattr(Cohort, "close", counted)
-    yield found
+    yield rounds
 
 
 def both(folder: Path, **changes: Any) -> tuple[Any, Any]:
-    """What is on record of a run with cohorts, and of one without."""
+    """The records of a run with cohorts and of one without."""
     return record(folder / "with", True, changes), record(folder / "without", False, changes)
 
 
@@ -123,7 +123,7 @@ def test_record_with_cohorts_equals_record_without(
 def test_float_sums_round_the_same_with_cohorts(
     tmp_path: Path, advanced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight of push-sum is a sum of ten shares of 0.1, which is 1 - 1.1e-16 if they are added one by one."""
+    """A push-sum weight is the sum of ten shares of 0.1: 1 - 1.1e-16 if they are added one by one."""
     add = SGP._add
 
     async def recorded(self: SGP, node: Node, inbox: Mapping[int, Payload]) -> None:
@@ -138,7 +138,7 @@ def test_float_sums_round_the_same_with_cohorts(
 
 
 class Odd(Algorithm):
-    """D-PSGD, except for what ``way`` says happens in round 3."""
+    """D-PSGD that deviates in round 3 as ``way`` says."""
 
     runs_as_cohort: ClassVar[bool] = True
     way: str
@@ -212,7 +212,7 @@ class Odd(Algorithm):
 
 
 class Script(Algorithm):
-    """D-PSGD whose node does in each round what ``does`` says, between sending and receiving."""
+    """D-PSGD that runs the script ``does`` in each round, before it mixes."""
 
     runs_as_cohort: ClassVar[bool] = True
     does: str
@@ -280,7 +280,7 @@ def test_python_constructs_do_not_hide_node_differences(tmp_path: Path, does: st
 
 
 class Loops(Algorithm):
-    """Loops and messages that are unlike those of most algorithms."""
+    """Loops and messages that few algorithms have."""
 
     runs_as_cohort: ClassVar[bool] = True
     way: str
@@ -353,10 +353,9 @@ def test_epochs_of_equal_partitions_run_as_a_cohort(tmp_path: Path, advanced: li
 
 
 def test_node_methods_missing_from_cohort_are_the_known_ones() -> None:
-    own = {name for name in vars(Node) if not name.startswith("_") and name in vars(Cohort)}
-    left = {name for name in vars(Node) if not name.startswith("_")} - own
-    # These use what a cohort lacks: the node's runtime, mailbox and host.
-    assert left == {
+    missing = {name for name in vars(Node) if not name.startswith("_") and name not in vars(Cohort)}
+    # These need a node's runtime, mailbox or host, which a cohort lacks.
+    assert missing == {
         *("answer", "apply", "ask", "buffers", "compress", "drain", "drain_answers", "evaluate", "gradient"),
         *("next_answer", "peers", "receive", "secret", "send", "traffic", "view"),
     }
@@ -438,7 +437,7 @@ def test_per_node_operations_apply_to_each_node() -> None:
     assert of(abs(vectors).sum(), 1) == 7.0
     assert of(-numbers, 1) == -2
     assert of(Model(vectors), 1).parameters is vectors.each[1]  # type: ignore[arg-type]
-    assert [of(each, 1) for each in PerNode([[1, 2], [3, 4]])] == [3, 4]
+    assert [of(item, 1) for item in PerNode([[1, 2], [3, 4]])] == [3, 4]
     assert isinstance(vectors, torch.Tensor)
     assert isinstance(vectors, PerNode)
     assert not isinstance(numbers, torch.Tensor)

@@ -139,7 +139,7 @@ def test_error_in_a_batch_fails_only_its_own_node() -> None:
 
 
 def test_vectors_are_written_before_jobs_are_prepared() -> None:
-    """An optimizer may read the parameters when its state begins."""
+    """An optimizer may read the parameters when it makes its state."""
     order: list[str] = []
     clock = Clock()
     compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
@@ -157,7 +157,7 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
 
 
 def test_duration_is_requested_at_the_start_and_may_fail() -> None:
-    """An exception of a user's profile fails its node, whose other computations go on."""
+    """An exception in a user's profile fails that computation; the node's others go on."""
     clock = Clock()
     asked: list[tuple[float, Any]] = []
 
@@ -173,7 +173,7 @@ def test_duration_is_requested_at_the_start_and_may_fail() -> None:
             Computation(ComputationKind.TRAIN, 0, step, 1.0, lambda: None, lambda result: clock.now())
             for step in range(3)
         ]
-        first, broken, last = (asyncio.ensure_future(compute.submit(each)) for each in computations)
+        first, broken, last = (asyncio.ensure_future(compute.submit(item)) for item in computations)
         with pytest.raises(ValueError, match=r"got -1\.0"):
             await broken
         assert (await first, await last) == (2.0, 4.0)

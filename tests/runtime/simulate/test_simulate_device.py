@@ -1,5 +1,5 @@
-"""The simulator on a GPU. Tests that need one are skipped by name; others use torch's device ``meta``, whose tensors have no
-values: to read one is an error, and so are operations on tensors of two devices."""
+"""The simulator on a GPU. Tests that need one are skipped without it; others use torch's device ``meta``, whose tensors have
+no values: reading one is an error, and so is mixing devices in an operation."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def task() -> gossamer.Task:
 
 
 def read_back_by(raised: pytest.ExceptionInfo[NotImplementedError]) -> str:
-    """The package's statement that asked for a value."""
-    return str([each for each in raised.traceback if "gossamer" in each.path.parts][-1].statement)
+    """The statement in gossamer that asked for a value."""
+    return str([entry for entry in raised.traceback if "gossamer" in entry.path.parts][-1].statement)
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
@@ -140,7 +140,7 @@ def test_gpu_settings_are_restored_after_the_run() -> None:
 @needs_gpu
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_kernel_launches_barely_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
-    """One kernel copies some hundred vectors, so there are a few more."""
+    """A kernel copies about a hundred vectors, so more nodes need a few more kernels."""
 
     def launches(nodes: int, rounds: int) -> int:
         changes = {"nodes": nodes, "evaluation": {"every_rounds": None}, "stop": {"rounds": rounds}}

@@ -23,7 +23,7 @@ DIGITS: dict[str, Any] = {
 
 
 class Listening(Observer):
-    """Keeps all remarks."""
+    """Keeps all messages to the user."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -61,7 +61,7 @@ def test_run_ends_at_its_byte_limit(
 ) -> None:
     run = play(tmp_path, stop=limit)
     sent = run.metrics.filter(node=0)["bytes_sent"].to_list()
-    a_round = sent[1] - sent[0]  # of each of six nodes
+    a_round = sent[1] - sent[0]  # by each of six nodes
     total = run.metrics.filter(run.metrics["node"] >= 0).group_by("node").last()["bytes_sent"].sum()
     assert run.status == "done"
     assert 60_000 <= total < 60_000 + 6 * a_round

@@ -53,10 +53,10 @@ def test_senders_to_one_downlink_are_served_in_rank_order(lengths: list[int]) ->
 
 def test_downlink_serves_the_earliest_first_bit_first() -> None:
     scene = Scene(bandwidth_mbps=8.0)
-    each = size(bytes(1000)) * BYTE
+    duration = size(bytes(1000)) * BYTE
     scene.at(100 * US, lambda: scene.send(2, 0, 1000))
     scene.at(200 * US, lambda: scene.send(1, 0, 1000))
-    assert scene.play() == [(0, 2, 100 * US + each, 1000), (0, 1, 100 * US + 2 * each, 1000)]
+    assert scene.play() == [(0, 2, 100 * US + duration, 1000), (0, 1, 100 * US + 2 * duration, 1000)]
 
 
 def test_unlimited_links_cost_only_latency() -> None:
@@ -77,8 +77,8 @@ def test_opposite_directions_do_not_share_bandwidth() -> None:
     scene = Scene(bandwidth_mbps=8.0)
     scene.send(0, 1, 10_000)
     scene.send(1, 0, 10_000)
-    when = size(bytes(10_000)) * BYTE
-    assert sorted(scene.play()) == [(0, 1, when, 10_000), (1, 0, when, 10_000)]
+    arrival = size(bytes(10_000)) * BYTE
+    assert sorted(scene.play()) == [(0, 1, arrival, 10_000), (1, 0, arrival, 10_000)]
 
 
 @settings(max_examples=40)
@@ -119,7 +119,7 @@ def test_cancelled_transfer_counts_sent_bytes_and_frees_the_uplink(at_us: int) -
 
 
 def test_cancelled_message_frees_the_receivers_downlink() -> None:
-    """After the bytes that had left, the downlink takes the next sender's."""
+    """After the bytes that had left, the downlink serves the next sender."""
     scene = Scene(bandwidth_mbps=8.0, latency_s=0.01)
     sending = scene.send(0, 1, 1_000_000)
     scene.at(100_000 * US, sending.cancel)

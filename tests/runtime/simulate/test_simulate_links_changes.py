@@ -1,4 +1,4 @@
-"""Networks that change, lose and delay, however links are shared."""
+"""Networks that change, lose and delay messages, for every way to share links."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def cut_off(source: int, to: int) -> None:
 @settings(max_examples=15)
 @given(st.integers(1, 99), st.sampled_from([1.0, 4.0, 8.0, 40.0]))
 def test_transfer_under_way_continues_at_the_new_rate(sharing: str, at_ms: int, mbps: float) -> None:
-    """100 KB at 8 Mbit/s, and the rest of it after a change; another message waits behind it."""
+    """A message of 100 KB starts at 8 Mbit/s and ends at the new rate; another one waits behind it."""
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=((at_ms / 1000, star(2, mbps)),)))
     scene.send(0, 1, of_size(100_000))
     scene.send(0, 1, of_size(50_000))
     rest = (100_000 - 1000 * at_ms) * 8 / mbps
     expected = [at_ms * MS + rest * US, at_ms * MS + (rest + 50_000 * 8 / mbps) * US]
-    assert [each[2] for each in scene.play()] == pytest.approx(expected, abs=3)
+    assert [arrival[2] for arrival in scene.play()] == pytest.approx(expected, abs=3)
     assert scene.busy(0)[0] == pytest.approx(expected[1] / 1e9, abs=1e-5)
-    assert [(each[2], each[3]) for each in scene.watched] == [
+    assert [(transfer[2], transfer[3]) for transfer in scene.watched] == [
         (0, scene.arrived[0][2]),
         (scene.arrived[0][2], scene.arrived[1][2]),
     ]
@@ -47,11 +47,11 @@ def test_transfer_under_way_continues_at_the_new_rate(sharing: str, at_ms: int, 
 @both
 @pytest.mark.parametrize("mbps", [2.0, 8.0, 32.0])
 def test_changed_downlink_rate_applies_to_a_transfer_under_way(sharing: str, mbps: float) -> None:
-    """The receiver takes 1 MB/s for 40 ms, then what its downlink can, at most the sender's 2 MB/s."""
+    """The receiver takes 1 MB/s for 40 ms, then the rate of its downlink, up to the sender's 2 MB/s."""
     first, then = star(2, [16.0, 16.0, 8.0, 8.0]), star(2, [16.0, 16.0, 8.0, mbps])
     scene = Scene(2, Drawn(sharing=sharing, first=first, then=((0.04, then),)))
     scene.send(0, 1, of_size(100_000))
-    if sharing == "fifo":  # bits that left the sender in 40 ms are under way; the last one leaves after 50 ms
+    if sharing == "fifo":  # bits sent within 40 ms are under way; the last one leaves at 50 ms
         expected = max(40 * MS + 60_000 * 8 / mbps * US, 50 * MS)
     else:
         expected = 40 * MS + 60_000 * 8 / min(mbps, 16) * US
@@ -64,8 +64,8 @@ def test_new_latency_applies_to_messages_leaving_afterwards(sharing: str) -> Non
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, latency_s=0.02), then=then))
     for _ in range(3):
         scene.send(0, 1, of_size(100_000))
-    # The third leaves at 200 ms under the latency of then; messages of a pair don't overtake each other.
-    assert [each[2] for each in scene.play()] == [120 * MS, 500 * MS, 600 * MS]
+    # The third leaves at 200 ms with the latency of that instant; messages of a pair keep their order.
+    assert [arrival[2] for arrival in scene.play()] == [120 * MS, 500 * MS, 600 * MS]
     scene.send(0, 1, of_size(100_000))
     assert scene.play()[-1][2] == 700 * MS
 
@@ -77,26 +77,26 @@ def test_shorter_latency_does_not_reorder_messages(sharing: str) -> None:
     scene.send(0, 1, of_size(100_000))
     scene.send(0, 1, of_size(10_000))
     arrived = scene.play()
-    assert [each[3] for each in arrived] == [of_size(100_000), of_size(10_000)]
+    assert [arrival[3] for arrival in arrived] == [of_size(100_000), of_size(10_000)]
     assert arrived[0][2] == 1100 * MS
     assert arrived[1][2] >= 1100 * MS
 
 
 @both
 def test_vanished_path_loses_the_messages_on_it(sharing: str) -> None:
-    """The first message is through, the second is on it, the third leaves while there's none, the fourth after it's back."""
+    """The first message has arrived, the second is on the path, the third leaves without one, the fourth after its return."""
     then = ((0.15, Map([8.0] * 4, cut_off)), (0.25, star(2)))
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
     for _ in range(4):
         scene.send(0, 1, of_size(100_000))
-    assert [each[2] for each in scene.play()] == [100 * MS, 400 * MS]
+    assert [arrival[2] for arrival in scene.play()] == [100 * MS, 400 * MS]
     traffic = scene.links.traffic(0)
     assert (traffic.bytes_sent, traffic.messages_sent, traffic.messages_lost) == (400_000, 4, 2)
     assert scene.links.traffic(1).messages_received == 2
 
 
 def without(nodes: int, *gone: tuple[int, int]) -> Map:
-    """A star of which some paths are gone."""
+    """A star without some of its paths."""
     return Map(
         [8.0] * (2 * nodes), lambda source, to: None if (source, to) in gone else Path((source, nodes + to))
     )
@@ -107,7 +107,7 @@ def without(nodes: int, *gone: tuple[int, int]) -> Map:
 def test_messages_behind_a_lost_one_are_received_at_once(
     lost: int, at_ms: int, first_ms: int
 ) -> None:
-    """One or two heads of a downlink are lost; the 20 KB of each of those behind are here, or on their way, by then."""
+    """The first one or two messages of a downlink are lost; the 20 KB of each later one have arrived or are under way."""
     gone = without(6, *((source, 5) for source in range(lost)))
     scene = Scene(6, Drawn(first=star(6), then=((at_ms / 1000, gone),)))
     for source in range(4):
@@ -134,7 +134,7 @@ def test_change_at_time_zero_applies_from_the_start(sharing: str) -> None:
 
 
 class Endless(Network):
-    """8 and 4 Mbit/s in turns, 10 ms each; for ever."""
+    """8 and 4 Mbit/s alternately, 10 ms each, without end."""
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         return star(nodes)
@@ -147,7 +147,7 @@ class Endless(Network):
 def test_endless_changes_are_lazy_and_keep_nothing_alive(sharing: str) -> None:
     scene = Scene(2, Endless(sharing=sharing))
     scene.send(0, 1, of_size(75_000))
-    assert [each[2] for each in scene.play()] == [pytest.approx(100 * MS, abs=10)]
+    assert [arrival[2] for arrival in scene.play()] == [pytest.approx(100 * MS, abs=10)]
     assert scene.clock.now_ns < 110 * MS
 
 
@@ -157,18 +157,18 @@ def test_transfers_finish_at_once_when_links_become_unlimited(sharing: str) -> N
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
     for _ in range(3):
         scene.send(0, 1, of_size(100_000))
-    assert [each[2] for each in scene.play()] == [50 * MS] * 3
+    assert [arrival[2] for arrival in scene.play()] == [50 * MS] * 3
 
 
 def test_fifo_rate_is_the_narrowest_before_the_downlink() -> None:
-    """An inner link of 4 Mbit/s and a path's own 2 limit a transfer, and are not shared."""
+    """An inner link of 4 Mbit/s and a path's limit of 2 bound a transfer; neither is shared."""
     paths = {1: Path((0, 6, 4)), 2: Path((0, 5), rate=2 * BYTES_PER_MEGABIT)}
     first = Map([8.0] * 6 + [4.0], lambda source, to: paths[to] if source == 0 else Path((source, 6, 3 + to)))
     scene = Scene(3, Drawn(first=first))
     scene.send(0, 1, of_size(100_000))
     scene.send(0, 2, of_size(100_000))
     scene.send(2, 1, of_size(10_000))
-    assert [each[:3] for each in scene.play()] == [(1, 0, 200 * MS), (1, 2, 210 * MS), (2, 0, 600 * MS)]
+    assert [arrival[:3] for arrival in scene.play()] == [(1, 0, 200 * MS), (1, 2, 210 * MS), (2, 0, 600 * MS)]
 
 
 # --- loss and jitter
@@ -180,7 +180,7 @@ def test_message_without_a_path_is_lost_but_uses_the_uplink(sharing: str) -> Non
     scene = Scene(3, Drawn(sharing=sharing, first=first))
     lost = scene.send(0, 1, of_size(100_000))
     scene.send(0, 2, of_size(100_000))
-    # By round-trip time, a path that isn't there has next to no weight.
+    # By round-trip time, a missing path has next to no weight.
     assert scene.play() == [
         (2, 0, pytest.approx((100 if sharing == "rtt-fair" else 200) * MS, rel=2e-4), of_size(100_000))
     ]
@@ -213,7 +213,7 @@ def test_cancelled_lost_message_counts_as_cancelled(sharing: str) -> None:
 
 
 def survivors(sharing: str, mbps: float | None, seed: int = 1) -> set[int]:
-    """Which of the messages of a pair arrive, by their lengths."""
+    """The lengths of the messages of a pair that arrive."""
     scene = Scene(3, UniformNetwork(sharing=sharing, bandwidth_mbps=mbps, loss=0.3), seed=seed)
     for k in range(24):
         scene.at(k * MS, lambda k=k: [scene.send(0, 1, k), scene.send(2, 1, 100)])  # type: ignore[misc]
@@ -256,13 +256,13 @@ def test_jittered_messages_of_a_pair_keep_their_order(
 def test_broadcast_over_unlimited_links_is_watched(sharing: str) -> None:
     scene = Scene(3, UniformNetwork(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
-    assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
+    assert [transfer[:4] for transfer in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
     assert scene.busy(0)[0] is None
 
 
 @both
 def test_uplink_use_is_bytes_sent_over_capacity(sharing: str) -> None:
-    """Its path lets through a quarter, then an eighth, of the uplink, whose bandwidth doubles."""
+    """The path carries a quarter, then an eighth, of the uplink's bandwidth, which doubles."""
     then = ((0.2, star(2, 16.0, rate=250_000.0)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, 8.0, rate=250_000.0), then=then))
     scene.send(0, 1, of_size(100_000))
@@ -275,7 +275,7 @@ def test_uplink_use_is_bytes_sent_over_capacity(sharing: str) -> None:
 
 @both
 def test_unlimited_link_reports_no_use(sharing: str) -> None:
-    """Though the path limits what passes it; once the links are limited, what passes from then on counts."""
+    """Even though the path has a limit; once the links are limited, later bytes count."""
     then = ((0.2, star(2, 8.0, rate=250_000.0)),)
     scene = Scene(2, Drawn(sharing=sharing, first=star(2, [math.inf] * 4, rate=250_000.0), then=then))
     scene.send(0, 1, of_size(100_000))
@@ -292,7 +292,7 @@ def test_unlimited_link_reports_no_use(sharing: str) -> None:
 
 @both
 def test_inner_bottleneck_leaves_uplinks_partly_unused(sharing: str) -> None:
-    """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
+    """Two uplinks of 1 MB/s behind a link of 0.5 MB/s, which each has alone (fifo) or both share."""
     conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
     scene = Scene(4, Drawn(sharing=sharing, first=conditions))
     for source in (0, 1):
@@ -328,14 +328,14 @@ def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> Non
     traffic = scene.links.traffic(0)
     assert traffic.bytes_sent == pytest.approx(
         55_000, abs=3
-    )  # three connections at once, where links are shared
+    )  # three transfers at once on shared links
     assert traffic.messages_cancelled == 31 - traffic.messages_sent
 
 
 @both
 @pytest.mark.parametrize("every_ms", [0.5, 1.5])
 def test_changes_on_other_links_do_not_matter(sharing: str, every_ms: float) -> None:
-    """A byte takes a millisecond; another node's uplink changes all the time."""
+    """A byte takes a millisecond; another node's uplink changes often."""
 
     def conditions(elsewhere: float) -> Map:
         return Map([0.008, elsewhere, *[8.0] * 6], lambda source, to: Path((source, 4 + to)))
@@ -348,7 +348,7 @@ def test_changes_on_other_links_do_not_matter(sharing: str, every_ms: float) -> 
 
 @pytest.mark.parametrize("elsewhere_s", [[], [1.05], [1.05, 1.1], [0.5]])
 def test_bits_on_a_long_path_keep_their_times_through_changes(elsewhere_s: list[float]) -> None:
-    """1 MB leaves at 10 MB/s for 0.1 s and then hardly; the downlink slows down while the last bits arrive."""
+    """1 MB leaves at 10 MB/s for 0.1 s, then very slowly; the downlink slows down while the last bits arrive."""
 
     def conditions(up: float, down: float, other: float) -> Map:
         return Map(
@@ -357,9 +357,9 @@ def test_bits_on_a_long_path_keep_their_times_through_changes(elsewhere_s: list[
         )
 
     then, up, down, other = [], 80.0, 80.0, 8.0
-    for at_s, what in sorted([(0.1, "up"), (1.15, "down"), *((at_s, "other") for at_s in elsewhere_s)]):
-        up, down = (0.008 if what == "up" else up), (0.8 if what == "down" else down)
-        other = 17 - other if what == "other" else other
+    for at_s, link in sorted([(0.1, "up"), (1.15, "down"), *((at_s, "other") for at_s in elsewhere_s)]):
+        up, down = (0.008 if link == "up" else up), (0.8 if link == "down" else down)
+        other = 17 - other if link == "other" else other
         then.append((at_s, conditions(up, down, other)))
     scene = Scene(4, Drawn(sharing="fifo", first=conditions(80.0, 80.0, 8.0), then=then))
     scene.send(0, 1, of_size(1_001_000))
@@ -368,7 +368,7 @@ def test_bits_on_a_long_path_keep_their_times_through_changes(elsewhere_s: list[
 
 @both
 def test_nothing_crosses_a_stopped_link_after_a_path_change(sharing: str) -> None:
-    """100 KB at 1 MB/s; the uplink has no rate from 0.05 s to 10 s, and the path another limit."""
+    """100 KB at 1 MB/s; from 0.05 s to 10 s the uplink is stopped, and the path has another limit."""
 
     def conditions(mbps: float, limit: float) -> Map:
         return Map([mbps, *[8.0] * 7], lambda source, to: Path((source, 4 + to), rate=limit))

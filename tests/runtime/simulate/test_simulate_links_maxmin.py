@@ -1,4 +1,4 @@
-"""Max-min fair shares against a naive filling, and against what can be worked out by hand."""
+"""Max-min fair shares against naive progressive filling, and against cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.runtime.simulate.fair import Flow, MaxMin
 
 
 def maxmin(rates: list[float], flows: list[Flow]) -> None:
-    """Set the rates of flows that come all at once."""
+    """Set the rates of flows that start together."""
     links = MaxMin[Flow](rates)
     for flow in flows:
         links.add(flow)
@@ -52,7 +52,7 @@ Spec = tuple[tuple[int, ...], float, float]
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[float], list[Spec]]:
-    """Rates of links, and what flows are made of."""
+    """Rates of links, and the arguments of flows."""
     links = draw(st.integers(1, 8))
     rate = st.sampled_from([1.0, 3.0, 10.0, 10.0, 64.0, math.inf])
     rates = draw(st.lists(rate, min_size=links, max_size=links))
@@ -104,7 +104,7 @@ def test_settle_reports_only_flows_with_changed_shares() -> None:
     assert dict(links.settle()) == {first: 5.0, apart: 5.0, second: 5.0}
     first.rate = apart.rate = second.rate = 5.0
     links.remove(first)
-    assert links.settle() == []  # the second still shares with the one apart
+    assert links.settle() == []  # the second still shares with the separate one
 
 
 def test_flow_over_a_link_without_bandwidth_gets_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Whole runs over networks: refusals, and the effects of losses."""
+"""Complete runs over networks: refusals, and the effects of losses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def described(**fields: Any) -> Experiment:
 
 
 class Idle(Algorithm):
-    """Waits for nobody."""
+    """Never waits for a peer."""
 
     gathers = False
 
@@ -55,8 +55,8 @@ NOWHERE = Drawn(first=Map([8.0] * 12, lambda source, to: None))
 
 @pytest.mark.parametrize("network", [LOSSY, NOWHERE])
 def test_unbounded_gather_on_a_lossy_network_is_refused(network: Any) -> None:
-    said = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
-    with pytest.raises(BadInput, match=said):
+    message = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
+    with pytest.raises(BadInput, match=message):
         prepare(described(network=network))
     prepare(described(network=network, gather={"timeout_s": 1.0}))
     prepare(described(network=network, algorithm=Idle()))
@@ -68,7 +68,7 @@ def test_network_of_the_wrong_size_is_refused_before_the_run() -> None:
 
 
 def test_synchronous_losses_do_not_depend_on_link_sharing(tmp_path: Path) -> None:
-    seen = []
+    outcomes = []
     for sharing in SHARINGS:
         network = {
             "name": "uniform",
@@ -79,6 +79,6 @@ def test_synchronous_losses_do_not_depend_on_link_sharing(tmp_path: Path) -> Non
         }
         recorded = run(described(network=network, gather={"timeout_s": 1.0}), tmp_path)
         rows = recorded.metrics.filter((pl.col("node") >= 0) & (pl.col("round") == 10)).sort("node")
-        seen.append((rows["messages_lost"].to_list(), recorded.parameters.tolist()))
-    assert 8 < sum(seen[0][0]) < 50
-    assert seen[0] == seen[1] == seen[2]
+        outcomes.append((rows["messages_lost"].to_list(), recorded.parameters.tolist()))
+    assert 8 < sum(outcomes[0][0]) < 50
+    assert outcomes[0] == outcomes[1] == outcomes[2]

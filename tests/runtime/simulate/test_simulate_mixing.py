@@ -1,4 +1,4 @@
-"""Sums that are owed: whenever they are computed, nobody can tell."""
+"""Deferred sums: results do not depend on when they are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P = 100
 
 
 class Scene:
-    """Some nodes that mix; ``held`` is each node's parameters, as the node has them."""
+    """Nodes that mix; ``held`` has the parameters that each node holds."""
 
     def __init__(self, nodes: int) -> None:
         self.clock, self.rows = Clock(), Rows(P)
@@ -34,7 +34,7 @@ class Scene:
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
 
     def mix(self, node: int, inbox: dict[int, Any], read: bool = False) -> None:
-        """Mix at one instant, to its end."""
+        """Mix at one instant, and wait for the result."""
 
         async def step() -> None:
             await self.mixing.submit(node, Held(self, node, inbox, dict.fromkeys(inbox, 0.2)), read=read)
@@ -42,7 +42,7 @@ class Scene:
         self.loop.run_until_complete(step())
 
     def value(self, node: int) -> torch.Tensor:
-        """A node's parameters, read."""
+        """Read a node's parameters."""
         self.mixing.settle_for(self.held[node])
         return self.held[node]
 
@@ -57,8 +57,8 @@ class Held(Mix):
     def prepare(self) -> None:
         self.own = self.scene.held[self.node]
 
-    def commit(self, found: torch.Tensor) -> None:
-        self.scene.held[self.node] = found
+    def commit(self, result: torch.Tensor) -> None:
+        self.scene.held[self.node] = result
 
 
 @settings(max_examples=60)
@@ -85,7 +85,7 @@ def test_deferred_sums_equal_immediate_sums(
             if kind == "look":
                 assert torch.equal(scene.value(node), expected[node])
                 continue
-            # A vector that is sent has been read.
+            # Sending a vector reads it.
             inbox: dict[int, Any] = {other: scene.value(other) for other in others}
             clone: dict[int, Any] = {other: expected[other].clone() for other in others}
             if kind == "part" and others:
@@ -104,7 +104,7 @@ def test_sum_is_computed_only_when_read() -> None:
     neighbour = scene.held[1]
     own = scene.held[0].clone()
     scene.mix(0, {1: neighbour})
-    scene.mixing.settle_for(scene.held[2])  # somebody else's
+    scene.mixing.settle_for(scene.held[2])  # another node's
     version = scene.held[0]._version
     with pytest.MonkeyPatch.context() as patch:
         calls: list[int] = []
