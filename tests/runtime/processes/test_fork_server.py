@@ -1,4 +1,4 @@
-"""The fork server: it can be started before all else, and is never left behind."""
+"""The fork server: it can be started first, and is never left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_unused_fork_server_ends_at_once() -> None:
     with ForkServer() as server:
         [process] = set(psutil.Process().children()) - before
     assert not process.is_running()
-    server.close()  # which whoever ran something on it has done before
+    server.close()  # a second close, as after a run on it
 
 
 @pytest.mark.usefixtures("no_process_is_left")

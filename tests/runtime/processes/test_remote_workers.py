@@ -1,4 +1,4 @@
-"""Runs on workers that join: as on one machine, whatever is killed or cut off meanwhile."""
+"""Runs on workers that join: the same as on one machine, even if workers are killed or cut off."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def experiment(**changes: Any) -> Experiment:
 
 
 class At(Observer):
-    """Does something once, when a row of a round comes; keeps what is said."""
+    """Acts once, at the first row of a round; keeps messages to the user."""
 
     def __init__(self, round: int = 10**9, act: Callable[[], object] = lambda: None) -> None:
         self._round, self._act = round, act
@@ -80,9 +80,9 @@ class At(Observer):
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    made.close()
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
 
 
 @pytest.fixture
@@ -114,13 +114,13 @@ def test_run_on_two_workers_matches_one_machine(fleet: Fleet, listen: Listen, tm
     assert run.status == "done"
     assert same(run, undisturbed(described, tmp_path))
     alike = undisturbed(described, tmp_path).metrics
-    # Messages are compared where they are no matter of chance: those sent, once nobody sends any more.
+    # Message counts depend on chance until the last round: only those sent by its end are compared.
     rows, expected = (
         metrics.filter(pl.col("node") >= 0).sort("node", "round") for metrics in (run.metrics, alike)
     )
     columns = ["node", "round", "train_loss"]
     assert rows.select(columns).equals(expected.select(columns))
-    sent = [each.filter(round=6)["bytes_sent"].to_list() for each in (rows, expected)]
+    sent = [table.filter(round=6)["bytes_sent"].to_list() for table in (rows, expected)]
     assert sent[0] == sent[1]
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
     assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
@@ -200,7 +200,7 @@ def test_joining_worker_takes_over_nodes_of_a_killed_one(
 
 
 class Cable:
-    """Between a worker and the coordinator; can be cut, and mended."""
+    """A link between a worker and the coordinator that can be cut for a while."""
 
     def __init__(self, to: int) -> None:
         self._to = to
@@ -235,7 +235,7 @@ class Cable:
         try:
             while True:
                 for end in select.select([near, far], [], [])[0]:
-                    data = end.recv(1000)  # in pieces that divide messages anywhere
+                    data = end.recv(1000)  # small pieces, to split messages anywhere
                     if not data:
                         return
                     (far if end is near else near).sendall(data)
@@ -269,8 +269,8 @@ def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     cable.close()
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
     assert cable.connections >= 4
-    gone, back = (sum(what in text for text in observer.said) for what in ("is out of reach", "is back"))
-    assert gone >= back >= 2  # (a worker that leaves at the end may be taken for one that is out of reach)
+    gone, back = (sum(words in text for text in observer.said) for words in ("is out of reach", "is back"))
+    assert gone >= back >= 2  # (a worker that leaves at the end may look out of reach)
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
     assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once
@@ -287,7 +287,7 @@ def test_worker_that_cannot_run_the_experiment_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
         gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
-    # The first one may be refused, and so end the run, before the second one has joined.
+    # The first may be refused, which ends the run, before the second has joined.
     assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
 
 
@@ -309,7 +309,7 @@ def test_executor_starts_the_workers(tmp_path: Path) -> None:
 
 
 def test_worker_gives_up_on_a_coordinator_that_sends_garbage(tmp_path: Path) -> None:
-    """And does not connect again and again to hear the same."""
+    """It does not connect again to receive the same."""
     worker = JoinedWorker("127.0.0.1:9", TOKEN, 1, tmp_path)
     ours, theirs = socket.socketpair()
     worker.attach(ours)
@@ -329,15 +329,15 @@ class NoWorkers(ThreadPoolExecutor):
 
 def test_run_fails_if_its_executor_cannot_start_workers(tmp_path: Path) -> None:
     listen = Listen("127.0.0.1:0", TOKEN, 1, "test_remote_workers:NoWorkers")
-    said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
-    with pytest.raises(RunFailed, match=said):
+    message = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
+    with pytest.raises(RunFailed, match=message):
         gossamer.run(experiment(), tmp_path, listen=listen)
 
 
 def test_executor_worker_does_not_wait_for_an_ended_run() -> None:
     start = time.monotonic()
     assert worker_main(f"127.0.0.1:{free_port()}", TOKEN, 1) == 1
-    assert time.monotonic() - start < 45.0  # most of which are imports
+    assert time.monotonic() - start < 45.0  # mostly imports
 
 
 def test_coordinator_error_ends_executor_workers(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_invalid_executor_is_bad_input(name: str, said: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
+@pytest.mark.timeout(600)  # Ray's tasks have the lowest priority
 def test_ray_starts_the_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     described = experiment()
@@ -397,7 +397,7 @@ def test_folder_of_a_killed_worker_is_removed_by_the_next(
         return {path.parent for path in temporary.glob("*/.lock")}
 
     def hold() -> int:
-        """Start a process that has a folder, as a worker does."""
+        """Start a process that owns a folder, as a worker does."""
         before, pid = locked(), os.fork()
         if pid == 0:
             with own_folder():
@@ -433,4 +433,4 @@ def test_worker_writes_only_into_its_own_folder(tmp_path: Path, path: str) -> No
             worker._take(Fork(0, 0, [], files={path: b"data"}))
     finally:
         worker.close()
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "worker/files/0-data"]
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "worker/files/0-data"]

@@ -1,4 +1,4 @@
-"""Many nodes on one machine: what they share, what each has to itself, and what the machine must allow."""
+"""Many nodes on one machine: shared and private memory, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "stop": {"rounds": 2},
 }
 linux = pytest.mark.skipif(
-    private_bytes() is None, reason="the system does not say what a process has to itself"
+    private_bytes() is None, reason="the system does not report private memory"
 )
 
 
@@ -55,12 +55,12 @@ def play(out: Path, **changes: Any) -> Run:
 
 
 def in_child(work: Callable[[], Any]) -> None:
-    """Do something in a fork, which must succeed."""
+    """Run a function in a fork, which must succeed."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            torch.set_num_threads(1)  # its parent's threads are not there
+            torch.set_num_threads(1)  # a fork has none of its parent's threads
             work()
             code = 0
         finally:
@@ -68,7 +68,7 @@ def in_child(work: Callable[[], Any]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-# --- what nodes have to themselves
+# --- private memory
 
 
 @linux
@@ -87,9 +87,9 @@ def test_run_reports_private_memory_of_its_nodes(
     private = gossamer.load_run(folder).figures["private_bytes"]
     assert private is not None
     assert MIB < private["mean"] <= private["max"] < 100 * MIB
-    mean, most = (private[name] / MIB for name in ("mean", "max"))
+    mean, maximum = (private[name] / MIB for name in ("mean", "max"))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("private memory")]
-    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {most:.1f} at most"
+    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {maximum:.1f} at most"
 
 
 def test_simulated_run_reports_no_private_memory(tmp_path: Path) -> None:
@@ -100,15 +100,15 @@ def test_simulated_run_reports_no_private_memory(tmp_path: Path) -> None:
 
 @linux
 def test_private_memory_follows_writes_and_releases() -> None:
-    """Though it was kept for the next one, and something at the end of it is still in use."""
+    """Even if freed memory was kept for reuse, and its last part is still in use."""
 
     def work() -> None:
         keep_freed_memory()
         before = private_bytes()
-        some = [torch.ones(16 * 1024) for _ in range(64 * 16)]  # 64 KiB each
+        tensors = [torch.ones(16 * 1024) for _ in range(64 * 16)]  # 64 KiB each
         last = torch.ones(16 * 1024)
         taken = private_bytes()
-        del some
+        del tensors
         kept = private_bytes()
         trim()
         after = private_bytes()
@@ -118,7 +118,7 @@ def test_private_memory_follows_writes_and_releases() -> None:
         assert after is not None
         assert taken > before + 60 * MIB
         assert kept > before + 60 * MIB
-        # Where they filled holes, each of the 1,024 may leave the two pages that it shares with its neighbours: 8 MiB.
+        # Each of the 1,024 tensors may leave the two pages that it shares with its neighbours: 8 MiB.
         assert after < before + 16 * MIB
         assert bool((last == 1).all())
 
@@ -126,7 +126,7 @@ def test_private_memory_follows_writes_and_releases() -> None:
 
 
 def test_trimming_memory_leaves_no_garbage() -> None:
-    def work() -> None:  # in a process without the threads that earlier tests may have left
+    def work() -> None:  # in a process without threads of earlier tests
         trim()
         gc.collect()
         trim()
@@ -149,7 +149,7 @@ def test_freed_memory_is_kept_if_half_of_what_is_left_holds_it(
 
 @linux
 def test_warm_up_measures_the_memory_of_a_step() -> None:
-    """Two layers of a million numbers and their gradients, and two copies of all parameters."""
+    """A model of a million numbers: parameters, gradients and two copies of all parameters."""
     setup = prepare(
         experiment(task={"name": "least-squares", "features": 2**20, "samples": 8, "test_samples": 4})
     )
@@ -171,7 +171,7 @@ def test_available_memory_does_not_exceed_the_machine() -> None:
     assert 0 < available <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-# --- what they share
+# --- shared state
 
 
 def jobs(setup: Setup) -> list[TrainJob]:
@@ -194,10 +194,10 @@ def test_training_after_warm_up_has_the_same_bits() -> None:
     )
     resources.warm_up()
     for job in jobs(setup):
-        [one], [other] = resources.trainer.train([job]), alone.train([job])
-        assert torch.equal(one.model.parameters, other.model.parameters)
-        assert one.loss == other.loss
-    assert resources.evaluator.test(one.model) == resources.evaluator.test(other.model)
+        [warm], [cold] = resources.trainer.train([job]), alone.train([job])
+        assert torch.equal(warm.model.parameters, cold.model.parameters)
+        assert warm.loss == cold.loss
+    assert resources.evaluator.test(warm.model) == resources.evaluator.test(cold.model)
 
 
 def test_common_initial_model_is_made_once() -> None:
@@ -226,7 +226,7 @@ def test_failed_warm_up_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) ->
     assert bool(result.model.parameters.isfinite().all())
 
 
-# --- what the machine must allow
+# --- limits of the machine
 
 
 def test_too_low_open_file_limit_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:

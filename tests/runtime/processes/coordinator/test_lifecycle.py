@@ -1,4 +1,4 @@
-"""What is decided about a run of real processes, without any: events in, commands out."""
+"""The decisions about a run of real processes, without the processes: events in, commands out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class End(NamedTuple):
 
 
 class Scene:
-    """A run of some nodes, which the test plays, a clock, and what is to be done."""
+    """A run whose nodes and clock the test plays, and the commands that it gives."""
 
     def __init__(self, nodes: int = 2, *, room: bool = True, **changes: Any) -> None:
         settings = {
@@ -94,8 +94,8 @@ class Scene:
     def without(self, rank: int, *, keep: bool) -> None:
         self.do(Without(rank, keep))
 
-    def rejoin(self, *asked: Any) -> None:
-        self.do(Rejoin(*asked))
+    def rejoin(self, *arguments: Any) -> None:
+        self.do(Rejoin(*arguments))
 
     def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
         self.do(Record(rank, event, text, show))
@@ -104,7 +104,7 @@ class Scene:
         self.do(Say(text))
 
     def _new(self, call: Callable[..., object], *arguments: Any) -> list[Any]:
-        """What a call has done."""
+        """The commands that a call gives."""
         before = len(self.commands)
         try:
             call(*arguments)
@@ -131,23 +131,23 @@ class Scene:
         return self._new(self.lifecycle.give_up)
 
     def pass_time(self, seconds: float) -> list[Any]:
-        found: list[Any] = []
+        commands: list[Any] = []
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            found += self._new(self.lifecycle.run_due, self.now)
-        return found
+            commands += self._new(self.lifecycle.run_due, self.now)
+        return commands
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [command for command in self.commands if type(command) is kind]
 
     def events(self) -> list[tuple[int | None, str]]:
-        return [(each.rank, each.event) for each in self.of(Record)]
+        return [(record.rank, record.event) for record in self.of(Record)]
 
     def shown(self) -> list[str]:
-        return [each.text for each in self.of(Say)]
+        return [say.text for say in self.of(Say)]
 
     def failure(self) -> str | None:
-        return next((each.reason for each in self.of(End) if each.failed), None)
+        return next((end.reason for end in self.of(End) if end.failed), None)
 
 
 def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
@@ -215,7 +215,7 @@ def test_other_nodes_are_told_of_a_death() -> None:
     scene.take(1, Progress(7, 0.0))
     commands = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
-    assert [each for each in commands if type(each) is Tell] == [
+    assert [command for command in commands if type(command) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
     assert Without(1, keep=False) in commands
@@ -263,7 +263,7 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
 
 
 def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
-    """Or it would wait for them (make chaos, seed 1004 among real processes)."""
+    """Otherwise it would wait for them (make chaos, seed 1004 of real processes)."""
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
@@ -271,11 +271,11 @@ def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
     scene.take(0, CurrentRound(1, 3))
     commands = scene.take(2, Exited("killed by SIGKILL"))
     assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
-    assert any(type(each) is Rejoin for each in commands)
+    assert any(type(command) is Rejoin for command in commands)
 
 
 def test_run_whose_last_nodes_leave_is_not_done() -> None:
-    """(make chaos, seed 1144 among real processes)"""
+    """make chaos, seed 1144 of real processes."""
     scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
     assert scene.pass_time(1.0) == [Tell(rank, Note("leave")) for rank in (0, 1)]
     for rank in (0, 1):
@@ -295,7 +295,7 @@ def test_failed_restart_is_recorded() -> None:
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
     scene.take(1, Exited("it can't be started: no memory"))
-    assert [each for each in scene.events() if each[0] == 1] == [(1, "lost"), (1, "lost")]
+    assert [event for event in scene.events() if event[0] == 1] == [(1, "lost"), (1, "lost")]
     for rank in (0, 2):
         scene.take(rank, Done(100))
     assert scene.pass_time(0.5) == [End("rounds")]
@@ -342,7 +342,7 @@ def test_unreachable_peer_ends_a_run_that_needs_all_nodes() -> None:
 
 
 def test_leaving_peer_is_not_reported_unreachable() -> None:
-    """Its peers see its connections close before they are told, and before its process has ended."""
+    """Its peers see its connections close before they are told, and before its process ends."""
     leave = {"name": "leave", "nodes": [2], "at_s": 1.0}
     scene = Scene(3, algorithm="divshare", gather={"lost_peer": "fail", "timeout_s": None}, faults=[leave])
     scene.begin()

@@ -1,4 +1,4 @@
-"""Checkpoints of real processes whose connections break meanwhile: given up, or right, and never waited for in vain."""
+"""Checkpoints of real processes whose connections break meanwhile: consistent or abandoned, and never awaited in vain."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ EXPERIMENT = Experiment.of(
 
 
 class Member:
-    """A node that sends, receives, ends rounds, and takes snapshots."""
+    """A node that sends, receives, ends rounds and takes snapshots."""
 
     def __init__(self, rank: int, run: Run, listener: Any, addresses: list[tuple[str, int]]) -> None:
         self.rank, self.round = rank, 0
         self.sent: Counter[int] = Counter()
-        self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
+        self.sent_before: dict[int, dict[int, int]] = {}  # by completed rounds, then by receiver
         node: Any = SimpleNamespace(deliver=lambda message: None)
         context: Any = SimpleNamespace(
             folder=run.folder, checkpoint=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
@@ -71,20 +71,20 @@ class Member:
         self.round += 1
 
     def break_connection(self, to: int, members: list[Member]) -> None:
-        """What the other has not read by now is lost."""
+        """Lose the bytes that the other node has not read yet."""
         if (contact := members[to].peer.transport.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
 class Run:
-    """Some members, and who puts their checkpoints together; what these tell each other arrives in order, a little later."""
+    """Members and the coordinator of their checkpoints; messages between them arrive in order, a little later."""
 
     def __init__(self, place: Path) -> None:
         self.folder = RunFolder.create(place, "run", experiment="", environment={})
-        self.said: list[str] = []
+        self.notices: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
-        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.said.append)
+        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.notices.append)
 
     def _later(self, call: Any) -> None:
         self._waiting.append(call)
@@ -140,7 +140,7 @@ async def test_connection_break_after_a_snapshot_costs_no_checkpoint(tmp_path: P
         await settle()
         run.members[0].break_connection(1, run.members)
         await run.until_complete(1)
-        assert run.said == []
+        assert run.notices == []
         check(run, run.folder.checkpoints / "1")
 
 
@@ -152,7 +152,7 @@ async def test_abandoned_last_checkpoint_releases_its_waiters(tmp_path: Path) ->
         await settle()
         run.checkpoints.away(2)
         await asyncio.gather(*waiting)
-        assert len(run.said) == 1
+        assert len(run.notices) == 1
 
 
 @on_loop
@@ -161,8 +161,8 @@ async def test_unwritable_last_checkpoint_releases_its_waiters(tmp_path: Path) -
         await all_send(run)
         run.folder.checkpoints.write_text("in the way of the folder")
         await asyncio.gather(*(member.cutting.last(7, 1000.0) for member in run.members))
-        [said] = run.said
-        assert said.startswith("checkpoint 7 is abandoned: [Errno")
+        [notice] = run.notices
+        assert notice.startswith("checkpoint 7 is abandoned: [Errno")
 
 
 @pytest.mark.parametrize("event", ["away", "back"])
@@ -186,7 +186,7 @@ async def test_checkpoint_is_abandoned_when_a_node_goes_or_returns(event: str, t
         checkpoint = newest(run.folder.checkpoints)
         assert checkpoint is not None
         assert sorted(checkpoint.rounds) == [0, 1, 2]
-        assert len(run.said) == 1
+        assert len(run.notices) == 1
 
 
 def test_death_of_the_last_nodes_completes_no_checkpoint(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_death_of_the_last_nodes_completes_no_checkpoint(tmp_path: Path) -> None
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
     assembly.hear(0, Marked(1, {}))
-    (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
+    (folder.checkpoints / "1").mkdir(parents=True)  # a node has begun to write its part
     for rank in (1, 0):
         assembly.away(rank)
     assert not (folder.checkpoints / "1").exists()
@@ -220,18 +220,18 @@ async def test_second_resume_keeps_messages_of_silent_sources(
             None,
             {},
             {},
-            arriving=[Message(1, ("t",), 5, 0.0, number=5)],  # the last one that node 1 had sent
+            arriving=[Message(1, ("t",), 5, 0.0, number=5)],  # the last message that node 1 had sent
             engine={"traffic": asdict(Traffic()), "received": {1: 5}, "sent": {1: 6}},
         )
         node: Any = SimpleNamespace(deliver=lambda message: None)
         resumed = NodeCheckpoints(node, EXPERIMENT, context, told.append)
         resumed.begin(run.members[0].peer.transport, saved, resumed=True)
         resumed.snapshot(1)
-        resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing more
-        while not any(isinstance(each, Saved) for each in told):
+        resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing since
+        while not any(isinstance(message, Saved) for message in told):
             await asyncio.sleep(0.001)
         again = read(run.folder.checkpoints / "1" / "node-0.safetensors")
-        assert [each.payload for each in again.arriving] == [5]
+        assert [message.payload for message in again.arriving] == [5]
         assert {int(rank): count for rank, count in again.engine["sent"].items()} == {1: 6, 2: 0}
 
 
@@ -251,15 +251,15 @@ def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[s
     async def play() -> None:
         with tempfile.TemporaryDirectory() as place:
             async with run_in(Path(place)) as run:
-                for what, (one, other) in schedule:
-                    member = run.members[one]
-                    match what:
+                for step, (rank, peer) in schedule:
+                    member = run.members[rank]
+                    match step:
                         case "send":
-                            member.send(other)
+                            member.send(peer)
                         case "end":
                             member.end_round()
                         case "break":
-                            member.break_connection(other, run.members)
+                            member.break_connection(peer, run.members)
                         case "settle":
                             await settle()
                 await all_send(run)
@@ -268,7 +268,7 @@ def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[s
                     while member.round <= last:
                         member.end_round()
                 await run.until_complete(last)
-                assert run.said == []
+                assert run.notices == []
                 for folder in run.folder.checkpoints.iterdir():
                     if (folder / "manifest.json").exists():
                         check(run, folder)
@@ -277,11 +277,11 @@ def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[s
 
 
 def check(run: Run, folder: Path) -> None:
-    """Each node's part has what each other one had sent before its snapshot: received by then, or to come."""
+    """Check that each part has all messages sent before the sender's snapshot, as received or as arriving."""
     parts = {rank: read(folder / f"node-{rank}.safetensors") for rank in range(NODES)}
     for rank, part in parts.items():
         for source in set(range(NODES)) - {rank}:
             before = run.members[source].sent_before[parts[source].round].get(rank, 0)
             received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
-            coming = [each.payload for each in part.arriving if each.source == source]
-            assert coming == list(range(received, before)), (rank, source, received, before)
+            arriving = [message.payload for message in part.arriving if message.source == source]
+            assert arriving == list(range(received, before)), (rank, source, received, before)

@@ -49,10 +49,10 @@ def test_messages_survive_any_division_of_the_stream(
     stream = b"".join(map(pack, sent))
     ends = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     unpacker: Unpacker[ProtocolMessage] = Unpacker(FromNode)
-    came: list[ProtocolMessage] = []
+    received: list[ProtocolMessage] = []
     for start, stop in zip([0, *ends], [*ends, len(stream)], strict=True):
-        came += unpacker.feed(stream[start:stop])
-    assert came == sent
+        received += unpacker.feed(stream[start:stop])
+    assert received == sent
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_messages_survive_any_division_of_the_stream(
     [
         b"\x92\xa2At\x01",  # a field is missing
         b"\x93\xa2At\x01\xa1x",  # a string for a number
-        b"\x91\xa5Hello",  # no such message
-        b"\x93\xa4Note\xa5leave\x01",  # one of the other direction
-        b"\x80",  # no array
-        b"\xc1",  # no msgpack
+        b"\x91\xa5Hello",  # an unknown message
+        b"\x93\xa4Note\xa5leave\x01",  # a message of the other direction
+        b"\x80",  # not an array
+        b"\xc1",  # not msgpack
     ],
 )
 def test_unexpected_messages_are_refused(body: bytes) -> None:
@@ -92,7 +92,7 @@ def test_closing_a_channel_is_seen_on_both_sides() -> None:
 
 
 class Watched:
-    """A channel on a selector, and what was heard on it."""
+    """A channel on a selector, and the messages received on it."""
 
     def __init__(self) -> None:
         self.heard: list[FromNode] = []
@@ -109,7 +109,7 @@ class Watched:
 
 
 def test_unread_messages_are_queued_without_blocking() -> None:
-    """As where a process was stopped: more than its socket takes."""
+    """As for a stopped process: more than its socket holds."""
     watched = Watched()
     theirs: Channel[Event] = Channel(watched.theirs, FromNode)
     sent = 0
@@ -120,12 +120,12 @@ def test_unread_messages_are_queued_without_blocking() -> None:
         watched.channel.send(Event(str(number), "x" * 1000))
     assert not watched.selector.select(0)
     for number in range(sent + 10):
-        said = theirs.receive()
-        assert said is not None
-        assert said.kind == str(number)
+        message = theirs.receive()
+        assert message is not None
+        assert message.kind == str(number)
         watched.serve()
     assert not watched.channel.waiting
-    assert not watched.selector.select(0)  # there is room, and nothing to say
+    assert not watched.selector.select(0)  # there is room, but nothing to send
     theirs.close()
     watched.serve()
     assert watched.gone == [None]
@@ -144,8 +144,8 @@ def test_invalid_message_ends_the_channel(data: bytes, why: str) -> None:
     watched.theirs.sendall(data)
     watched.serve()
     assert watched.heard == [CurrentRound(1, 2)]
-    [said] = watched.gone
-    assert said is not None
-    assert why in said
+    [reason] = watched.gone
+    assert reason is not None
+    assert why in reason
     assert not watched.selector.get_map()
     watched.theirs.close()

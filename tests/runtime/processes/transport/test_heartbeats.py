@@ -1,4 +1,4 @@
-"""Signs of life: a peer that stands still is noticed, and one that does not is left alone."""
+"""Heartbeats: a silent peer is lost, and an idle one is not."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ async def test_silent_peer_is_lost() -> None:
 async def test_idle_peer_is_not_lost() -> None:
     async with proxied([[], []], **BEATS) as ((a, b), (_, before_b)):
         await meet(a, b)
-        came = len(before_b.passed)
-        while len(before_b.passed) < came + 40 * len(BEAT):  # both ways: four times what detection takes
+        passed = len(before_b.passed)
+        while len(before_b.passed) < passed + 40 * len(BEAT):  # both ways: four detection times
             await asyncio.sleep(0.01)
         assert a.lost == b.lost == []
-        # Heartbeats are no traffic.
+        # Heartbeats do not count as traffic.
         assert a.traffic.bytes_sent == b.traffic.bytes_received == wire_bytes("t", "t")
         assert b.traffic.bytes_sent == a.traffic.bytes_received == 0
 
@@ -61,9 +61,9 @@ async def test_silence_means_nothing_without_heartbeats() -> None:
 async def test_stopped_node_blames_no_peer() -> None:
     async with proxied([[], []], **BEATS) as ((a, b), (_, before_b)):
         await meet(a, b)
-        time.sleep(0.5)  # both, longer than the detection
-        came = len(before_b.passed)
-        while len(before_b.passed) < came + 10 * len(BEAT):
+        time.sleep(0.5)  # stops both nodes, for longer than detection takes
+        passed = len(before_b.passed)
+        while len(before_b.passed) < passed + 10 * len(BEAT):
             await asyncio.sleep(0.01)
         assert a.lost == b.lost == []
 

@@ -1,4 +1,4 @@
-"""Buckets, lines and downlinks, on a clock in the test's hands: closed forms."""
+"""Buckets, lines and downlinks on a clock that the test controls, against closed forms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ignore(*_: Any) -> None:
 def test_bucket_passes_bytes_in_order_and_not_before_arrival(
     taken: list[tuple[int, float]],
 ) -> None:
-    """The closed form: the last byte of what came i-th passes at max over j <= i of (its start + all from j to i)."""
+    """The closed form: the last byte of message i passes at the maximum over j <= i of (start of j + time of j to i)."""
     bucket = Bucket(RATE)
     for i, (nbytes, since) in enumerate(taken):
         due = max(taken[j][1] + sum(n for n, _ in taken[j : i + 1]) / RATE for j in range(i + 1))
@@ -92,14 +92,14 @@ def test_line_keeps_its_order_regardless_of_due_times() -> None:
 
 
 def pour(loop: FakeLoop, downlink: Downlink, at: float, size: int, up: float, turn: int = 0) -> list[float]:
-    """A message, whose pieces come in as an uplink of a rate lets them; gives where its arrival is noted."""
+    """Send a message whose pieces arrive at the rate ``up`` of an uplink; gives the list that notes its arrival."""
     arrived: list[float] = []
     ends = [*range(PIECE, size, PIECE), size]
     for begin, end in itertools.pairwise([0, *ends]):
-        when, nbytes = loop.now + at + end / up, end - begin
+        instant, nbytes = loop.now + at + end / up, end - begin
         done = arrived.append if end == size else None
         loop.call_at(
-            when,
+            instant,
             lambda nbytes=nbytes, done=done: downlink.enter(
                 nbytes, loop.now - nbytes / up, turn, ignore, done
             ),
@@ -122,7 +122,7 @@ def test_downlink_serves_one_message_after_another() -> None:
     downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
     flows = [pour(loop, downlink, 0.0, size, RATE, turn) for turn in range(3)]
     loop.run()
-    # What the others have here by then is taken up to LATE_S ahead of the first one's next piece.
+    # Pieces of later messages may be taken up to LATE_S ahead of the first one's next piece.
     for number, [at] in enumerate(flows, start=1):
         assert number * size / RATE <= at - start + 1e-9 <= number * size / RATE + LATE_S + 3 * PIECE / RATE
     assert flows[-1][0] == pytest.approx(start + 3 * size / RATE)
@@ -139,7 +139,7 @@ def test_downlink_is_shared_by_simultaneous_messages() -> None:
 
 
 def test_flow_that_joins_half_way_halves_the_rate() -> None:
-    """Alone for half a second, then at half of the rate: 0.5 + 2 * 0.5 seconds; the other has the rest to itself."""
+    """The first: half a second alone, then half the rate, 0.5 + 2 * 0.5 seconds. The second has the rest alone."""
     loop = FakeLoop()
     downlink, start = Downlink(RATE, loop), loop.now
     first = pour(loop, downlink, 0.0, 1_000_000, RATE)
@@ -150,7 +150,7 @@ def test_flow_that_joins_half_way_halves_the_rate() -> None:
 
 
 def test_late_timers_do_not_slow_a_flow() -> None:
-    """Each piece comes in up to some time late, but for the last one; the message does not."""
+    """Each piece except the last may arrive late; the message does not."""
     loop, rng = FakeLoop(), np.random.default_rng(1)
     downlink, start, size, arrived = Downlink(RATE, loop), loop.now, 100 * PIECE, []
     for number in range(1, 101):
@@ -190,5 +190,5 @@ def test_downlink_rate_change_applies_under_way() -> None:
     assert arrived == []
     downlink.change(RATE)
     loop.run()
-    # 0.25 s, then 2 s at a quarter, then the last quarter of the bytes.
+    # 0.25 s, then 2 s at a quarter of the rate, then the last quarter of the bytes.
     assert arrived == [pytest.approx(start + 2.5)]

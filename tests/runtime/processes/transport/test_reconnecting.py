@@ -1,4 +1,4 @@
-"""Connections that break, peers that come back, and what old bytes can do (nothing)."""
+"""Connections that break, peers that return, and bytes of old connections, which do nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gossamer.runtime.processes.transport.wire import Arrived, Hello, Kind, cred
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dial again at once."""
+    """Redial at once."""
     monkeypatch.setattr(module, "REDIAL_FIRST_S", 0.001)
     monkeypatch.setattr(module, "REDIAL_LAST_S", 0.02)
 
 
 def contents(draw: random.Random, count: int) -> list[Any]:
-    """Payloads of all sizes, each of which says which one it is."""
+    """Numbered payloads of all sizes."""
     return [
         {"n": n, "v": torch.full((draw.choice([0, 1, 500, 20_000, 60_000]),), float(n))} for n in range(count)
     ]
@@ -90,7 +90,7 @@ async def test_only_undelivered_messages_are_resent() -> None:
         for sending in sendings:
             await sending
         assert not sendings[3].cancel()
-        # The peer has taken two of them, though it had no time to say so.
+        # The peer has taken two of them, but did not acknowledge them.
         async with await accept(listener, 1, connection=2, expected=2) as end:
             await end.until(lambda: len(end.events) == 1)
             assert end.events == [Hello(0, TOKEN, 0, 2, 0)]
@@ -153,7 +153,7 @@ async def test_absent_peer_does_not_hold_up_other_peers() -> None:
 )
 @on_loop
 async def test_old_greetings_are_refused(said: bytes, reason: str) -> None:
-    """A replay, or what is left of an earlier life."""
+    """A replay, or bytes of an earlier incarnation."""
     async with network(1, raw_ranks=1) as ((a,), _):
         async with await dial(a, hello(1, TOKEN, 3, 1)) as first:
             await first.until(lambda: first.events)
@@ -194,10 +194,10 @@ async def test_out_of_order_messages_are_refused_and_not_delivered(number: int) 
             await end.until_closed()
         assert len(a.inbox) == 1
         assert a.lost == [(1, f"refused: began message {number} where message 1 was due")]
-        # In this life, nobody talks with it any more.
+        # This incarnation stays refused.
         async with await dial(a, hello(1, TOKEN, 0, 2)) as end:
             await end.until_closed()
-        # In another one, it begins anew.
+        # The next one starts from zero.
         async with await dial(a, hello(1, TOKEN, 1, 1) + message(0, "second")[0]):
             assert [got.payload for got in await a.receive(2)] == ["first", "second"]
         assert a.found == [1]
@@ -213,7 +213,7 @@ async def test_restarted_peer_gets_unfinished_and_queued_messages() -> None:
             await end.until(lambda: end.decoder.chunk_bytes > WINDOW // 2)
             end.reset()
         a.send(1, "queued", "t")
-        # What was whole may have arrived in its last life; what was not goes to the new one.
+        # A complete message may have reached the last incarnation; unfinished ones go to the new one.
         async with await accept(listener, 1, incarnation=1, connection=2) as end:
             while len(end.events) < 3:
                 taken = end.decoder.chunk_bytes
@@ -235,23 +235,23 @@ async def test_message_numbers_restart_with_each_incarnation() -> None:
     addresses = [listener.getsockname()[:2] for listener in listeners]
     a = Peer(0, listeners[0], addresses)
     await a.transport.start()
-    for life in range(3):
-        losses = life + 1
-        b = Peer(1, listeners[1], addresses, incarnation=life)
+    for incarnation in range(3):
+        losses = incarnation + 1
+        b = Peer(1, listeners[1], addresses, incarnation=incarnation)
         await b.transport.start()
         for n in range(3):
-            await b.send(0, f"({life}, {n})", "t")
-        await a.receive(3 * life + 3)
+            await b.send(0, f"({incarnation}, {n})", "t")
+        await a.receive(3 * incarnation + 3)
         for n in range(3):
             a.send(1, n, "t")
         assert [got.payload for got in await b.receive(3)] == [0, 1, 2]
-        assert a.transport.peers[1].incarnation == life
+        assert a.transport.peers[1].incarnation == incarnation
         await b.transport.close()
         await a.until(lambda losses=losses: len(a.lost) == losses)
-        if life < 2:
+        if incarnation < 2:
             listeners[1] = listen(*addresses[1])
     await a.transport.close()
-    assert [got.payload for got in a.inbox] == [f"({life}, {n})" for life in range(3) for n in range(3)]
+    assert [got.payload for got in a.inbox] == [f"({k}, {n})" for k in range(3) for n in range(3)]
     assert a.found == [1, 1]
     assert a.lost == [(1, "closed its connections")] * 3
     assert a.traffic.messages_lost == 0
@@ -328,7 +328,7 @@ async def test_cancelled_message_uses_no_number() -> None:
 
 
 async def break_on_the_uplink(a: Peer, listener: Any) -> None:
-    """Send three messages to node 1, and break the connection during the second one, which takes half a second."""
+    """Send three messages to node 1, and break the connection during the second, which takes half a second."""
     for payload in (0, torch.ones(15_000), 2):
         a.send(1, payload, "t")
     async with await accept(listener, 1) as end:
@@ -341,7 +341,7 @@ async def test_break_during_an_uplink_transfer_keeps_message_order() -> None:
     shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
     async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
         await break_on_the_uplink(a, listener)
-        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first one did not arrive
+        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first did not arrive
             await end.until(lambda: sum(isinstance(event, Arrived) for event in end.events) == 3)
             arrived = [event.payload for event in end.events if isinstance(event, Arrived)]
             assert (arrived[0], len(arrived[1]), arrived[2]) == (0, 15_000, 2)
@@ -349,7 +349,7 @@ async def test_break_during_an_uplink_transfer_keeps_message_order() -> None:
 
 @on_loop
 async def test_snapshot_counts_the_messages_before_it() -> None:
-    """Messages of three rounds wait for a peer, behind an older one to another peer."""
+    """Messages of three rounds wait for a peer, behind an older message to another peer."""
     async with network(1, raw_ranks=2) as ([a], [first, second]):
         a.send(1, 0, "t")
         a.send(2, torch.zeros(WINDOW), "t")  # waits for credit
@@ -394,7 +394,7 @@ async def test_peer_that_keeps_hanging_up_is_lost_without_rapid_redials() -> Non
         assert (
             "could not be reached for 0.2 s: its connections break as soon as they are made" in a.lost[0][1]
         )
-        assert a.transport.peers[1].dialled < 30  # with pauses of 0.02 s at last
+        assert a.transport.peers[1].dialled < 30  # pauses grow to 0.02 s
 
 
 @on_loop

@@ -1,4 +1,4 @@
-"""The transport over TLS: who is let in, who is not, and what can be seen on the way."""
+"""The transport over TLS: which peers are accepted, and what is visible on the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("tls")
 
 
 async def still_works(a: Peer, b: Peer) -> None:
-    """Honest nodes don't notice strangers."""
+    """Check that honest nodes are undisturbed."""
     before = len(a.inbox)
     await b.send(0, "honest", "t")
     assert (await a.receive(before + 1))[-1].payload == "honest"
@@ -58,7 +58,7 @@ async def test_peer_with_wrong_key_is_refused(strangers: list[Security]) -> None
         await a.until(lambda: a.events)
         assert a.events[0][1].startswith("stranger at 127.0.0.1:")
         assert a.inbox == []
-        # It has noticed that node 0 isn't one of its own before it had said anything.
+        # It rejects node 0, which it does not trust either, before it sends anything.
         await stranger.until(lambda: stranger.events)
         assert "certificate verify failed" in stranger.events[0][1]
         await still_works(a, b)
@@ -86,8 +86,8 @@ async def test_answer_of_another_rank_is_refused(securities: list[Security]) -> 
 
 
 def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
-    """What a server answers to the client's first words, with something that it says before it has heard more: TLS 1.3
-    lets it, the module ssl does not."""
+    """A server's answer to a client's greeting together with early application data, which TLS 1.3 allows and the
+    module ssl does not offer."""
     openssl = Binding().lib
     ffi = Binding().ffi
     context = openssl.SSL_CTX_new(openssl.TLS_server_method())
@@ -103,7 +103,7 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
     openssl.SSL_set_accept_state(end)
     assert openssl.BIO_write(incoming, greeting, len(greeting)) == len(greeting)
     buffer, count = ffi.new("char[]", 65_536), ffi.new("size_t *")
-    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # there is none
+    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # the client sent none
     assert openssl.SSL_write_early_data(end, said, len(said), count) == 1
     flight = bytes(ffi.buffer(buffer, openssl.BIO_read(outgoing, buffer, len(buffer))))
     openssl.SSL_free(end)
@@ -174,14 +174,14 @@ async def test_non_tls_bytes_are_refused(said: bytes) -> None:
 
 
 def trusting() -> ssl.SSLContext:
-    """Of a client that trusts everybody."""
+    """The context of a client that trusts every server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 async def is_refused(context: ssl.SSLContext, reason: str) -> None:
-    """A client gets no further than the handshake."""
+    """Check that a client does not get past the handshake."""
     async with network(2) as ((a, b), _):
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
             reader, writer = await asyncio.open_connection(*a.address, ssl=context)
@@ -228,7 +228,7 @@ async def test_stalled_handshake_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
 
 @on_loop
 async def test_tls_sessions_are_not_resumed(securities: list[Security]) -> None:
-    """Each connection proves its key anew: there is nothing to resume with."""
+    """Every connection proves its key again: there is no session ticket."""
     async with network(2) as ((a, _), _):
         reader, writer = await asyncio.open_connection(
             *a.address, ssl=securities[1].client, server_hostname=""
@@ -242,7 +242,7 @@ async def test_tls_sessions_are_not_resumed(securities: list[Security]) -> None:
 
 
 def test_certificate_dates_are_ignored() -> None:
-    """Keys end with their run; clocks decide nothing."""
+    """A key is valid for its run, regardless of clocks."""
     keys, certificates = [], []
     for rank, (since, until) in enumerate([(2001, 2002), (2900, 2901)]):
         key = Ed25519PrivateKey.generate()
@@ -277,10 +277,10 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
 
 @on_loop
 async def test_certificate_signed_by_a_peer_is_refused(tmp_path: Path) -> None:
-    """The certificates of the run are what is trusted, not what their keys sign."""
+    """Only the run's certificates are trusted, not those that their keys sign."""
     identities = [issue() for _ in range(2)]
     transport_scene.securities[:] = [
-        Security(each.pem, [one.certificate for one in identities]) for each in identities
+        Security(identity.pem, [peer.certificate for peer in identities]) for identity in identities
     ]
     key_text = identities[1].pem
     signer = serialization.load_pem_private_key(key_text, None)
@@ -325,7 +325,7 @@ async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: s
         ):
             build(security=None)
         identities = [issue() for _ in range(2)]
-        security = Security(identities[0].pem, [each.certificate for each in identities])
+        security = Security(identities[0].pem, [identity.certificate for identity in identities])
         await build(security=security).transport.close()
 
 
@@ -340,9 +340,9 @@ def test_handshake_requires_the_exact_key(securities: list[Security], strangers:
 
 def test_signature_is_bound_to_rank_and_text() -> None:
     identities = [issue() for _ in range(2)]
-    certificates = [each.certificate for each in identities]
-    one, other = (Security(each.pem, certificates) for each in identities)
-    signature = one.sign(b"key")
-    assert other.verify(0, b"key", signature)
+    certificates = [identity.certificate for identity in identities]
+    signer, verifier = (Security(identity.pem, certificates) for identity in identities)
+    signature = signer.sign(b"key")
+    assert verifier.verify(0, b"key", signature)
     wrong = [(1, b"key", signature), (0, b"another", signature), (-2, b"key", signature), (0, b"key", b"")]
-    assert not any(other.verify(*each) for each in (*wrong, (2, b"key", signature)))
+    assert not any(verifier.verify(*claim) for claim in (*wrong, (2, b"key", signature)))

@@ -1,7 +1,7 @@
 """Shaped transports over loopback.
 
-What is asserted about real time is measured in a process of its own, in which no types are checked, and measured again if
-the machine was busy.
+Real time is measured in a separate process without type checks, and measured again if the machine
+was busy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain_process() -> Iterator[None]:
 
 
 def measured(scenario: Scenario, *args: Any) -> Any:
-    """What a scenario gives when it is played in a process of its own."""
+    """Run a scenario in a separate process; gives its result."""
     return _plain[0].submit(_play, scenario, *args).result(60)
 
 
@@ -79,7 +79,7 @@ def now() -> float:
 
 
 def tried_again(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test that measures real time fail all but one of its tries."""
+    """Repeat a test that measures real time until it passes, up to TRIES times."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ def tried_again(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Peer:
-    """A shaped transport, and what it delivered when."""
+    """A shaped transport, and its deliveries with their times."""
 
     def __init__(self, rank: int, listener: Any, addresses: list[tuple[str, int]], network: Network) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Peer:
 
 @dataclass(frozen=True, eq=False)
 class Paths(Access):
-    """A path of the test's own for each pair; None where it names none."""
+    """Paths that the test sets by pair; None for other pairs."""
 
     paths: dict[tuple[int, int], Path] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class Paths(Access):
 
 @asynccontextmanager
 async def shaped(size: int, network: Network) -> AsyncIterator[list[Peer]]:
-    """Transports that have exchanged a first message, so that their connections are there."""
+    """Start several shaped transports."""
     listeners = [listen() for _ in range(size)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     peers = [Peer(rank, listener, addresses, network) for rank, listener in enumerate(listeners)]
@@ -160,7 +160,7 @@ async def shaped(size: int, network: Network) -> AsyncIterator[list[Peer]]:
 
 
 async def meet(source: Peer, to: int, receiver: Peer) -> None:
-    """Connect two peers; what it took is forgotten."""
+    """Connect two peers, and forget the message that did it."""
     source.send(to, None, "hello")
     await receiver.receive(1)
     receiver.inbox.clear()
@@ -168,7 +168,7 @@ async def meet(source: Peer, to: int, receiver: Peer) -> None:
 
 
 def vector(mbps: float, seconds: float) -> Encoded:
-    """What takes some seconds at a rate, give or take a chunk header."""
+    """A payload that takes some seconds at a rate, up to a chunk header."""
     return encode(torch.zeros(round(mbps * 125_000 * seconds / 4)))
 
 
@@ -176,7 +176,7 @@ def due_s(payload: Any, mbps: float, tag: str = "t") -> float:
     return wire_bytes(tag, payload) / (mbps * 125_000)
 
 
-# --- what takes how long
+# --- durations
 
 
 async def one_message(network: Network, payload: Encoded) -> float:
@@ -221,10 +221,10 @@ async def two_receivers(network: Network, first: Encoded, second: Encoded) -> tu
 @tried_again
 def test_messages_follow_each_other_on_the_uplink() -> None:
     payload = vector(20, 0.2)
-    each = due_s(payload, 20)
+    single = due_s(payload, 20)
     first, second = measured(two_receivers, UniformNetwork(bandwidth_mbps=20), payload, payload)
-    assert first == pytest.approx(each, rel=TOLERANCE)
-    assert second == pytest.approx(2 * each, rel=TOLERANCE)
+    assert first == pytest.approx(single, rel=TOLERANCE)
+    assert second == pytest.approx(2 * single, rel=TOLERANCE)
 
 
 @tried_again
@@ -252,14 +252,14 @@ async def several_senders(network: Network, payload: Encoded) -> list[float]:
 @tried_again
 def test_senders_share_one_downlink(sharing: str) -> None:
     payload = vector(20, 0.2)
-    each = due_s(payload, 20)
+    single = due_s(payload, 20)
     network = UniformNetwork(downlink_mbps=20, uplink_mbps=60, sharing=sharing)
     first, _, last = measured(several_senders, network, payload)
-    assert last == pytest.approx(3 * each, rel=TOLERANCE)
+    assert last == pytest.approx(3 * single, rel=TOLERANCE)
     if sharing == "fair":
-        assert first > 2.5 * each
+        assert first > 2.5 * single
     else:
-        assert first < 1.5 * each
+        assert first < 1.5 * single
 
 
 async def small_messages(network: Network, count: int) -> list[float]:
@@ -294,11 +294,11 @@ async def acceptance(network: Network, payload: Encoded) -> tuple[float, float]:
 
 @tried_again
 def test_window_does_not_throttle_a_long_path() -> None:
-    """20 Mbps over 0.2 s of latency: the window alone would let 64 KiB pass every 0.4 s."""
+    """20 Mbps over 0.2 s of latency: the window alone would allow 64 KiB every 0.4 s."""
     payload = vector(20, 0.4)
     accepted, took = measured(acceptance, UniformNetwork(latency_s=0.2, bandwidth_mbps=20), payload)
     assert took == pytest.approx(due_s(payload, 20) + 0.2, rel=TOLERANCE)
-    # All but a window is acknowledged a round trip after it went.
+    # All but a window is acknowledged a round trip after it was sent.
     assert accepted == pytest.approx(due_s(payload, 20) - WINDOW / 2.5e6 + 0.4, rel=TOLERANCE)
 
 
@@ -324,7 +324,7 @@ def test_rate_change_applies_to_a_message_under_way() -> None:
     assert took == pytest.approx(due, rel=TOLERANCE)
 
 
-# --- what is lost or taken back
+# --- lost and cancelled messages
 
 
 @on_loop
@@ -387,7 +387,7 @@ async def test_vanished_path_loses_the_message_on_it() -> None:
 
 @on_loop
 async def test_cancelling_removes_queued_and_metered_messages() -> None:
-    """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is taken back."""
+    """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is cancelled."""
     async with shaped(2, UniformNetwork(bandwidth_mbps=0.4)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent
@@ -402,7 +402,7 @@ async def test_cancelling_removes_queued_and_metered_messages() -> None:
         await last
         [got] = await b.receive(1)
         assert got.payload.numel() == 3
-        # It needn't wait for what was taken back (400 kB: eight seconds).
+        # It does not wait for cancelled bytes (400 kB: eight seconds).
         assert now() - start < 4
         assert a.traffic.bytes_sent - before == wire_bytes("t", torch.zeros(3))
         assert a.traffic.messages_cancelled == 2
@@ -417,14 +417,14 @@ async def test_sent_bytes_of_a_cancelled_message_are_counted() -> None:
         sending = a.send(1, torch.zeros(250_000), "t")
         while a.traffic.bytes_sent - before < 3 * CHUNK_BYTES:
             await asyncio.sleep(0.001)
-        gone = a.traffic.bytes_sent - before
+        sent = a.traffic.bytes_sent - before
         assert sending.cancel()
         await a.send(1, "after", "t")
         [got] = await b.receive(1)
         assert got.payload == "after"
         await a.transport.flush()
         abort_bytes = 5
-        assert a.traffic.bytes_sent - before == gone + abort_bytes + wire_bytes("t", "after")
+        assert a.traffic.bytes_sent - before == sent + abort_bytes + wire_bytes("t", "after")
         assert b.traffic.bytes_received == a.traffic.bytes_sent
         assert a.traffic.messages_cancelled == 1
         assert a.traffic.messages_lost == 0

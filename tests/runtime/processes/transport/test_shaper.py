@@ -1,4 +1,4 @@
-"""A node's part of a network, on a clock in the test's hands: closed forms."""
+"""A node's part of a network on a clock that the test controls, against closed forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE = 16_384
 
 
 class Fixed(Conditions):
-    """Rates and paths as a test gives them; of pairs that it doesn't name, there is no path."""
+    """Rates and paths that a test sets; other pairs have no path."""
 
     def __init__(self, rates: list[float], paths: dict[tuple[int, int], Path]) -> None:
         self.rates, self._paths = np.array(rates), paths
@@ -84,7 +84,7 @@ def test_message_rate_is_the_slowest_link_before_the_receiver() -> None:
 
 
 def test_lost_message_occupies_only_the_uplink() -> None:
-    """As in the simulator: also when the rates change under way, and after its path is gone and back."""
+    """As in the simulator, also when rates change under way, and after its path vanished and returned."""
     narrow, rates = {(0, 1): Path((0, 4), rate=1e3)}, [8e6] * 6
     sure = Fixed(rates, {(0, 1): Path((0, 4), rate=1e3, loss=1.0)})
     halved = Fixed([4e6] * 6, narrow)
@@ -105,7 +105,7 @@ def test_lost_message_occupies_only_the_uplink() -> None:
 
 
 def test_message_is_delivered_though_its_path_now_loses_all() -> None:
-    """It left while there was another one; no number of draws would find its latency now."""
+    """It left on an earlier path; with a loss of 1, no draw would give a latency now."""
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.0, 1.0)))
     arrived: list[float] = []
     node.arrive(1, 100, ignore, True, lambda: arrived.append(loop.now))
@@ -127,7 +127,7 @@ def test_losses_are_determined_by_pair_and_message_number() -> None:
 
 
 def test_latency_follows_the_message_number_and_keeps_order() -> None:
-    """The receiver counts the messages that were lost, so that both ends mean the same by a message's number."""
+    """The receiver counts lost messages too, so that both ends number messages alike."""
     path = Path((1, 3), latency_s=0.05, jitter_s=0.03, loss=0.4)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.03, 0.4)))
     latencies = {k: latency for k in range(200) if (latency := delivery(path, 7, 1, 0, k)) is not None}
@@ -169,7 +169,7 @@ def test_senders_do_not_wait_for_each_others_latency() -> None:
 
 
 def test_fifo_takes_messages_in_turn_and_fair_shares_the_rate() -> None:
-    """Of two messages whose pieces come in by turns, the one that began first passes first; shared, both pass together."""
+    """Pieces of two messages arrive alternately: fifo passes the earlier message first, fair passes both together."""
     ends: dict[str, list[tuple[int, float]]] = {}
     for sharing in ("fifo", "fair"):
         node, loop = shaper(UniformNetwork(downlink_mbps=8, sharing=sharing))
@@ -186,10 +186,10 @@ def test_fifo_takes_messages_in_turn_and_fair_shares_the_rate() -> None:
 
 
 def test_network_changes_count_from_the_start_of_the_run() -> None:
-    def at(mbps: float) -> Conditions:
+    def conditions(mbps: float) -> Conditions:
         return UniformNetwork(bandwidth_mbps=mbps).conditions(3, 1)
 
-    node, loop = shaper(Given(at=at(8), later=((1.0, at(16)), (3.0, Fixed([1e6] * 6, {})))))
+    node, loop = shaper(Given(at=conditions(8), later=((1.0, conditions(16)), (3.0, Fixed([1e6] * 6, {})))))
     noted, arrived = [], []
     node.changed = lambda: noted.append(loop.now)
     loop.run(until=150.0)
@@ -202,7 +202,7 @@ def test_network_changes_count_from_the_start_of_the_run() -> None:
     assert noted == [151.0]
     assert node.uplink.free == pytest.approx(152.5)  # 1 s at 1 MB/s, 1.5 s at 2 MB/s
     loop.run(until=152.6)
-    # The first of them began a tenth of a second, at the sender's rate, before it was here.
+    # The first began a tenth of a second, at the sender's rate, before it arrived.
     assert arrived[-1] == pytest.approx(152.45)
     assert len(arrived) == 40
     loop.run()

@@ -1,4 +1,4 @@
-"""The transport over loopback: several nodes in one event loop, and raw sockets where a peer misbehaves."""
+"""The transport over loopback: several nodes in one event loop, and raw sockets as misbehaving peers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_unwritable_timeline_is_reported() -> None:
 
 @on_loop
 async def test_encoded_payload_modified_early_is_reported_not_sent() -> None:
-    """An encoded payload is not copied: its sender must leave it alone until it has left."""
+    """An encoded payload is not copied: its owner must not modify it until it has left."""
     tensor, other = torch.zeros(100_000), torch.ones(3)
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         sending = a.send(1, encode(tensor), "t")
@@ -112,7 +112,7 @@ async def test_encoded_payload_modified_early_is_reported_not_sent() -> None:
             await after
             [failure] = a.failures
             assert "a vector of a message to node 1 was modified in place after it was sent" in str(failure)
-            # What had left of it is called off; what was queued behind it arrives.
+            # The part that had left is aborted; the message behind it arrives.
             _, aborted, arrived = end.events
             assert aborted is Kind.ABORT
             assert isinstance(arrived, Arrived)
@@ -192,7 +192,7 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
         large = a.send(1, torch.zeros(100_000), "l")
         async with await accept(listener, 1) as end:
             await small
-            # A small chunk, then whole ones: another one would go beyond the window.
+            # A small chunk, then full ones: one more would exceed the window.
             await end.until(lambda: end.decoder.chunk_bytes > WINDOW - CHUNK_BYTES)
             await settle()
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
@@ -200,13 +200,13 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert not await is_done(large)
             with pytest.raises(TimeoutError):
                 await a.transport.flush(0.01)
-            # Credit for one chunk lets one more go.
+            # Credit for one chunk releases one more.
             taken = end.decoder.chunk_bytes
             await end.say(credit(CHUNK_BYTES))
             await end.until(lambda: end.decoder.chunk_bytes == taken + CHUNK_BYTES)
             await settle()
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
-            # The sending is over while the last window of it is still unacknowledged.
+            # The send completes while its last window is still unacknowledged.
             while not await is_done(large):
                 uncredited = a.transport.peers[1].outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))

@@ -1,4 +1,4 @@
-"""Frames: round trips under any split, and what a hostile stream can do (nothing)."""
+"""Frames: round trips under any split, and hostile streams, which do no harm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ messages = st.lists(st.tuples(st.tuples(st.text(max_size=3), st.integers(0, 999)
 
 
 def stream(said: list[Said]) -> bytes:
-    """HELLO and messages, as the side that dialled writes them."""
+    """HELLO and messages, as the dialling side writes them."""
     frames = [HELLO]
     for number, (tag, payload) in enumerate(said):
         encoded = encode(payload)
@@ -58,7 +58,7 @@ def stream(said: list[Said]) -> bytes:
 
 
 def read(decoder: Decoder, data: bytes, cuts: list[int]) -> list[Event]:
-    """Feed data, cut at some places."""
+    """Feed data in pieces; gives the events."""
     edges = [0, *sorted(cuts), len(data)]
     return [event for start, end in itertools.pairwise(edges) for event in decoder.feed(data[start:end])]
 
@@ -104,7 +104,7 @@ def test_stream_decodes_byte_by_byte() -> None:
 
 
 def test_received_tensors_are_aligned() -> None:
-    """Matrix kernels round by alignment: receive buffers are as well aligned as the simulator's rows."""
+    """Rounding in matrix kernels depends on alignment: receive buffers are aligned like the simulator's rows."""
     payload = [torch.ones(count) for count in (1, 3, 17, 1000, 20_000)]
     *_, arrived = Decoder(LIMIT).feed(stream([(("a",), payload)]))
     assert isinstance(arrived, Arrived)
@@ -190,20 +190,20 @@ def test_malformed_streams_are_refused(sent: bytes, reason: str | None) -> None:
 
 def test_chunks_of_another_message_are_refused() -> None:
     payload = encode(torch.zeros(10_000))
-    one, two, three = chunks(0, pack_head("a", 0.0, payload.structure), payload.buffers)
+    first, second, third = chunks(0, pack_head("a", 0.0, payload.structure), payload.buffers)
     later, *_ = chunks(1, pack_head("a", 0.0, payload.structure), payload.buffers)
     short = DATA.pack(2, 0, 5)
     for wrong, reason in [
-        (one.frame, "began message 0 before the end of message 0"),
+        (first.frame, "began message 0 before the end of message 0"),
         (DATA.pack(2, 1, CHUNK_BYTES), "message 1, which is not in progress"),
         (short, "chunk of 5 bytes where 16384 were due"),
         (abort(1), "message 1, which is not in progress"),
-        (two.frame + three.frame + three.frame, "message 0, which is not in progress"),
-        (abort(0) + two.frame, "message 0, which is not in progress"),
+        (second.frame + third.frame + third.frame, "message 0, which is not in progress"),
+        (abort(0) + second.frame, "message 0, which is not in progress"),
         (abort(0) + later.frame, "began message 1 where message 0 was due"),
     ]:
         with pytest.raises(FrameError, match=reason):
-            list(Decoder(LIMIT).feed(HELLO + one.frame + wrong))
+            list(Decoder(LIMIT).feed(HELLO + first.frame + wrong))
 
 
 def test_dialling_side_accepts_only_credit() -> None:
@@ -251,7 +251,7 @@ def test_hostile_announcements_allocate_nothing(allocated: list[int]) -> None:
         begin(total=LIMIT + 1, head=LIMIT),
         begin(total=len(lying), head=len(lying)) + lying,
         begin(total=len(lying) + 4, head=len(lying)) + lying,
-        # Arrays that each announce 2^32 - 1 elements, one inside the other.
+        # Nested arrays that each announce 2^32 - 1 elements.
         begin(total=12 + 160, head=12 + 160) + EMPTY_HEAD[:-1] + b"\xdd\xff\xff\xff\xff" * 32,
     ]
     for attack in attacks:
