@@ -1,4 +1,4 @@
-"""A few schedules of each kind, and bugs that the harness must find."""
+"""A few schedules of each kind, and injected bugs that the harness must find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.topology import TopologySchedule
 pytestmark = [pytest.mark.usefixtures("shapes_unchecked"), pytest.mark.timeout(300)]
 
 ENOUGH = 300
-"""Schedules within which a bug is found."""
+"""The number of schedules within which a bug must be found."""
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ ENOUGH = 300
     ],
 )
 def test_simulated_schedules_violate_no_invariant(tmp_path: Path, first: int) -> None:
-    found = {seed: simulated.check(draw(seed), tmp_path / str(seed)) for seed in range(first, first + 50)}
-    assert {seed: lines for seed, lines in found.items() if lines} == {}
+    checked = {seed: simulated.check(draw(seed), tmp_path / str(seed)) for seed in range(first, first + 50)}
+    assert {seed: lines for seed, lines in checked.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ MUTANTS: dict[str, tuple[Any, str, Mutant, str, int]] = {}
 
 
 def mutant(target: Any, method: str, found_as: str, first: int = 0) -> Callable[[Mutant], Mutant]:
-    """A bug: what takes the place of a function, given that function; what its violation begins with; and the first
+    """Register a bug: the replacement of a method, made from the original; the prefix of its violation; and the first
     seed that is tried (one that finds it, so that the test takes a second)."""
 
     def add(make: Mutant) -> Mutant:
