@@ -1,4 +1,4 @@
-"""Runs in which a model is no longer finite: they end as "diverged", and say where and since when."""
+"""Runs in which a model is no longer finite: they end as "diverged", with the node and the round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES = ("simulate", "processes")
 
 
 class Broken(DPSGD):
-    """D-PSGD on a node of which one value becomes infinite after some rounds, or after the last one."""
+    """D-PSGD in which a value of node 1 becomes infinite after some rounds, or after the last one."""
 
     after: int
 
@@ -38,7 +38,7 @@ class Broken(DPSGD):
 
 
 class BrokenGossip(GossipLearning):
-    """Gossip learning, in which nobody waits, on a node whose model is not finite from a round on."""
+    """Gossip learning, in which no node waits; the model of node 1 becomes NaN after some rounds."""
 
     async def run(self, node: Node) -> None:
         if node.rank == 1:
@@ -73,7 +73,7 @@ def test_nonfinite_model_ends_the_run_as_diverged(engine: str, tmp_path: Path) -
     assert run.status == "diverged"
     assert run.error == "the model of node 1 is not finite after 6 rounds"
     assert run.parameters is not None
-    assert run.parameters.isfinite().all(1).tolist() == [True, False, True, True]  # it was sent to nobody
+    assert run.parameters.isfinite().all(1).tolist() == [True, False, True, True]  # no peer received it
     events = run.events.filter(pl.col("event") == "diverged")
     assert events["node"].to_list() == [1]
     assert run.metrics.filter(pl.col("node") >= 0)["round"].max() < 12

@@ -1,4 +1,4 @@
-"""Runs that fail: one clear error, what was recorded before it is kept, and no process is left behind."""
+"""Runs that fail: one clear error, all rows recorded before it, and no process left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def play(out: Path, *, observer: Observer | None = None, **changes: Any) -> Run:
 
 
 def recorded(error: RunFailed) -> Run:
-    """What is left of a failed run; it says that and why it failed."""
+    """Load the record of a failed run, which has the error and no models."""
     assert error.folder is not None
     run = load_run(error.folder)
     assert run.status == "failed"
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Dead; perhaps not yet reaped by whoever inherited it."""
+    """Whether a process is dead, though perhaps not yet reaped by its new parent."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -75,9 +75,9 @@ def test_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: st
     assert "user_algorithms.py" in str(error)
     assert "_raise" in error.traceback
     run = recorded(error)
-    # Rounds are counted when they are completed: 0 to 2 of them were. (A real node goes on while its task fails.)
+    # Three rounds were completed. (A real node goes on while its task fails.)
     assert rounds_of(run, VICTIM)[:4] == [0, 1, 2, 3]
-    if engine == "simulate":  # (what other real nodes have recorded may not have been heard by then)
+    if engine == "simulate":  # (rows of other real nodes may not have arrived by then)
         assert rounds_of(run, -1)[:3] == [0, 1, 2]
     assert not (run.path / "segments").exists()
 
@@ -104,7 +104,7 @@ def test_deadlock_names_a_node_that_has_returned(tmp_path: Path) -> None:
 def test_no_node_runs_after_a_second_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that never waits would go on for ever."""
+    """A node that never waits would go on without end."""
     monkeypatch.setattr(Interrupted, "turns", [])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -124,7 +124,7 @@ def test_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_loss_exception_is_attributed_to_its_node(tmp_path: Path, engine: str) -> None:
-    """Though the simulator computes many nodes' steps in one go."""
+    """Even though the simulator computes the steps of many nodes together."""
     with pytest.raises(RunFailed, match="OverflowError: a target beyond all measure") as caught:
         play(
             tmp_path,
@@ -184,7 +184,7 @@ def test_wrapper_exception_is_attributed_to_the_receiver(
             wrappers=[{"name": "user_algorithms:Deaf", "victim": VICTIM, "at": AT}],
             engine={"name": engine},
         )
-    # Whoever is ahead sends it while its receiver is still a round behind.
+    # A sender may be a round ahead of the receiver.
     assert (caught.value.node, caught.value.round) in ((VICTIM, AT - 1), (VICTIM, AT))
     assert "user_algorithms.py" in str(caught.value)
     assert rounds_of(recorded(caught.value), VICTIM)[:3] == [0, 1, 2]
@@ -219,22 +219,22 @@ def test_deadlock_names_every_wait(tmp_path: Path) -> None:
     with pytest.raises(Deadlock) as caught:
         play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": "simulate"})
     assert "all nodes wait and nothing is under way" in str(caught.value)
-    for said in (
+    for wait in (
         "node 0 for tag ('never', 0, 0) from ranks [1]",
         "node 1 for tag ('never', 1, 0) from ranks [2]",
         "node 2 for tag ('never', 2, 0) from ranks [3]",
         "node 3 for tag 'nothing' from ranks [0]",
     ):
-        assert said in str(caught.value)
+        assert wait in str(caught.value)
     assert rounds_of(recorded(caught.value), 0) == [0]
 
 
 def test_messages_with_a_wrong_tag_are_named(tmp_path: Path) -> None:
     described = {"algorithm": "user_algorithms:WrongTag", "engine": {"name": "simulate"}}
-    said = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
+    message = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
     with pytest.raises(Deadlock) as caught:
         play(tmp_path, **described)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
     class Says(Observer):
         def __init__(self) -> None:
@@ -244,7 +244,7 @@ def test_messages_with_a_wrong_tag_are_named(tmp_path: Path) -> None:
             self.said.append(text)
 
     play(tmp_path, **described, stop={"time_s": 1.0}, observer=(observer := Says()))
-    assert any(text.startswith(f"no node has completed a round: {said}") for text in observer.said)
+    assert any(text.startswith(f"no node has completed a round: {message}") for text in observer.said)
 
 
 def test_killed_node_ends_the_run(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_killed_node_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_others_finish_without_a_killed_node(tmp_path: Path) -> None:
-    """With gather.lost_peer: skip, the others go on to the end."""
+    """With gather.lost_peer: skip, the others run to the end."""
     run = play(
         tmp_path,
         algorithm={"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"},
@@ -269,7 +269,7 @@ def test_others_finish_without_a_killed_node(tmp_path: Path) -> None:
     for rank in set(range(NODES)) - {VICTIM}:
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
     assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
-    # What all the living were evaluated at is recorded for the network as well.
+    # The rounds at which all survivors were evaluated have network rows.
     check_network_rows(run, range(ROUNDS + 1))
     assert run.parameters is not None
     ended = np.isfinite(run.parameters.numpy()).all(axis=1)
@@ -295,7 +295,7 @@ def test_node_that_cannot_start_is_named(tmp_path: Path) -> None:
 
 
 def launch(tmp_path: Path, **changes: Any) -> Child:
-    """Run, as a program of its own, what would go on for a very long time."""
+    """Start a very long run as a program of its own."""
     fields: dict[str, Any] = {
         "nodes": NODES,
         "task": {"name": "least-squares", "samples": 40},

@@ -1,4 +1,4 @@
-"""Faults from one description: nodes that crash, come back, leave, join, stand still and are cut off, and runs that go on."""
+"""Faults of an experiment: nodes crash, return, leave, join, freeze and are cut off, and runs continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes
         "batch_size": "full",
         "compute": {"name": "constant", "seconds_per_step": 0.1},
         "faults": list(faults),
-        # (A real process that dies is missed at once; one that a busy machine holds up should not be.)
+        # (A dead real process is noticed at once; one that a busy machine holds up must not count as dead.)
         "failures": {"detection_s": 0.4 if engine == "simulate" else 10.0},
         "gather": {"lost_peer": "skip"},
         "evaluation": {"every_rounds": 1},
@@ -47,19 +47,19 @@ def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes
 
 
 def kinds_of(run: Run, rank: int) -> list[str]:
-    """What happened to a node, but for computations that took too long on a busy machine."""
+    """The events of a node, except slow computations of a busy machine."""
     kinds = run.events.filter(node=rank)["event"].to_list()
     return [kind for kind in kinds if kind not in ("slow", "begins")]
 
 
 def known(run: Run) -> list[bool]:
-    """Whose last model is known."""
+    """For each node, whether its last model is known."""
     assert run.parameters is not None
     return np.isfinite(run.parameters.numpy()).all(axis=1).tolist()
 
 
 def check_survivors(run: Run, *others: int) -> None:
-    """All but some nodes are on record with every round; so is the network."""
+    """Check that all nodes but these, and the network, have rows of every round."""
     assert run.status == "done"
     for rank in set(range(NODES)) - set(others):
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
@@ -114,7 +114,7 @@ def test_leaving_node_finishes_its_round_and_keeps_its_model(tmp_path: Path, eng
     rows = rounds_of(run, VICTIM)
     assert rows == list(range(len(rows)))
     assert len(rows) < ROUNDS
-    if engine == "simulate":  # nothing that it sent was in vain
+    if engine == "simulate":  # none of its messages was late
         assert rows == list(range(4))
         assert run.metrics["messages_late"].max() == 0
 
@@ -151,7 +151,7 @@ def test_frozen_node_continues_when_thawed(tmp_path: Path, engine: str, for_s: f
         rows = rounds_of(run, rank)
         assert rows == sorted(set(rows))
         assert rows[-1] == 2 * ROUNDS
-        # (On a busy machine another real node may be taken for one that stands still.)
+        # (On a busy machine another real node may be taken for a frozen one.)
         if rank != VICTIM and (engine == "simulate" or for_s == 0.2):
             assert rows == list(range(2 * ROUNDS + 1))
     rows = rounds_of(run, VICTIM)
@@ -161,7 +161,7 @@ def test_frozen_node_continues_when_thawed(tmp_path: Path, engine: str, for_s: f
 
 @BOTH
 def test_partition_heals(tmp_path: Path, engine: str) -> None:
-    """Halves of a ring learn by themselves, and then together again."""
+    """Halves of a ring learn separately, and then together again."""
     fault = {"name": "partition", "groups": [[0, 1, 2]], "from_s": 0.25, "to_s": 0.65}
     run = play(tmp_path, fault, engine=engine, gather={"timeout_s": 0.05, "lost_peer": "skip"})
     check_survivors(run)
@@ -210,7 +210,7 @@ def test_same_faults_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_unsent_messages_are_lost_with_a_crashed_node(tmp_path: Path) -> None:
-    """A model takes 0.5 s here: a node that dies 0.2 s after it began to send has sent 40 % of one, of two."""
+    """A model takes 0.5 s: a node that dies 0.2 s after it starts to send has sent 40 % of the first of two."""
     nbytes = 3 * 4
     network = {"name": "uniform", "uplink_mbps": 2 * (nbytes + 60) * 8 / 1e6}
     run = play(
@@ -223,9 +223,8 @@ def test_unsent_messages_are_lost_with_a_crashed_node(tmp_path: Path) -> None:
     rows = {(r["node"], r["moment"]): r for r in run.metrics.to_dicts()}
     assert (VICTIM, "tick 1") in rows
     assert (VICTIM, "tick 2") not in rows
-    for rank in (1, 3):  # its neighbours never got anything of it that was whole
-        heard = rows[rank, "tick 3"]["messages_received"]
-        assert heard <= 1
+    for rank in (1, 3):  # its neighbours never received a complete model from it
+        assert rows[rank, "tick 3"]["messages_received"] <= 1
 
 
 def test_messages_to_an_undetected_dead_node_are_lost(tmp_path: Path) -> None:
@@ -238,9 +237,9 @@ def test_messages_to_an_undetected_dead_node_are_lost(tmp_path: Path) -> None:
     for rank in range(NODES):
         if rank != VICTIM:
             [row] = last.filter(node=rank).to_dicts()
-            # Every round's model to the dead neighbour, the first apart.
+            # The model of every round but the first to the dead neighbour.
             assert row["messages_lost"] == (ROUNDS - 1 if rank in (1, 3) else 0)
-    # All that was sent was received, or is lost; late is nothing.
+    # Every message was received or is lost; none is late.
     assert last["messages_late"].sum() == 0
 
 
@@ -251,13 +250,13 @@ def test_waiting_for_a_dead_node_holds_up_its_neighbours(tmp_path: Path, engine:
     assert run.status == "done"
     assert kinds_of(run, VICTIM) == ["lost", "returned"]
     times = dict(run.metrics.filter(node=1).select("round", "time_s").iter_rows())
-    assert max(times[r + 1] - times[r] for r in range(3, 6)) > 0.5  # its neighbours stood by meanwhile
+    assert max(times[r + 1] - times[r] for r in range(3, 6)) > 0.5  # its neighbours waited meanwhile
     for rank in set(range(NODES)) - {VICTIM}:
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
 
 
 def test_weight_of_a_missing_node_can_be_renormalized(tmp_path: Path) -> None:
-    """Three nodes of which one never comes: own keeps its weight, renormalize halves what is left."""
+    """Three nodes of which one never joins: own adds its weight to a node's own, renormalize gives each of the two 1/2."""
     ends = {}
     for missing in ("own", "renormalize"):
         run = play(
@@ -306,7 +305,7 @@ CHURN: dict[str, Any] = {
     "mean_down_s": 0.05,
     "restart_from": "neighbor",
 }
-"""Nodes that never stay long enough for a round, nor to ask a second neighbour."""
+"""Nodes never stay long enough for a round, or to ask a second neighbour."""
 SILENCE: dict[str, Any] = {"name": "loss", "probability": 1.0}
 
 
@@ -330,7 +329,7 @@ def test_newcomers_that_find_no_neighbour_obey_the_stop_rule(
 
 
 class Patient(Algorithm):
-    """All do something at once, and wait for node 0 then, which calls again and again."""
+    """All nodes train once and then wait for node 0, which calls repeatedly."""
 
     gathers = False
 
@@ -379,10 +378,10 @@ def test_signal_ends_a_run_of_endlessly_asking_newcomers(
 
 
 class Stubborn(Algorithm):
-    """Its tasks don't want to end, and go on talking while they do."""
+    """A spawned task sends messages while it is cancelled."""
 
     async def run(self, node: Node) -> None:
-        node.spawn(self._beside(node))
+        node.spawn(self._cry(node))
         async for r in node.rounds():
             await node.train()
             peers = await node.neighbors(r)
@@ -390,7 +389,7 @@ class Stubborn(Algorithm):
             await node.gather(peers, tag=r)
             node.record(cries=len(node.drain("cry")))
 
-    async def _beside(self, node: Node) -> None:
+    async def _cry(self, node: Node) -> None:
         try:
             await node.sleep(1000.0)
         finally:
@@ -399,7 +398,7 @@ class Stubborn(Algorithm):
 
 
 class Sleepless(Algorithm):
-    """Does not end when it is told to."""
+    """Ignores cancellation."""
 
     async def run(self, node: Node) -> None:
         while True:
@@ -412,7 +411,7 @@ class Sleepless(Algorithm):
 def test_task_that_ignores_cancellation_does_not_delay_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.CRITICAL, "asyncio"):  # which says that tasks were left behind
+    with caplog.at_level(logging.CRITICAL, "asyncio"):  # it warns of pending tasks
         run = play(tmp_path, nodes=3, algorithm=f"{__name__}:Sleepless", stop={"time_s": 1.0})
         gc.collect()
     assert run.status == "done"

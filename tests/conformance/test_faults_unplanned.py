@@ -1,4 +1,4 @@
-"""Real processes that die, stop, or can't write, though no experiment says so: survivors finish, and the cause is one line."""
+"""Real processes that die, stop or cannot write, unplanned: survivors finish, and the cause is one line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def node_processes(launcher: int, nodes: int) -> list[psutil.Process]:
-    """The nodes' processes, in rank order: they were forked in it."""
+    """The processes of the nodes in rank order, which is the order of their forks."""
     try:
         [server] = psutil.Process(launcher).children()
         children = sorted(server.children(), key=lambda process: process.pid)
@@ -63,27 +63,27 @@ def rows_are_there(out: Path, nodes: int) -> bool:
 
 
 def launch(experiment: Experiment, folder: Path) -> Child:
-    """Run it as a program; what it says is in the file "said"."""
+    """Start a run as a program, with its output in the file "said"."""
     path = folder / "experiment.yaml"
     path.write_text(experiment.to_yaml())
     return FORKER.program("run", str(path), "--out", str(folder / "runs"), output=folder / "said")
 
 
 def ended(launcher: Child, folder: Path) -> str:
-    """Wait until a program has ended; gives what it said."""
+    """Wait until a program has ended; gives its output."""
     launcher.wait(DEADLINE_S)
     return (folder / "said").read_text()
 
 
 def with_victims(
-    experiment: Experiment, tmp_path: Path, deed: Callable[[list[psutil.Process]], None]
+    experiment: Experiment, tmp_path: Path, act: Callable[[list[psutil.Process]], None]
 ) -> tuple[Run, str]:
-    """Run, do something to the nodes' processes, and let it come to its end."""
+    """Run as a program, act on the processes of the nodes, and wait for its end; gives the run and its output."""
     launcher = launch(experiment, tmp_path)
     try:
         nodes = wait_until(lambda: node_processes(launcher.pid, experiment.nodes), "all nodes live")
         wait_until(lambda: rows_are_there(tmp_path / "runs", experiment.nodes), "rows are there")
-        deed(nodes)
+        act(nodes)
         said = ended(launcher, tmp_path)
     finally:
         launcher.end()
@@ -99,12 +99,12 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def kill(victims: Sequence[int]) -> Callable[[list[psutil.Process]], None]:
-    def deed(nodes: list[psutil.Process]) -> None:
+    def act(nodes: list[psutil.Process]) -> None:
         for rank in victims:
             nodes[rank].kill()
             time.sleep(random.Random(rank).random() * 0.05)
 
-    return deed
+    return act
 
 
 def check_rows(run: Run, ranks: Sequence[int], rounds: int) -> None:
@@ -156,15 +156,15 @@ def test_others_finish_when_many_nodes_are_killed(tmp_path: Path, count: int, re
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_suspended_node_continues_when_resumed(tmp_path: Path) -> None:
-    """From outside, and for longer than it takes its peers to miss it."""
+    """For longer than its peers take to notice."""
 
-    def deed(nodes: list[psutil.Process]) -> None:
+    def act(nodes: list[psutil.Process]) -> None:
         nodes[1].suspend()
         time.sleep(20.0)
         nodes[1].resume()
 
     failures = {"heartbeat_s": 0.5, "detection_s": 2.0}
-    run, said = with_victims(described(4, 600, failures=failures), tmp_path, deed)
+    run, said = with_victims(described(4, 600, failures=failures), tmp_path, act)
     assert run.status == "done", said
     check_rows(run, [0, 2, 3], 600)
     assert run.metrics.filter(node=1)["round"].max() == 600
@@ -222,7 +222,7 @@ def test_read_only_file_system_is_a_one_line_error(small_disk: Path, tmp_path: P
     launcher = launch(described(4, 5), tmp_path)
     said = ended(launcher, tmp_path)
     assert launcher.returncode == 2
-    [line] = [each for each in said.splitlines() if "ead-only file system" in each]
+    [line] = [line for line in said.splitlines() if "ead-only file system" in line]
     assert line.startswith("error: --out")
     assert "Traceback" not in said
 
@@ -234,7 +234,7 @@ def test_full_disk_is_a_one_line_error(small_disk: Path, engine: str) -> None:
         gossamer.run(experiment, small_disk)
     assert len(str(caught.value).splitlines()) == 1
     recorded = load_run(small_disk).metrics.filter(pl.col("node") >= 0)
-    for rank in range(4):  # up to where there was no place left
+    for rank in range(4):  # up to the point where the disk was full
         rounds = recorded.filter(node=rank)["round"].to_list()
         assert rounds == list(range(len(rounds)))
         assert len(rounds) > 10

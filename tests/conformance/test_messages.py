@@ -1,4 +1,4 @@
-"""Messages of user code under both engines: what is sent is what arrives, to each receiver by itself."""
+"""Messages of user code under both engines: every receiver gets its own copy of what was sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_modifying_a_payload_being_sent_fails_the_run(tmp_path: Path, engine: st
 
 @pytest.mark.parametrize(("features", "yields"), [(4, 50), (100_000, 5)])
 def test_modified_bytes_never_arrive_between_processes(tmp_path: Path, features: int, yields: int) -> None:
-    """What was gone before it was written arrives as it was; else the run fails."""
+    """A payload that left before it was modified arrives unmodified; otherwise the run fails."""
     run, failure = None, None
     try:
         run = play(

@@ -1,4 +1,4 @@
-"""Tasks, models and components that users write, and that do more, less or other than is usual."""
+"""Tasks, models and components of users that behave unusually."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def play(out: Path, **fields: Any) -> gossamer.Run:
 
 
 def test_model_that_modifies_its_inputs_is_evaluated_correctly(tmp_path: Path) -> None:
-    one, other = (
+    writing, plain = (
         play(tmp_path, task={"model": model}).metrics["test_loss"] for model in ("writing", "plain")
     )
-    np.testing.assert_allclose(one, other, rtol=1e-6)
+    np.testing.assert_allclose(writing, plain, rtol=1e-6)
 
 
 def test_model_with_occasional_randomness_is_repeatable(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Counter(Algorithm):
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the user's two modules: it is importable, and nothing says so but that."""
+    """A working directory with the user's two modules; no other path entry makes them importable."""
     (tmp_path / "left_hand_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "line_task.py").write_text(TASK)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -110,10 +110,12 @@ def test_files_of_the_working_directory_run_under_both_engines() -> None:
 
 @pytest.mark.usefixtures("workplace")
 def test_parameter_of_a_user_algorithm_takes_effect() -> None:
-    one, other = (play(algorithm={"name": "left_hand_algorithm:LeftHand", "share": s}) for s in (0.25, 0.5))
-    assert one.parameters is not None
-    assert other.parameters is not None
-    assert not torch.equal(one.parameters, other.parameters)
+    quarter, half = (
+        play(algorithm={"name": "left_hand_algorithm:LeftHand", "share": share}) for share in (0.25, 0.5)
+    )
+    assert quarter.parameters is not None
+    assert half.parameters is not None
+    assert not torch.equal(quarter.parameters, half.parameters)
 
 
 @pytest.mark.usefixtures("workplace")
@@ -162,8 +164,8 @@ def test_plain_for_over_rounds_names_its_line(workplace: Path) -> None:
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_unrecordable_value_is_named_with_its_line(workplace: Path) -> None:
     (workplace / "odd_record.py").write_text(COUNTER.replace("self.count = r", "node.record(r=r, peers={r})"))
-    said = r"TypeError: node.record: peers: got a set; accepted: numbers, text, None, lists, mappings \(odd_record.py, line 10\)$"
-    with pytest.raises(RunFailed, match=said):
+    message = r"TypeError: node.record: peers: got a set; accepted: numbers, text, None, lists, mappings \(odd_record.py, line 10\)$"
+    with pytest.raises(RunFailed, match=message):
         play(algorithm="odd_record:Counter")
 
 
