@@ -173,16 +173,16 @@ INVARIANTS = (
 )
 
 
-def differences(one: Record, other: Record, *tables: str) -> Iterator[str]:
+def differences(first: Record, second: Record, *tables: str) -> Iterator[str]:
     """The differences between two runs that must agree bitwise; rows of the named tables are compared without real times."""
-    if one.parameters is None or other.parameters is None:
-        if one.status != other.status:
-            yield f"one run is {one.status}, the other one {other.status}"
-    elif not torch.equal(one.parameters.nan_to_num(7.0), other.parameters.nan_to_num(7.0)):
+    if first.parameters is None or second.parameters is None:
+        if first.status != second.status:
+            yield f"one run is {first.status}, the other one {second.status}"
+    elif not torch.equal(first.parameters.nan_to_num(7.0), second.parameters.nan_to_num(7.0)):
         yield "two runs have other models"
     for name in tables:
         left, right = (
-            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(record, name)) for record in (one, other)
+            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(record, name)) for record in (first, second)
         )
         if left != right:
             yield f"two runs have other rows ({name})"

@@ -50,7 +50,7 @@ class Trial:
         dialled: the number of connections by "stranger" and "replay" that a node has closed."""
 
     def __init__(self, schedule: Schedule, out: Path, stack: ExitStack) -> None:
-        self._schedule, self._output, self._disk, self._stack = schedule, out / "said", out / "disk", stack
+        self._schedule, self._output, self._disk, self._stack = schedule, out / "output", out / "disk", stack
         self._outside = [item for item in schedule.disturbances if item.outside in POSSIBLE]
         self._recorder = Recorder()
         self.dialled = {"stranger": 0, "replay": 0}
@@ -79,7 +79,7 @@ class Trial:
             program.end()
             if any(runs.glob("*/*/status.json")):
                 return  # the run had ended
-            self._output = self._output.with_name("said again")
+            self._output = self._output.with_name("output of resume")
             program = self._start("resume", next(runs.glob("*/*")))
         self._wait(program, lambda: program.poll() is not None)
         record, output = Record.of(load_run(runs)), self._output.read_text()

@@ -25,10 +25,10 @@ class Listening(Observer):
     """Keeps messages to the user."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
 
 
 def play(out: Path, engine: str, listening: Listening, stop: dict[str, Any], **algorithm: Any) -> Run:
@@ -72,7 +72,7 @@ def test_early_return_is_recorded_and_final_models_evaluated(
         listening = Listening()
         run = play(tmp_path, engine, listening, {"rounds": ROUNDS}, counted=counted)
         assert early(run) == [EARLY]
-        assert listening.said.count(EARLY) == 1
+        assert listening.texts.count(EARLY) == 1
         ends = check_end(run)
         assert ends["step"].to_list() == [3] * NODES
         assert ends["test_loss"].max() < run.metrics.filter(moment="round")["test_loss"].min()

@@ -238,13 +238,13 @@ def test_messages_with_a_wrong_tag_are_named(tmp_path: Path) -> None:
 
     class Says(Observer):
         def __init__(self) -> None:
-            self.said: list[str] = []
+            self.texts: list[str] = []
 
         def say(self, text: str) -> None:
-            self.said.append(text)
+            self.texts.append(text)
 
     play(tmp_path, **described, stop={"time_s": 1.0}, observer=(observer := Says()))
-    assert any(text.startswith(f"no node has completed a round: {message}") for text in observer.said)
+    assert any(text.startswith(f"no node has completed a round: {message}") for text in observer.texts)
 
 
 def test_killed_node_ends_the_run(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def launch(tmp_path: Path, **changes: Any) -> Child:
     }
     Experiment.of({**fields, **changes}).save(tmp_path / "experiment.yaml")
     arguments = ("run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), "--no-report")
-    return FORKER.program(*arguments, output=tmp_path / "said")
+    return FORKER.program(*arguments, output=tmp_path / "output")
 
 
 def test_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:

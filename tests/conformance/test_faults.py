@@ -203,10 +203,10 @@ def test_same_faults_give_the_same_bits(tmp_path: Path) -> None:
     columns = [column for column in runs[0].metrics.columns if column != "wall_s"]
     assert runs[0].metrics.select(columns).equals(runs[1].metrics.select(columns))
     assert runs[0].events.drop("wall_s").equals(runs[1].events.drop("wall_s"))
-    one, other = (run.parameters for run in runs)
-    assert one is not None
-    assert other is not None
-    assert torch.equal(one.nan_to_num(), other.nan_to_num())
+    first, second = (run.parameters for run in runs)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def test_unsent_messages_are_lost_with_a_crashed_node(tmp_path: Path) -> None:

@@ -63,16 +63,16 @@ def rows_are_there(out: Path, nodes: int) -> bool:
 
 
 def launch(experiment: Experiment, folder: Path) -> Child:
-    """Start a run as a program, with its output in the file "said"."""
+    """Start a run as a program, with its output in the file "output"."""
     path = folder / "experiment.yaml"
     path.write_text(experiment.to_yaml())
-    return FORKER.program("run", str(path), "--out", str(folder / "runs"), output=folder / "said")
+    return FORKER.program("run", str(path), "--out", str(folder / "runs"), output=folder / "output")
 
 
 def ended(launcher: Child, folder: Path) -> str:
     """Wait until a program has ended; gives its output."""
     launcher.wait(DEADLINE_S)
-    return (folder / "said").read_text()
+    return (folder / "output").read_text()
 
 
 def with_victims(
@@ -84,11 +84,11 @@ def with_victims(
         nodes = wait_until(lambda: node_processes(launcher.pid, experiment.nodes), "all nodes live")
         wait_until(lambda: rows_are_there(tmp_path / "runs", experiment.nodes), "rows are there")
         act(nodes)
-        said = ended(launcher, tmp_path)
+        output = ended(launcher, tmp_path)
     finally:
         launcher.end()
     wait_until(lambda: not any(map(_runs, nodes)), "no process is left")
-    return load_run(tmp_path / "runs"), said
+    return load_run(tmp_path / "runs"), output
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -141,12 +141,12 @@ def test_killed_node_is_restarted_on_request(tmp_path: Path) -> None:
 def test_others_finish_when_many_nodes_are_killed(tmp_path: Path, count: int, restart: str) -> None:
     victims = random.Random(count).sample(range(32), count)
     engine = {"name": "processes", "trainer": "sequential", "pace": True, "restart": restart}
-    run, said = with_victims(
+    run, output = with_victims(
         described(32, 100, engine=engine, topology={"name": "random-regular", "degree": 5}),
         tmp_path,
         kill(victims),
     )
-    assert run.status == "done", said
+    assert run.status == "done", output
     check_rows(run, sorted(set(range(32)) - set(victims)), 100)
     assert run.lost == ([] if restart == "always" else sorted(victims))
     returned = set(run.events.filter(event="returned")["node"].to_list())
@@ -164,8 +164,8 @@ def test_suspended_node_continues_when_resumed(tmp_path: Path) -> None:
         nodes[1].resume()
 
     failures = {"heartbeat_s": 0.5, "detection_s": 2.0}
-    run, said = with_victims(described(4, 600, failures=failures), tmp_path, act)
-    assert run.status == "done", said
+    run, output = with_victims(described(4, 600, failures=failures), tmp_path, act)
+    assert run.status == "done", output
     check_rows(run, [0, 2, 3], 600)
     assert run.metrics.filter(node=1)["round"].max() == 600
 
@@ -176,11 +176,11 @@ def test_run_asked_to_end_keeps_everything_it_has(tmp_path: Path) -> None:
     try:
         wait_until(lambda: rows_are_there(tmp_path / "runs", 4), "rows are there")
         launcher.send_signal(signal.SIGTERM)
-        said = ended(launcher, tmp_path)
+        output = ended(launcher, tmp_path)
     finally:
         launcher.end()
     run = load_run(tmp_path / "runs")
-    assert run.status == "stopped", said
+    assert run.status == "stopped", output
     assert run.parameters is not None
     assert bool(run.parameters.isfinite().all())
     assert (run.path / "metrics.parquet").exists()
@@ -194,8 +194,8 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
     launchers = [launch(described(4, 20), folder) for folder in folders]
     try:
         for launcher, folder in zip(launchers, folders, strict=True):
-            said = ended(launcher, folder)
-            assert launcher.returncode == 0, said
+            output = ended(launcher, folder)
+            assert launcher.returncode == 0, output
     finally:
         for launcher in launchers:
             launcher.end()
@@ -210,21 +210,21 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
 def test_read_only_folder_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o500)
     launcher = launch(described(4, 5), tmp_path)
-    said = ended(launcher, tmp_path)
+    output = ended(launcher, tmp_path)
     assert launcher.returncode != 0
-    assert "ermission denied" in said
-    assert "Traceback" not in said
+    assert "ermission denied" in output
+    assert "Traceback" not in output
 
 
 def test_read_only_file_system_is_a_one_line_error(small_disk: Path, tmp_path: Path) -> None:
     subprocess.run(["mount", "--options", "remount,ro", str(small_disk)], check=True)
     (tmp_path / "runs").symlink_to(small_disk)
     launcher = launch(described(4, 5), tmp_path)
-    said = ended(launcher, tmp_path)
+    output = ended(launcher, tmp_path)
     assert launcher.returncode == 2
-    [line] = [line for line in said.splitlines() if "ead-only file system" in line]
+    [line] = [line for line in output.splitlines() if "ead-only file system" in line]
     assert line.startswith("error: --out")
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
@@ -243,12 +243,12 @@ def test_full_disk_is_a_one_line_error(small_disk: Path, engine: str) -> None:
 
 def test_others_finish_without_a_node_suspended_for_good(tmp_path: Path) -> None:
     failures = {"heartbeat_s": 0.3, "detection_s": 1.5}
-    run, said = with_victims(described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
-    assert run.status == "done", said
+    run, output = with_victims(described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
+    assert run.status == "done", output
     assert run.lost == [1]
     assert run.events.filter(node=1)["event"].to_list() == ["lost"]
     assert "node 1: silent for 1.5 s" in run.events.filter(event="unreachable")["detail"][0]
-    assert "node 1 did not end with the others, and was killed" in " ".join(said.split())
+    assert "node 1 did not end with the others, and was killed" in " ".join(output.split())
     check_rows(run, [0, 2, 3], 60)
     assert run.parameters is not None
     assert run.parameters.isfinite().all(dim=1).tolist() == [True, False, True, True]

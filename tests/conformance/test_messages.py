@@ -76,5 +76,5 @@ def test_modified_bytes_never_arrive_between_processes(tmp_path: Path, features:
 def test_message_can_be_cancelled_twice(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, "user_algorithms:TakesBack", engine, nodes=2, network=NARROW)
     rows = run.metrics.filter(run.metrics["round"] > 0, run.metrics["node"] >= 0)
-    assert [json.loads(said) for said in rows.filter(node=0)["answers"]] == [[True, True]] * 2
-    assert [json.loads(said) for said in rows.filter(node=1)["answers"]] == [[0, 2]] * 2
+    assert [json.loads(answers) for answers in rows.filter(node=0)["answers"]] == [[True, True]] * 2
+    assert [json.loads(answers) for answers in rows.filter(node=1)["answers"]] == [[0, 2]] * 2

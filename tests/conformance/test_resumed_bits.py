@@ -215,7 +215,7 @@ LONG = {
 }
 
 
-class Said(Observer):
+class Listener(Observer):
     """Keeps messages to the user."""
 
     def __init__(self) -> None:
@@ -232,18 +232,18 @@ class Said(Observer):
 def killed_and_resumed(whole: Run, draw: np.random.Generator, tmp_path: Path) -> Run:
     """Resume from a random checkpoint of a run, without computing the run from its start."""
     numbers = sorted(int(path.name) for path in (whole.path / "checkpoints").iterdir())
-    said, number = Said(), int(draw.choice(numbers[:-1]))
-    run = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / f"killed-{number}"), observer=said)
-    assert not said.computed_again
+    listener, number = Listener(), int(draw.choice(numbers[:-1]))
+    run = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / f"killed-{number}"), observer=listener)
+    assert not listener.computed_again
     return run
 
 
 def stopped_and_resumed(described: Mapping[str, Any], rows: int, tmp_path: Path) -> Run:
     """Stop a run after a number of rows, and resume it from the checkpoint of that moment."""
-    stopped, said = play(tmp_path / f"stopped-{rows}", described, Stopper(rows)), Said()
+    stopped, listener = play(tmp_path / f"stopped-{rows}", described, Stopper(rows)), Listener()
     assert stopped.status == "stopped"
-    run = gossamer.resume(stopped.path, observer=said)
-    assert not said.computed_again
+    run = gossamer.resume(stopped.path, observer=listener)
+    assert not listener.computed_again
     return run
 
 
@@ -337,9 +337,9 @@ def test_extended_run_has_the_bits_of_a_longer_one(tmp_path: Path) -> None:
 def test_extension_without_a_checkpoint_is_computed_again(tmp_path: Path) -> None:
     checkpoint = {"checkpoint": {"every_rounds": 1000}}
     described = {**LONG, **checkpoint, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
-    short, said = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Said()
-    longer = gossamer.resume(short.path, ["stop.rounds=25"], observer=said)
-    assert said.computed_again
+    short, listener = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Listener()
+    longer = gossamer.resume(short.path, ["stop.rounds=25"], observer=listener)
+    assert listener.computed_again
     assert_same(longer, play(tmp_path, described))
 
 
@@ -362,9 +362,9 @@ class Lazy(gossamer.Algorithm):
 def test_value_dependent_run_is_computed_again(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": "test_resumed_bits:Lazy"}
     whole = play(tmp_path, described)
-    stopped, said = play(tmp_path / "stopped", described, Stopper(30)), Said()
-    resumed = gossamer.resume(stopped.path, observer=said)
-    assert said.computed_again
+    stopped, listener = play(tmp_path / "stopped", described, Stopper(30)), Listener()
+    resumed = gossamer.resume(stopped.path, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
@@ -441,24 +441,24 @@ def test_restoring_a_node_overwrites_no_other_nodes_vector(tmp_path: Path) -> No
 
 def test_missing_rows_are_computed_again(tmp_path: Path) -> None:
     """A machine that fails may have written a checkpoint but not the rows before it."""
-    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+    whole, listener = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Listener()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
     table = pl.read_parquet(folder / "metrics.parquet")
     table.filter(pl.col("time_s") < 0.5).write_parquet(folder / "metrics.parquet")
-    resumed = gossamer.resume(folder, observer=said)
-    assert said.computed_again
+    resumed = gossamer.resume(folder, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
 def test_missing_network_row_is_computed_again(tmp_path: Path) -> None:
     """Models of nodes are undefined while recorded events are replayed."""
-    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+    whole, listener = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Listener()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
     table = pl.read_parquet(folder / "metrics.parquet")
     last = table.filter(pl.col("node") == -1, pl.col("time_s") < 0.5)["time_s"].max()
     table.filter((pl.col("node") >= 0) | (pl.col("time_s") < last)).write_parquet(folder / "metrics.parquet")
-    resumed = gossamer.resume(folder, observer=said)
-    assert said.computed_again
+    resumed = gossamer.resume(folder, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
@@ -551,8 +551,8 @@ def test_extended_run_has_every_row_of_a_longer_one(
     resumed = gossamer.resume(gossamer.run(experiment(short), tmp_path / "short").path, [given])
     key = ["node", "time_s", "round", "moment"]
     columns = [*key, "test_loss", "bytes_sent", "bytes_received", "train_loss"]
-    one, other = (run.metrics.select(columns).sort(key) for run in (whole, resumed))
-    assert one.equals(other)
+    expected, actual = (run.metrics.select(columns).sort(key) for run in (whole, resumed))
+    assert expected.equals(actual)
     assert torch.equal(whole.parameters, resumed.parameters)  # type: ignore[arg-type]
 
 

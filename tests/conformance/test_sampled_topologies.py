@@ -46,8 +46,8 @@ def described(algorithm: dict[str, Any], **changes: Any) -> Experiment:
     return Experiment.of({**fields, "algorithm": algorithm, **changes})
 
 
-def graphs(done: Run) -> dict[int, list[tuple[int, int]]]:
-    return {int(start): [tuple(edge) for edge in edges] for start, edges in done.setup["graphs"].items()}
+def graphs(run: Run) -> dict[int, list[tuple[int, int]]]:
+    return {int(start): [tuple(edge) for edge in edges] for start, edges in run.setup["graphs"].items()}
 
 
 def test_algorithms_that_tolerate_sampling_are_covered() -> None:
@@ -59,8 +59,8 @@ def test_algorithms_that_tolerate_sampling_are_covered() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm["name"])
 def test_algorithms_learn_on_views(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    done = gossamer.run(described(algorithm), tmp_path)
-    losses = [done.metrics.filter(done.metrics["round"] == r)["test_loss"].mean() for r in (0, 15)]
+    run = gossamer.run(described(algorithm), tmp_path)
+    losses = [run.metrics.filter(run.metrics["round"] == r)["test_loss"].mean() for r in (0, 15)]
     assert losses[1] < losses[0] / 2
 
 
@@ -72,10 +72,10 @@ def test_sampled_run_is_repeatable(tmp_path: Path) -> None:
 
 
 def test_sampled_topology_runs_as_processes(tmp_path: Path) -> None:
-    done = gossamer.run(
+    run = gossamer.run(
         described({"name": "ad-psgd"}, engine="processes", evaluation={"every_rounds": 15}), tmp_path
     )
-    recorded = graphs(done)
+    recorded = graphs(run)
     assert recorded.keys() == {0, 15}
     assert set(recorded[15]) != set(recorded[0])
     assert all(i != j and 0 <= j < NODES for i, j in recorded[15])
@@ -205,18 +205,18 @@ def test_deadlock_is_noticed_despite_exchanges(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda node: node.topology(), r"node\.topology where neighbours are sampled"),
         (lambda node: node.mixing_weights(), r"node\.mixing_weights where neighbours are sampled"),
     ],
 )
-def test_global_topology_calls_are_refused(tmp_path: Path, call: Any, said: str) -> None:
+def test_global_topology_calls_are_refused(tmp_path: Path, call: Any, message: str) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             call(node)
 
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(RunFailed, match=message):
         play(tmp_path, script, NODES, topology=TIMED)
 
 

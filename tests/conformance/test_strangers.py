@@ -206,8 +206,8 @@ def same_models(left: Run, right: Run) -> None:
     np.testing.assert_array_equal(left.parameters, right.parameters)
 
 
-def refusals(done: Run) -> list[tuple[int, str]]:
-    events = done.events.filter(done.events["event"] == "refused")
+def refusals(run: Run) -> list[tuple[int, str]]:
+    events = run.events.filter(run.events["event"] == "refused")
     return list(zip(events["node"].to_list(), events["detail"].to_list(), strict=True))
 
 
@@ -220,12 +220,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_thousand_strangers_change_nothing(tmp_path: Path, alone: Run) -> None:
     gate = tmp_path / "gate"
     strangers = Strangers(1000, gate, anything, staying=0.3)
-    done = among(strangers, described(algorithm=gated(gate, ROUNDS - 1)), tmp_path)
+    run = among(strangers, described(algorithm=gated(gate, ROUNDS - 1)), tmp_path)
     assert strangers.made == 1000
-    same_models(alone, done)
-    shown = [(node, line) for node, line in refusals(done) if line != "further refusals are not shown"]
+    same_models(alone, run)
+    shown = [(node, line) for node, line in refusals(run) if line != "further refusals are not shown"]
     assert shown
-    assert len(refusals(done)) <= len(shown) + NODES  # one more line a node if there are too many
+    assert len(refusals(run)) <= len(shown) + NODES  # one more line a node if there are too many
     assert all(line.startswith("stranger at 127.0.0.1:") for _, line in shown)
     assert len(set(shown)) == len(shown)
     assert max(Counter(node for node, _ in shown).values()) <= REFUSALS
@@ -237,10 +237,10 @@ def test_strangers_that_fill_every_slot_do_not_keep_nodes_out(tmp_path: Path) ->
     short, gate = {"stop": {"rounds": 3}}, tmp_path / "gate"
     alone = gossamer.run(described(engine=SIMULATE, **short), tmp_path)
     strangers = Strangers(NODES * 120, gate, nothing, staying=1.0)
-    done = among(strangers, described(algorithm=gated(gate, 0), **short), tmp_path)
-    same_models(alone, done)
+    run = among(strangers, described(algorithm=gated(gate, 0), **short), tmp_path)
+    same_models(alone, run)
     assert strangers.dropped > 0
-    assert any("while others connected" in line for _, line in refusals(done))
+    assert any("while others connected" in line for _, line in refusals(run))
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_stranger_that_drips_bytes_is_dropped(tmp_path: Path, alone: Run) -> Non
     """The run outlasts the time in which a stranger must identify itself."""
     strangers = Strangers(NODES * 10, tmp_path / "gate", nothing, staying=1.0, dripping=True)
     lasting = {"name": "constant", "seconds_per_step": 1.5 * HELLO_TIMEOUT_S / ROUNDS}
-    done = among(strangers, described(compute=lasting), tmp_path)
-    same_models(alone, done)
+    run = among(strangers, described(compute=lasting), tmp_path)
+    same_models(alone, run)
     assert strangers.dropped == strangers.stayed > 0
-    assert any(f"within {HELLO_TIMEOUT_S} s" in line for _, line in refusals(done))
+    assert any(f"within {HELLO_TIMEOUT_S} s" in line for _, line in refusals(run))

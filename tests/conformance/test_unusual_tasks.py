@@ -127,15 +127,15 @@ def test_targets_need_not_be_class_numbers(tmp_path: Path, targets: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("one", "returns the same parameters twice; accepted: a new module at each call"),
         ("large", "buffer 'kept' has an integer above 16,777,216"),
         ("complex", "buffer 'kept' has complex"),
     ],
 )
-def test_models_that_vectors_cannot_hold_are_refused(tmp_path: Path, model: str, said: str) -> None:
-    with pytest.raises((BadInput, RunFailed), match=said):
+def test_models_that_vectors_cannot_hold_are_refused(tmp_path: Path, model: str, message: str) -> None:
+    with pytest.raises((BadInput, RunFailed), match=message):
         play(tmp_path, task={"model": model})
 
 

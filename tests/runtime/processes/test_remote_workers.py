@@ -67,7 +67,7 @@ class At(Observer):
 
     def __init__(self, round: int = 10**9, act: Callable[[], object] = lambda: None) -> None:
         self._round, self._act = round, act
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row["round"] >= self._round:
@@ -75,7 +75,7 @@ class At(Observer):
             self._act()
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def listen() -> Listen:
     return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
 
 
-def same(one: Run, other: Run) -> bool:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    return torch.equal(one.parameters, other.parameters)
+def same(left: Run, right: Run) -> bool:
+    assert left.parameters is not None
+    assert right.parameters is not None
+    return torch.equal(left.parameters, right.parameters)
 
 
 def undisturbed(described: Experiment, folder: Path) -> Run:
@@ -124,7 +124,7 @@ def test_run_on_two_workers_matches_one_machine(fleet: Fleet, listen: Listen, tm
     assert sent[0] == sent[1]
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
     assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
-    assert any("has joined with 3 slots" in text for text in observer.said)
+    assert any("has joined with 3 slots" in text for text in observer.texts)
     assert TOKEN not in fleet.said()
 
 
@@ -140,7 +140,7 @@ def test_awaited_workers_are_reported(fleet: Fleet, listen: Listen, tmp_path: Pa
     fleet.start(listen.address, slots=3)
     run = gossamer.run(experiment(), tmp_path, listen=listen, observer=(observer := Second()))
     assert run.status == "done"
-    assert any(text.endswith("has joined with 1 slot") for text in observer.said)
+    assert any(text.endswith("has joined with 1 slot") for text in observer.texts)
 
 
 @pytest.mark.timeout(300)  # three starts of two workers
@@ -269,7 +269,7 @@ def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     cable.close()
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
     assert cable.connections >= 4
-    gone, back = (sum(words in text for text in observer.said) for words in ("is out of reach", "is back"))
+    gone, back = (sum(words in text for text in observer.texts) for words in ("is out of reach", "is back"))
     assert gone >= back >= 2  # (a worker that leaves at the end may look out of reach)
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
@@ -351,9 +351,9 @@ def test_coordinator_error_ends_executor_workers(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("name", "said"), [("nothing:there", "No module"), ("math:pi", "not callable")])
-def test_invalid_executor_is_bad_input(name: str, said: str) -> None:
-    with pytest.raises(BadInput, match=f"--workers {name}: .*{said}.*; accepted: ray, or module:factory"):
+@pytest.mark.parametrize(("name", "message"), [("nothing:there", "No module"), ("math:pi", "not callable")])
+def test_invalid_executor_is_bad_input(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=f"--workers {name}: .*{message}.*; accepted: ray, or module:factory"):
         executor_of(name)
 
 

@@ -206,10 +206,10 @@ def test_common_initial_model_is_made_once() -> None:
     assert resources.initial(0) is resources.initial(3)
     assert torch.equal(resources.initial(3).parameters, setup.initial(3).parameters)
     assert resources.rows.owns(resources.initial(0).parameters)
-    other = ComputeResources(
+    independent = ComputeResources(
         prepare(experiment(initial="independent", task={"name": "digits", "model": "logistic"}))
     )
-    assert not torch.equal(other.initial(0).parameters, other.initial(1).parameters)
+    assert not torch.equal(independent.initial(0).parameters, independent.initial(1).parameters)
 
 
 def test_failed_warm_up_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,11 +152,11 @@ class RawEnd:
         reset(self.end)
 
 
-async def accept(listener: socket.socket, rank: int, **said: int) -> RawEnd:
+async def accept(listener: socket.socket, rank: int, **greeting: int) -> RawEnd:
     end, _ = await asyncio.get_running_loop().sock_accept(listener)
     end.setblocking(False)
     peer = RawEnd(end)
-    await peer.say(hello(rank, TOKEN, **said))
+    await peer.say(hello(rank, TOKEN, **greeting))
     return peer
 
 

@@ -14,7 +14,7 @@ NODES = 5
 Step = tuple[str, int]
 
 
-class Told:
+class Reference:
     """The reference: each return is announced to every present node, and the returning node learns of them."""
 
     def __init__(self) -> None:
@@ -35,23 +35,23 @@ class Told:
     st.lists(st.tuples(st.sampled_from(["round", "leave", "come"]), st.integers(0, NODES - 1)), max_size=40)
 )
 def test_pairs_wait_as_if_every_return_had_been_announced(steps: Sequence[Step]) -> None:
-    told, presence = Told(), SimPresence(NODES, gather=True)
-    for what, rank in steps:
-        if what == "round" and rank in told.up:
-            told.rounds[rank] += 1
-            presence.begin_round(rank, told.rounds[rank])
-        elif what == "leave" and rank in told.up:
-            told.up.discard(rank)
+    reference, presence = Reference(), SimPresence(NODES, gather=True)
+    for action, rank in steps:
+        if action == "round" and rank in reference.up:
+            reference.rounds[rank] += 1
+            presence.begin_round(rank, reference.rounds[rank])
+        elif action == "leave" and rank in reference.up:
+            reference.up.discard(rank)
             presence.leave(rank)
-        elif what == "come" and rank not in told.up:
-            first = told.join(rank, told.rounds[rank] + 1)
-            assert presence.join(rank, told.rounds[rank] + 1) == first
-            told.rounds[rank] = first
+        elif action == "come" and rank not in reference.up:
+            first = reference.join(rank, reference.rounds[rank] + 1)
+            assert presence.join(rank, reference.rounds[rank] + 1) == first
+            reference.rounds[rank] = first
             presence.begin_round(rank, first)
-        assert presence.up == told.up
-        for node in told.up:
-            for peer in told.up:
-                assert presence.first(node, peer) == told.first[node].get(peer, 0), (node, peer)
+        assert presence.up == reference.up
+        for node in reference.up:
+            for peer in reference.up:
+                assert presence.first(node, peer) == reference.first[node].get(peer, 0), (node, peer)
 
 
 class Waiter:

@@ -137,13 +137,13 @@ def test_many_cancellations_leave_other_events_unchanged(
     events: list[tuple[int, bool]], rounds: int
 ) -> None:
     clock, log = Clock(), []
-    made = [
+    scheduled = [
         (clock.after(float(time), Order.TIMER, 0, noting(log, (time, number))), kept)
         for number, (time, kept) in enumerate(events)
     ]
     for _ in range(rounds * 600):
         clock.after(7.5, Order.TIMER, 0, noting(log, "cancelled")).cancel()
-    for event, kept in made:
+    for event, kept in scheduled:
         if not kept:
             event.cancel()
             event.cancel()

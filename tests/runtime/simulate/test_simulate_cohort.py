@@ -64,16 +64,16 @@ def record(folder: Path, cohort: bool, changes: dict[str, Any]) -> dict[str, Any
         run = gossamer.run(Experiment.of(described), folder)
     except RunFailed as error:
         failure, run = str(error), gossamer.load_run(error.folder or folder)
-    said: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "failure": failure,
         "status": run.status,
         "outcome": run.outcome,
         "time_s": run.figures.get("time_s"),
     }
-    said["metrics"] = repr(run.metrics.drop("wall_s").to_dicts())  # (NaN is not equal to itself)
-    said["events"] = run.events.drop("wall_s", strict=False).to_dicts()
-    said["models"] = None if failure else run.parameters.numpy().tobytes()
-    return said
+    contents["metrics"] = repr(run.metrics.drop("wall_s").to_dicts())  # (NaN is not equal to itself)
+    contents["events"] = run.events.drop("wall_s", strict=False).to_dicts()
+    contents["models"] = None if failure else run.parameters.numpy().tobytes()
+    return contents
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ class Member:
 class Run:
     """Members and the coordinator of their checkpoints; messages between them arrive in order, a little later."""
 
-    def __init__(self, place: Path) -> None:
-        self.folder = RunFolder.create(place, "run", experiment="", environment={})
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder.create(path, "run", experiment="", environment={})
         self.notices: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
@@ -102,8 +102,8 @@ class Run:
 
 
 @asynccontextmanager
-async def run_in(place: Path) -> AsyncIterator[Run]:
-    run = Run(place)
+async def run_in(path: Path) -> AsyncIterator[Run]:
+    run = Run(path)
     listeners = [listen() for _ in range(NODES)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     run.members = [Member(rank, run, listeners[rank], addresses) for rank in range(NODES)]
@@ -205,7 +205,7 @@ async def test_second_resume_keeps_messages_of_silent_sources(
     tmp_path: Path,
 ) -> None:
     async with run_in(tmp_path) as run:
-        told: list[Any] = []
+        messages: list[Any] = []
         context: Any = SimpleNamespace(
             folder=run.folder,
             checkpoint=SimpleNamespace(snapshots=lambda asked: 5),
@@ -224,11 +224,11 @@ async def test_second_resume_keeps_messages_of_silent_sources(
             engine={"traffic": asdict(Traffic()), "received": {1: 5}, "sent": {1: 6}},
         )
         node: Any = SimpleNamespace(deliver=lambda message: None)
-        resumed = NodeCheckpoints(node, EXPERIMENT, context, told.append)
+        resumed = NodeCheckpoints(node, EXPERIMENT, context, messages.append)
         resumed.begin(run.members[0].peer.transport, saved, resumed=True)
         resumed.snapshot(1)
         resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing since
-        while not any(isinstance(message, Saved) for message in told):
+        while not any(isinstance(message, Saved) for message in messages):
             await asyncio.sleep(0.001)
         again = read(run.folder.checkpoints / "1" / "node-0.safetensors")
         assert [message.payload for message in again.arriving] == [5]
@@ -249,8 +249,8 @@ steps = st.one_of(
 def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[str, list[int]]]) -> None:
     @on_loop
     async def play() -> None:
-        with tempfile.TemporaryDirectory() as place:
-            async with run_in(Path(place)) as run:
+        with tempfile.TemporaryDirectory() as path:
+            async with run_in(Path(path)) as run:
                 for step, (rank, peer) in schedule:
                     member = run.members[rank]
                     match step:

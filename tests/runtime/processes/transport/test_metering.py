@@ -77,15 +77,15 @@ def test_returned_bytes_take_no_time() -> None:
 
 
 def test_line_keeps_its_order_regardless_of_due_times() -> None:
-    loop, made = FakeLoop(), []
+    loop, calls = FakeLoop(), []
     line = OrderedCalls(loop)
     for name, instant in [("a", 101.0), ("b", 100.5), ("c", 102.0), ("d", 102.0)]:
-        line.add(instant, lambda name=name: made.append((name, loop.now)))
-    assert made == []
+        line.add(instant, lambda name=name: calls.append((name, loop.now)))
+    assert calls == []
     loop.run()
-    assert made == [("a", 101), ("b", 101), ("c", 102), ("d", 102)]
-    line.add(50.0, lambda: made.append("at once"))
-    assert made[-1] == "at once"
+    assert calls == [("a", 101), ("b", 101), ("c", 102), ("d", 102)]
+    line.add(50.0, lambda: calls.append("at once"))
+    assert calls[-1] == "at once"
 
 
 # --- a downlink

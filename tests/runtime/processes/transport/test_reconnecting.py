@@ -145,19 +145,19 @@ async def test_absent_peer_does_not_hold_up_other_peers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("data", "reason"),
     [
         (hello(1, TOKEN, 3, 1), "says that it is rank 1, on a connection that is known already"),
         (hello(1, TOKEN, 2, 9), "says that it is rank 1, in its incarnation 2, which is over"),
     ],
 )
 @on_loop
-async def test_old_greetings_are_refused(said: bytes, reason: str) -> None:
+async def test_old_greetings_are_refused(data: bytes, reason: str) -> None:
     """A replay, or bytes of an earlier incarnation."""
     async with network(1, raw_ranks=1) as ((a,), _):
         async with await dial(a, hello(1, TOKEN, 3, 1)) as first:
             await first.until(lambda: first.events)
-            async with await dial(a, said) as end:
+            async with await dial(a, data) as end:
                 await end.until_closed()
                 assert end.events == []
             await first.say(message(0, "still here")[0])

@@ -85,7 +85,7 @@ async def test_answer_of_another_rank_is_refused(securities: list[Security]) -> 
         assert c.inbox == []
 
 
-def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
+def first_flight(key: Path, greeting: bytes, early_data: bytes) -> bytes:
     """A server's answer to a client's greeting together with early application data, which TLS 1.3 allows and the
     module ssl does not offer."""
     openssl = Binding().lib
@@ -104,7 +104,7 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
     assert openssl.BIO_write(incoming, greeting, len(greeting)) == len(greeting)
     buffer, count = ffi.new("char[]", 65_536), ffi.new("size_t *")
     assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # the client sent none
-    assert openssl.SSL_write_early_data(end, said, len(said), count) == 1
+    assert openssl.SSL_write_early_data(end, early_data, len(early_data), count) == 1
     flight = bytes(ffi.buffer(buffer, openssl.BIO_read(outgoing, buffer, len(buffer))))
     openssl.SSL_free(end)
     openssl.SSL_CTX_free(context)
@@ -121,7 +121,7 @@ async def test_early_data_is_held_until_the_peer_is_verified(
     for path, identity in zip(keys, identities, strict=True):
         path.write_bytes(identity.pem)
     security = Security(identities[0].pem, certificates)
-    said = hello(1, TOKEN, 2**32 - 1) + BEAT
+    early_data = hello(1, TOKEN, 2**32 - 1) + BEAT
     loop = asyncio.get_running_loop()
     for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
         async with network(1, raw_ranks=2, security=security) as ((a,), (listener, _)):
@@ -130,7 +130,7 @@ async def test_early_data_is_held_until_the_peer_is_verified(
             with end:
                 end.setblocking(False)
                 greeting = await loop.sock_recv(end, 65_536)
-                await loop.sock_sendall(end, first_flight(keys[answers], greeting, said))
+                await loop.sock_sendall(end, first_flight(keys[answers], greeting, early_data))
                 peer = a.transport.peers[1]
                 while not (a.events or peer.outgoing):
                     await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         hello(1, TOKEN),
         b"GET / HTTP/1.1\r\n\r\n",
@@ -159,9 +159,9 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
     ],
 )
 @on_loop
-async def test_non_tls_bytes_are_refused(said: bytes) -> None:
+async def test_non_tls_bytes_are_refused(data: bytes) -> None:
     async with network(2) as ((a, b), _):
-        async with await dial(a, said) as end:
+        async with await dial(a, data) as end:
             while not end.eof:
                 try:
                     end.eof = not await asyncio.get_running_loop().sock_recv(end.end, 1000)

@@ -356,7 +356,7 @@ async def test_messages_over_the_limit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak gossamer's protocol"),
         (bytes(range(256)) * 300, "does not speak gossamer's protocol"),
@@ -366,11 +366,11 @@ async def test_messages_over_the_limit_are_refused() -> None:
     ],
 )
 @on_loop
-async def test_strangers_are_refused_without_disturbing_peers(said: bytes, reason: str) -> None:
+async def test_strangers_are_refused_without_disturbing_peers(data: bytes, reason: str) -> None:
     async with network(2) as ((a, b), _):
         b.send(0, 1, "t")
         await a.receive(1)
-        async with await dial(a, said) as end:
+        async with await dial(a, data) as end:
             await end.until_closed()
             assert end.events == []
         await b.send(0, 2, "t")
@@ -393,11 +393,11 @@ async def test_connection_that_does_not_identify_itself_is_dropped(monkeypatch: 
         await a.receive(1)
 
 
-@pytest.mark.parametrize("said", [b"", hello(1, TOKEN)[:5]])
+@pytest.mark.parametrize("data", [b"", hello(1, TOKEN)[:5]])
 @on_loop
-async def test_disconnect_during_the_greeting_is_not_reported(said: bytes) -> None:
+async def test_disconnect_during_the_greeting_is_not_reported(data: bytes) -> None:
     async with network(2) as ((a, b), _):
-        async with await dial(a, said):
+        async with await dial(a, data):
             while not a.transport.strangers:
                 await asyncio.sleep(0)
         while a.transport.strangers:

@@ -35,7 +35,7 @@ TOKEN = bytes(range(16))
 HELLO = hello(3, TOKEN)
 LIMIT = 200_000
 
-Said = tuple[tuple[str | int, ...], Any]
+Content = tuple[tuple[str | int, ...], Any]
 
 payloads = st.one_of(
     st.none(),
@@ -47,10 +47,10 @@ payloads = st.one_of(
 messages = st.lists(st.tuples(st.tuples(st.text(max_size=3), st.integers(0, 999)), payloads), max_size=3)
 
 
-def stream(said: list[Said]) -> bytes:
+def stream(contents: list[Content]) -> bytes:
     """HELLO and messages, as the dialling side writes them."""
     frames = [HELLO]
-    for number, (tag, payload) in enumerate(said):
+    for number, (tag, payload) in enumerate(contents):
         encoded = encode(payload)
         message = chunks(number, pack_head(tag, 1.5, encoded.structure), encoded.buffers)
         frames.extend(chunk.frame for chunk in message)
@@ -72,14 +72,14 @@ def alike(left: Any, right: Any) -> bool:
 
 
 @given(messages, st.data())
-def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> None:
-    sent = stream(said)
+def test_round_trip_under_any_split(contents: list[Content], data: st.DataObject) -> None:
+    sent = stream(contents)
     cuts = data.draw(st.lists(st.integers(0, len(sent)), max_size=8))
     decoder = Decoder(LIMIT)
     greeting, *arrived = read(decoder, sent, cuts)
     assert greeting == Hello(3, TOKEN, 0, 1, 0)
-    assert len(arrived) == len(said)
-    for event, (tag, payload) in zip(arrived, said, strict=True):
+    assert len(arrived) == len(contents)
+    for event, (tag, payload) in zip(arrived, contents, strict=True):
         assert isinstance(event, Arrived)
         assert event.tag == tag
         assert event.sent_at == 1.5
@@ -88,9 +88,9 @@ def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> No
     assert (
         decoder.frame_bytes
         == len(sent) - len(HELLO)
-        == sum(wire_bytes(tag, payload) for tag, payload in said)
+        == sum(wire_bytes(tag, payload) for tag, payload in contents)
     )
-    encodings = [(tag, encode(payload)) for tag, payload in said]
+    encodings = [(tag, encode(payload)) for tag, payload in contents]
     assert decoder.chunk_bytes == sum(
         len(pack_head(tag, 0.0, encoded.structure)) + sum(buffer.nbytes for buffer in encoded.buffers)
         for tag, encoded in encodings

@@ -87,8 +87,8 @@ HONEST: list[object] = [
 HEAD = pack_head("a", 0.5, b"")
 ENCODED = [encode(item) for item in HONEST]
 BODIES = [b"".join(bytes(raw(buffer)) for buffer in encoded.buffers) for encoded in ENCODED]
-places = st.integers(0, len(HONEST) - 1)
-honest_structures = places.map(lambda place: ENCODED[place].structure)
+indices = st.integers(0, len(HONEST) - 1)
+honest_structures = indices.map(lambda index: ENCODED[index].structure)
 
 
 def extension(code: int, inner: bytes) -> bytes:
@@ -136,13 +136,13 @@ heads = st.one_of(
 )
 
 
-def framed(head: bytes, body: bytes, said: int = 0, count: int = 0) -> list[bytes]:
-    """Message number ``count`` of a stream, correctly framed except that ``said`` is added to its total."""
+def framed(head: bytes, body: bytes, excess: int = 0, count: int = 0) -> list[bytes]:
+    """Message number ``count`` of a stream, correctly framed except that ``excess`` is added to its total."""
     whole, frames = head + body, []
     for at in range(0, max(len(whole), 1), CHUNK_BYTES):
         piece = whole[at : at + CHUNK_BYTES]
         if at == 0:
-            header = wire.BEGIN.pack(1, count, len(piece), (len(whole) + said) % 2**64, len(head))
+            header = wire.BEGIN.pack(1, count, len(piece), (len(whole) + excess) % 2**64, len(head))
         else:
             header = wire.DATA.pack(2, count, len(piece))
         frames.append(header + piece)
@@ -151,10 +151,10 @@ def framed(head: bytes, body: bytes, said: int = 0, count: int = 0) -> list[byte
 
 def honest(chosen: Sequence[int]) -> list[bytes]:
     """The frames of the chosen honest messages."""
-    heads = [HEAD + ENCODED[place].structure for place in chosen]
+    heads = [HEAD + ENCODED[index].structure for index in chosen]
     parts = zip(heads, chosen, strict=True)
     return [
-        frame for count, (head, place) in enumerate(parts) for frame in framed(head, BODIES[place], 0, count)
+        frame for count, (head, index) in enumerate(parts) for frame in framed(head, BODIES[index], 0, count)
     ]
 
 
@@ -162,7 +162,7 @@ bodies = st.binary(max_size=40) | st.integers(0, 300).map(bytes)
 disguised = st.tuples(heads, bodies, st.just(0) | st.sampled_from([-1, 1, 2**20, 2**63])).map(
     lambda drawn: framed(*drawn)
 )
-messages = st.lists(places, min_size=1, max_size=8).map(honest)
+messages = st.lists(indices, min_size=1, max_size=8).map(honest)
 
 
 @st.composite
@@ -192,7 +192,7 @@ def disturbed(draw: st.DrawFn) -> list[bytes]:
                 frame[chance.randrange(min(len(frame), 60))] = chance.randrange(256)
                 frames[at] = bytes(frame)
             case 6:
-                frame[(place := chance.randrange(len(frame))) : place] = chance.randbytes(8)
+                frame[(index := chance.randrange(len(frame))) : index] = chance.randbytes(8)
                 frames[at] = bytes(frame)
     return frames
 
@@ -246,17 +246,17 @@ def counted() -> Iterator[Counted]:
 def outcome(pieces: Sequence[bytes], limit: int | None) -> list[str]:
     """The events of a decoder, and the reason of its refusal if it refuses the stream."""
     decoder = Decoder(limit)
-    said: list[str] = []
+    events: list[str] = []
     try:
         for piece in pieces:
             for event in decoder.feed(piece):
-                said.append(repr(event.tag) if isinstance(event, Arrived) else repr(event))
+                events.append(repr(event.tag) if isinstance(event, Arrived) else repr(event))
     except FrameError as error:
         reason = str(error)
         assert reason.isprintable()
         assert len(reason) <= REASON
-        said.append(reason)
-    return said
+        events.append(reason)
+    return events
 
 
 def survive(frames: Sequence[bytes], cuts: Sequence[int], greeted: bool, count: Counted) -> int:
@@ -341,8 +341,8 @@ def test_objects_of_a_structure_are_limited(item: bytes, monkeypatch: pytest.Mon
         frames = framed(HEAD + struct.pack(">BI", 0xDD, count) + item * count, b"")
         tracemalloc.start()
         try:
-            [_, said] = outcome([HELLO, *frames], LIMIT)
-            return said, tracemalloc.get_traced_memory()[1]
+            [_, event] = outcome([HELLO, *frames], LIMIT)
+            return event, tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
