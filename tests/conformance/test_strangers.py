@@ -180,7 +180,7 @@ def anything(chance: random.Random) -> bytes:
             greeting + message + bytes(16_384),
             wire.hello(chance.choice([NODES, 2**31, 2**32 - 1]), bytes(16)),
             b"GET / HTTP/1.1\r\nHost: gossip\r\n\r\n",
-            b"\x16\x03\x01\x02\x00\x01" + chance.randbytes(200),  # TLS's first word
+            b"\x16\x03\x01\x02\x00\x01" + chance.randbytes(200),  # the start of a TLS handshake
             chance.randbytes(chance.randrange(1, 3000)),
             message,
             bytes(60_000),

@@ -70,7 +70,7 @@ def test_shaped_run_has_the_bits_and_bytes_of_a_simulation(tmp_path: Path) -> No
 
 
 def test_losses_depend_on_message_number_between_two_nodes(tmp_path: Path) -> None:
-    """Each node sends one message a round to either neighbour, and goes on without those that are lost. (Without pace, the
+    """Each node sends one message a round to either neighbour, and continues without those that are lost. (Without pace, the
     compute profile neither delays a node nor marks it as slow.)"""
     run = play(
         tmp_path,

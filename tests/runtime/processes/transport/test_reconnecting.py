@@ -60,7 +60,7 @@ async def test_messages_arrive_exactly_once_despite_repeated_cuts(seed: int) -> 
             assert peer.traffic.messages_lost == 0
             assert peer.lost == peer.found == []
             assert peer.events == []
-        assert not any(proxy.cuts for proxy in proxies)  # all of them took place
+        assert not any(proxy.cuts for proxy in proxies)  # all cuts took place
 
 
 @pytest.mark.usefixtures("wire")
@@ -288,7 +288,7 @@ async def test_ended_incarnation_is_ignored() -> None:
         async with await dial(a, hello(1, TOKEN, 5)) as end:
             await end.until(lambda: end.events)
         assert a.found == [1]
-        a.transport.mark_lost(1, "killed", incarnation=4)  # late news
+        a.transport.mark_lost(1, "killed", incarnation=4)  # outdated news
         assert a.transport.peers[1].lost is None
 
 

@@ -301,7 +301,7 @@ def fuzz(examples: int, count: Counted) -> int:
 
 
 def test_hundreds_of_hostile_frames_do_no_harm(counted: Counted) -> None:
-    assert fuzz(120, counted) >= 500  # some 1,000; how many frames an example has is drawn
+    assert fuzz(120, counted) >= 500  # about 1,000: the number of frames in an example varies
 
 
 @pytest.mark.slow
