@@ -26,7 +26,7 @@ def test_clock_advances_between_reports() -> None:
     clock.update(0.0)
     real.now_s += 0.5
     assert clock.now() == 0.5
-    clock.update(0.25)  # the nodes' clocks stood during an evaluation
+    clock.update(0.25)  # the nodes' clocks stopped during an evaluation
     real.now_s += 0.125
     assert clock.now() == 0.5
     clock.update(0.125)  # the report of a node that is behind

@@ -149,7 +149,7 @@ def test_freed_memory_is_kept_if_half_of_what_is_left_holds_it(
 
 @linux
 def test_warm_up_measures_the_memory_of_a_step() -> None:
-    """A model of a million numbers: parameters, gradients and two copies of all parameters."""
+    """A model of 2^20 parameters: each copy of them, or of their gradients, takes 4 MiB."""
     setup = prepare(
         experiment(task={"name": "least-squares", "features": 2**20, "samples": 8, "test_samples": 4})
     )
