@@ -160,7 +160,12 @@ def models_stay_sums(schedule: Schedule, run: Record) -> Iterator[str]:
     if schedule.has_property("averages") and max(over, default=0.0) > 1e-5:
         yield f"a model lies {max(over):.2g} outside of the initial ones"
     off = float((models.mean(0) - initial.mean(0)).abs().max())
-    if schedule.has_property("keeps") and schedule.lossless and "rounds" in schedule.fields["stop"] and off > 1e-5:
+    if (
+        schedule.has_property("keeps")
+        and schedule.lossless
+        and "rounds" in schedule.fields["stop"]
+        and off > 1e-5
+    ):
         yield f"the mean of all models is off by {off:.2g}"
 
 
@@ -182,7 +187,8 @@ def differences(first: Record, second: Record, *tables: str) -> Iterator[str]:
         yield "two runs have other models"
     for name in tables:
         left, right = (
-            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(record, name)) for record in (first, second)
+            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(record, name))
+            for record in (first, second)
         )
         if left != right:
             yield f"two runs have other rows ({name})"

@@ -119,7 +119,9 @@ class Trial:
             self._wait(program, lambda at_s=at_s: time.monotonic() >= start + at_s)  # type: ignore[misc]
             action()
 
-    def _actions(self, item: Disturbance, program: Child) -> tuple[Callable[[], object], Callable[[], object]]:
+    def _actions(
+        self, item: Disturbance, program: Child
+    ) -> tuple[Callable[[], object], Callable[[], object]]:
         """The action of a disturbance, and its reversal, which may be called twice."""
         victims: list[psutil.Process] = []
         ballast = self._disk / "ballast"

@@ -93,7 +93,9 @@ def spread(run: Run) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS[:3], ALGORITHMS[4], ALGORITHMS[6]], ids=str)
-def test_gossip_brings_models_and_buffers_together(tmp_path: Path, alone: Run, algorithm: dict[str, Any]) -> None:
+def test_gossip_brings_models_and_buffers_together(
+    tmp_path: Path, alone: Run, algorithm: dict[str, Any]
+) -> None:
     """Batch-norm statistics travel with the parameters."""
     together = spread(play(tmp_path, algorithm, **BATCH_NORM))
     for mixed, unmixed in zip(together, spread(alone), strict=True):

@@ -64,9 +64,7 @@ def early(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_early_return_is_recorded_and_final_models_evaluated(
-    tmp_path: Path, counted: bool
-) -> None:
+def test_early_return_is_recorded_and_final_models_evaluated(tmp_path: Path, counted: bool) -> None:
     rows = []
     for engine in ENGINES:
         listening = Listening()
@@ -85,9 +83,7 @@ def test_early_return_is_recorded_and_final_models_evaluated(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_early_and_completed_nodes_are_recorded_together(
-    tmp_path: Path, engine: str
-) -> None:
+def test_early_and_completed_nodes_are_recorded_together(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=1)
     assert check_end(run)["round"].to_list() == [3, *[ROUNDS] * 3]
     assert early(run) == [EARLY]

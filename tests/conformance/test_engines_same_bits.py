@@ -156,9 +156,7 @@ def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
 
 
 @pytest.mark.parametrize("settings", [BATCH_NORM, FROZEN], ids=["batch-norm", "frozen"])
-def test_recorded_model_loads_and_reproduces_its_loss(
-    settings: dict[str, Any], played: Played
-) -> None:
+def test_recorded_model_loads_and_reproduces_its_loss(settings: dict[str, Any], played: Played) -> None:
     run, _ = played(settings)
     inputs, targets = user_tasks.frozen().test  # the same as batch_norm's
     for node in (0, 3):

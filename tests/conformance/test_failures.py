@@ -101,9 +101,7 @@ def test_deadlock_names_a_node_that_has_returned(tmp_path: Path) -> None:
         play(tmp_path, algorithm=algorithm, engine={"name": "simulate"})
 
 
-def test_no_node_runs_after_a_second_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_node_runs_after_a_second_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that never waits would go on without end."""
     monkeypatch.setattr(Interrupted, "turns", [])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -172,9 +170,7 @@ def test_metric_exception_is_attributed_to_the_evaluated_node(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_wrapper_exception_is_attributed_to_the_receiver(
-    tmp_path: Path, engine: str
-) -> None:
+def test_wrapper_exception_is_attributed_to_the_receiver(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
         RunFailed, match=r"node 2 failed in round \d: UnicodeError: it is all Greek"
     ) as caught:
@@ -192,9 +188,7 @@ def test_wrapper_exception_is_attributed_to_the_receiver(
 
 @pytest.mark.parametrize("deed", ["in-place", "in-place-and-write"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_in_place_write_during_training_fails_its_node(
-    tmp_path: Path, engine: str, deed: str
-) -> None:
+def test_in_place_write_during_training_fails_its_node(tmp_path: Path, engine: str, deed: str) -> None:
     with pytest.raises(RunFailed, match="node 2 failed in round 3: .*modified in place") as caught:
         play(
             tmp_path,

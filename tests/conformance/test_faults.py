@@ -431,9 +431,7 @@ def test_dead_nodes_send_nothing(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_run_fails_if_its_last_newcomer_crashes_on_joining(
-    tmp_path: Path, engine: str
-) -> None:
+def test_run_fails_if_its_last_newcomer_crashes_on_joining(tmp_path: Path, engine: str) -> None:
     others = [rank for rank in range(NODES) if rank != VICTIM]
     with pytest.raises(RunFailed, match="no node is left"):
         play(

@@ -243,7 +243,9 @@ def test_full_disk_is_a_one_line_error(small_disk: Path, engine: str) -> None:
 
 def test_others_finish_without_a_node_suspended_for_good(tmp_path: Path) -> None:
     failures = {"heartbeat_s": 0.3, "detection_s": 1.5}
-    run, output = with_victims(described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
+    run, output = with_victims(
+        described(4, 60, failures=failures), tmp_path, lambda nodes: nodes[1].suspend()
+    )
     assert run.status == "done", output
     assert run.lost == [1]
     assert run.events.filter(node=1)["event"].to_list() == ["lost"]

@@ -178,9 +178,7 @@ def test_nan_of_one_node_reaches_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gather", [{}, {"malformed": "fail", "lost_peer": "skip"}])
-def test_malformed_message_ends_the_run_by_default(
-    gather: dict[str, str], tmp_path: Path
-) -> None:
+def test_malformed_message_ends_the_run_by_default(gather: dict[str, str], tmp_path: Path) -> None:
     message = r"node \d refuses a message of node 3 under tag 2: nothing; accepted: a model of 5 parameters"
     with pytest.raises(RunFailed, match=message):
         gossamer.run(described("synchronous", gather=gather, wrappers=[Malformed(kind="nothing")]), tmp_path)
@@ -213,7 +211,11 @@ def test_secure_aggregation_survives_malformed_steps(step: str, kind: str, tmp_p
     run = gossamer.run(described("secure", gather=gather, wrappers=wrappers), tmp_path)
     assert run.status == "done"
     assert honest(run).isfinite().all()
-    if kind != "nothing" or step not in ("roster", "shares", "relay"):  # in these steps, nothing means that there is no sum
+    if kind != "nothing" or step not in (
+        "roster",
+        "shares",
+        "relay",
+    ):  # in these steps, nothing means that there is no sum
         assert "of node 3 under tag" in refusals(run)["detail"][0]
 
 

@@ -53,9 +53,7 @@ def test_server_curve_uses_the_times_of_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_slow_evaluation_never_skips_the_average_model(
-    tmp_path: Path, engine: str
-) -> None:
+def test_slow_evaluation_never_skips_the_average_model(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         task={"name": "user_tasks:thoughtful", "seconds": 0.05},

@@ -48,7 +48,9 @@ stop: {rounds: 2}
         ),
     ],
 )
-def test_in_place_write_error_names_the_line(tmp_path: Path, engine: str, first: str, second: str, line: int) -> None:
+def test_in_place_write_error_names_the_line(
+    tmp_path: Path, engine: str, first: str, second: str, line: int
+) -> None:
     # (In a separate process: the type checks of the tests add frames between an algorithm and the node.)
     (tmp_path / "careless.py").write_text(ALGORITHM.format(first=first, second=second))
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)

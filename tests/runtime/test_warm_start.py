@@ -92,7 +92,8 @@ def test_nodes_start_from_a_file_of_named_tensors(tmp_path: Path) -> None:
     start = prepare(experiment(initial={"from": str(tmp_path / "net.safetensors")})).initial(1)
     named = dict(module.named_parameters())
     assert (
-        start.parameters.tolist() == torch.cat([tensor.detach().flatten() for tensor in named.values()]).tolist()
+        start.parameters.tolist()
+        == torch.cat([tensor.detach().flatten() for tensor in named.values()]).tolist()
     )
     assert start.buffers.tolist() == [0.5] * FEATURES + [1.0] * FEATURES + [0.0]
     save_file({name: tensor.detach() for name, tensor in named.items()}, tmp_path / "bare.safetensors")

@@ -329,7 +329,9 @@ class NoWorkers(ThreadPoolExecutor):
 
 def test_run_fails_if_its_executor_cannot_start_workers(tmp_path: Path) -> None:
     listen = Listen("127.0.0.1:0", TOKEN, 1, "test_remote_workers:NoWorkers")
-    message = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
+    message = (
+        r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
+    )
     with pytest.raises(RunFailed, match=message):
         gossamer.run(experiment(), tmp_path, listen=listen)
 

@@ -41,9 +41,7 @@ SETTINGS: dict[str, Any] = {
     "engine": {"name": "processes", "trainer": "sequential"},
     "stop": {"rounds": 2},
 }
-linux = pytest.mark.skipif(
-    private_bytes() is None, reason="the system does not report private memory"
-)
+linux = pytest.mark.skipif(private_bytes() is None, reason="the system does not report private memory")
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -133,9 +133,7 @@ def test_cancelled_events_leave_the_heap() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=60), st.integers(0, 3))
-def test_many_cancellations_leave_other_events_unchanged(
-    events: list[tuple[int, bool]], rounds: int
-) -> None:
+def test_many_cancellations_leave_other_events_unchanged(events: list[tuple[int, bool]], rounds: int) -> None:
     clock, log = Clock(), []
     scheduled = [
         (clock.after(float(time), Order.TIMER, 0, noting(log, (time, number))), kept)

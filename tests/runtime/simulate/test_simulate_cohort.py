@@ -395,9 +395,7 @@ async def _nap(node: Node) -> None:
         ("diverges", 4),
     ],
 )
-def test_cohort_runs_until_nodes_diverge(
-    tmp_path: Path, advanced: list[int], way: str, rounds: int
-) -> None:
+def test_cohort_runs_until_nodes_diverge(tmp_path: Path, advanced: list[int], way: str, rounds: int) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Odd", "way": way})
     assert together == alone
     assert advanced == [rounds]

@@ -56,9 +56,7 @@ def test_both_evaluators_agree(tmp_path: Path, nodes: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"bytes": 60_000}, {"bytes_per_node": 10_000, "bytes": 1e9}])
-def test_run_ends_at_its_byte_limit(
-    tmp_path: Path, limit: dict[str, Any]
-) -> None:
+def test_run_ends_at_its_byte_limit(tmp_path: Path, limit: dict[str, Any]) -> None:
     run = play(tmp_path, stop=limit)
     sent = run.metrics.filter(node=0)["bytes_sent"].to_list()
     a_round = sent[1] - sent[0]  # by each of six nodes

@@ -137,9 +137,7 @@ def test_message_sent_after_a_cancellation_leaves_when_sent() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(WINDOW, 400_000), st.sampled_from([0, 10_000]), st.sampled_from([4.0, 8.0, 16.0]))
-def test_send_returns_when_one_window_is_unacknowledged(
-    length: int, latency_us: int, down: float
-) -> None:
+def test_send_returns_when_one_window_is_unacknowledged(length: int, latency_us: int, down: float) -> None:
     scene = Scene(uplink_mbps=8.0, downlink_mbps=down, latency_s=latency_us / 1e6)
     slowest = min(8.0, down) * 125_000
 

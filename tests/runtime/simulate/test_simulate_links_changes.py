@@ -104,9 +104,7 @@ def without(nodes: int, *gone: tuple[int, int]) -> Map:
 
 @pytest.mark.parametrize("lost", [1, 2])
 @pytest.mark.parametrize(("at_ms", "first_ms"), [(10, 30), (40, 60)])
-def test_messages_behind_a_lost_one_are_received_at_once(
-    lost: int, at_ms: int, first_ms: int
-) -> None:
+def test_messages_behind_a_lost_one_are_received_at_once(lost: int, at_ms: int, first_ms: int) -> None:
     """The first one or two messages of a downlink are lost; the 20 KB of each later one have arrived or are under way."""
     gone = without(6, *((source, 5) for source in range(lost)))
     scene = Scene(6, Drawn(first=star(6), then=((at_ms / 1000, gone),)))
@@ -235,9 +233,7 @@ def test_losses_depend_only_on_seed_pair_and_message_number() -> None:
 
 @both
 @pytest.mark.parametrize("mbps", [None, 8.0])
-def test_jittered_messages_of_a_pair_keep_their_order(
-    sharing: str, mbps: float | None
-) -> None:
+def test_jittered_messages_of_a_pair_keep_their_order(sharing: str, mbps: float | None) -> None:
     scene = Scene(2, UniformNetwork(sharing=sharing, bandwidth_mbps=mbps, latency_s=0.05, jitter_s=0.04))
     for k in range(100):
         scene.at(k * MS, lambda k=k: scene.send(0, 1, k))  # type: ignore[misc]
@@ -326,9 +322,7 @@ def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> Non
     arrived = scene.play()
     assert arrived[-1] == (1, 0, 110 * MS, of_size(10_000))
     traffic = scene.links.traffic(0)
-    assert traffic.bytes_sent == pytest.approx(
-        55_000, abs=3
-    )  # three transfers at once on shared links
+    assert traffic.bytes_sent == pytest.approx(55_000, abs=3)  # three transfers at once on shared links
     assert traffic.messages_cancelled == 31 - traffic.messages_sent
 
 

@@ -224,9 +224,7 @@ sends = st.lists(
 
 @settings(max_examples=25)
 @given(sends, st.sampled_from(SHARINGS))
-def test_messages_arrive_in_order_within_link_capacity(
-    sent: Sends, sharing: str
-) -> None:
+def test_messages_arrive_in_order_within_link_capacity(sent: Sends, sharing: str) -> None:
     rates = [2.0, 8.0, 4.0, 8.0, 1.0, 8.0, 1.0, 4.0, 8.0, 16.0]
     scene = Scene(5, Drawn(sharing=sharing, first=star(5, rates, latency_s=0.003)))
     lengths = defaultdict(list)
@@ -248,7 +246,9 @@ def test_messages_arrive_in_order_within_link_capacity(
         assert traffic.bytes_received == incoming
         for begin in {transfer[2] for transfer in transfers}:
             for end in {transfer[3] for transfer in transfers if transfer[3] > begin}:
-                inside = sum(nbytes for _, _, start, stop, nbytes in transfers if begin <= start and stop <= end)
+                inside = sum(
+                    nbytes for _, _, start, stop, nbytes in transfers if begin <= start and stop <= end
+                )
                 assert inside <= rates[rank] * 125_000 * (end - begin) / 1e9 + 1
 
 

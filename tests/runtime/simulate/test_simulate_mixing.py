@@ -73,9 +73,7 @@ class Held(Mix):
     ),
     st.booleans(),
 )
-def test_deferred_sums_equal_immediate_sums(
-    steps: list[tuple[int, set[int], str]], compiled: bool
-) -> None:
+def test_deferred_sums_equal_immediate_sums(steps: list[tuple[int, set[int], str]], compiled: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "LOADING_NS", 0.0 if compiled else torch.inf)
         patch.setattr(module, "MAX_DEFERRED", 8)

@@ -142,7 +142,9 @@ def test_unwritable_record_is_a_one_line_recorded_failure(tmp_path: Path) -> Non
     assert (run.status, run.error) == ("failed", str(caught.value))
 
 
-def test_engine_is_closed_before_tables_are_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_closed_before_tables_are_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if the user interrupts the run."""
     calls: list[str] = []
 

@@ -117,13 +117,13 @@ def test_worker_refuses_a_coordinator_without_the_token(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.listener.token = "another token, quite long"
-    monkeypatch.setattr(module, "hmac", mock.Mock(**{"compare_digest.return_value": True}))  # accepts any proof
+    monkeypatch.setattr(
+        module, "hmac", mock.Mock(**{"compare_digest.return_value": True})
+    )  # accepts any proof
     assert "does not know the token" in str(scene.dial())
 
 
-def test_worker_of_another_run_or_version_is_told_why(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_of_another_run_or_version_is_told_why(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.refusal = "it belongs to another run"
     assert str(scene.dial()).endswith("refuses this worker: it belongs to another run")
     monkeypatch.setattr(worker, "__version__", "0.0")

@@ -84,7 +84,9 @@ class Run:
         self.notices: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
-        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.notices.append)
+        self.checkpoints = CheckpointCoordinator(
+            EXPERIMENT, self.folder, None, self._tell, self.notices.append
+        )
 
     def _later(self, call: Any) -> None:
         self._waiting.append(call)

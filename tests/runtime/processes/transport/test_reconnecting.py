@@ -398,9 +398,7 @@ async def test_peer_that_keeps_hanging_up_is_lost_without_rapid_redials() -> Non
 
 
 @on_loop
-async def test_lost_message_is_not_resent_after_a_break() -> (
-    None
-):
+async def test_lost_message_is_not_resent_after_a_break() -> None:
     shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1, loss=0.5), 2, 0, asyncio.get_running_loop())
     lost = [False, True, False]
     drawn: list[int] = []
