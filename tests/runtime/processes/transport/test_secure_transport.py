@@ -150,7 +150,7 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
 
 
 @pytest.mark.parametrize(
-    "data",
+    "said",
     [
         hello(1, TOKEN),
         b"GET / HTTP/1.1\r\n\r\n",
@@ -159,9 +159,9 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
     ],
 )
 @on_loop
-async def test_non_tls_bytes_are_refused(data: bytes) -> None:
+async def test_non_tls_bytes_are_refused(said: bytes) -> None:
     async with network(2) as ((a, b), _):
-        async with await dial(a, data) as end:
+        async with await dial(a, said) as end:
             while not end.eof:
                 try:
                     end.eof = not await asyncio.get_running_loop().sock_recv(end.end, 1000)

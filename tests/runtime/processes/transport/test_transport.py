@@ -356,7 +356,7 @@ async def test_messages_over_the_limit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("said", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak gossamer's protocol"),
         (bytes(range(256)) * 300, "does not speak gossamer's protocol"),
@@ -366,11 +366,11 @@ async def test_messages_over_the_limit_are_refused() -> None:
     ],
 )
 @on_loop
-async def test_strangers_are_refused_without_disturbing_peers(data: bytes, reason: str) -> None:
+async def test_strangers_are_refused_without_disturbing_peers(said: bytes, reason: str) -> None:
     async with network(2) as ((a, b), _):
         b.send(0, 1, "t")
         await a.receive(1)
-        async with await dial(a, data) as end:
+        async with await dial(a, said) as end:
             await end.until_closed()
             assert end.events == []
         await b.send(0, 2, "t")
