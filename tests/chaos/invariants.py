@@ -1,4 +1,4 @@
-"""What holds of the record of every run, whatever went wrong in it. Each invariant gives one line for each violation."""
+"""Invariants of the record of every run, under any disturbance. Each gives one line for each violation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gossamer.messages.tags import Traffic
 from gossamer.results.verify import problems_of
 from gossamer.runtime.setup import prepare
 
-COUNTERS = tuple(each.name for each in fields(Traffic))
+COUNTERS = tuple(counter.name for counter in fields(Traffic))
 NAMES_A_FAULT = re.compile(r"no node is left|No space left on device|can't be written")
-"""Errors of runs that may fail."""
+"""The errors with which a run may fail."""
 
 
 @dataclass(eq=False)
 class Record:
-    """What is left of a run: rows, events, and models at the end. ``folder`` is None if nothing was written."""
+    """The record of a run: rows, events, and final models. ``folder`` is None if nothing was written."""
 
     status: str
     error: str | None
@@ -36,16 +36,16 @@ class Record:
     happened: Sequence[Mapping[str, Any]]
     virtual: bool = True
     folder: Path | None = None
-    rows: dict[int, list[Mapping[str, Any]]] = field(init=False)  # by node, in the order of its clock
+    rows: dict[int, list[Mapping[str, Any]]] = field(init=False)  # by node, in order of its clock
     events: dict[int, list[tuple[float, str, str]]] = field(init=False)  # by node: time, kind and detail
 
     def __post_init__(self) -> None:
         self.rows, self.events = defaultdict(list), defaultdict(list)
         for row in sorted(self.metrics, key=itemgetter("time_s", "round")):
             self.rows[row["node"]].append(row)
-        for each in self.happened:
-            rank = -1 if each["node"] is None else each["node"]
-            self.events[rank].append((each["time_s"], each["event"], each["detail"]))
+        for event in self.happened:
+            rank = -1 if event["node"] is None else event["node"]
+            self.events[rank].append((event["time_s"], event["event"], event["detail"]))
 
     @classmethod
     def of(cls, run: Run) -> Record:
@@ -54,16 +54,16 @@ class Record:
 
     @property
     def away(self) -> set[int]:
-        """The nodes whose models are not known at the end, since they are not there and have not left in order."""
+        """The nodes that are absent at the end without having left in order: their models are unknown."""
         moves, last = ("lost", "left", "absent", "joined", "returned", "found"), {}
         for rank, events in self.events.items():
-            last[rank] = [what for _, what, _ in events if what in moves][-1:]
-        return {rank for rank, what in last.items() if what in (["lost"], ["absent"])}
+            last[rank] = [kind for _, kind, _ in events if kind in moves][-1:]
+        return {rank for rank, kinds in last.items() if kinds in (["lost"], ["absent"])}
 
 
 def violations(schedule: Schedule, run: Record) -> list[str]:
-    """The invariants that a run does not keep, one line each."""
-    return [f"{check.__name__}: {said}" for check in INVARIANTS for said in check(schedule, run)]
+    """The violations of a run, one line each."""
+    return [f"{check.__name__}: {line}" for check in INVARIANTS for line in check(schedule, run)]
 
 
 def ends_as_stated(schedule: Schedule, run: Record) -> Iterator[str]:
@@ -75,7 +75,7 @@ def ends_as_stated(schedule: Schedule, run: Record) -> Iterator[str]:
 
 
 def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
-    """Rounds go up by one, but for those that a node misses while it is away; nodes that nothing happens to have all."""
+    """Rounds increase by one, except for those that an absent node misses; undisturbed nodes have all."""
     nodes, last = range(schedule.fields["nodes"]), schedule.fields["stop"].get("rounds")
     for rank, rows in run.rows.items():
         keys = [(row["round"], row["moment"]) for row in rows]
@@ -85,19 +85,19 @@ def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
         if not (run.rows[rank] or run.events[rank]):
             yield f"no row of node {rank}"
     for rank in nodes:
-        own, events = [row for row in run.rows[rank] if "round" in row["moment"]], run.events[rank]
+        rows, events = [row for row in run.rows[rank] if "round" in row["moment"]], run.events[rank]
         returns = {detail.rpartition(" from round ")[2] for _, _, detail in events}
-        for before, row in pairwise(own):
+        for before, row in pairwise(rows):
             after = row["round"] - before["round"]
             if after < 1 or (after > 1 and f"{row['round'] - 1} on" not in returns):
                 yield f"node {rank} goes from round {before['round']} to {row['round']} at {row['time_s']:.3f} s"
-        undisturbed = {what for _, what, _ in events} <= {"slowed", "full-speed", "slow"}
-        if undisturbed and run.status == "done" and last and own[-1:] and own[-1]["round"] != last:
-            yield f"node {rank} ends after round {own[-1]['round']} of {last}"
+        undisturbed = {kind for _, kind, _ in events} <= {"slowed", "full-speed", "slow"}
+        if undisturbed and run.status == "done" and last and rows[-1:] and rows[-1]["round"] != last:
+            yield f"node {rank} ends after round {rows[-1]['round']} of {last}"
 
 
 def clocks_and_counters_go_on(schedule: Schedule, run: Record) -> Iterator[str]:
-    # (Clocks of real nodes stand still while they are evaluated.)
+    # (The clocks of real nodes stop during evaluations.)
     names = ("round", *COUNTERS, *(["wall_s"] if run.virtual else []))
     for rank in range(schedule.fields["nodes"]):
         for before, row in pairwise(run.rows[rank]):
@@ -107,15 +107,15 @@ def clocks_and_counters_go_on(schedule: Schedule, run: Record) -> Iterator[str]:
 
 
 def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
-    """What was sent has arrived, is lost, or is under way, and not for long; what arrived was taken or dropped, or is there."""
+    """Every sent message has arrived, is lost, or is under way, briefly; every arrived one was taken or dropped, or waits."""
     instants: dict[tuple[float, str], list[Mapping[str, Any]]] = defaultdict(list)
     for rank in range(schedule.fields["nodes"]):
-        # (A node that starts from a checkpoint takes the messages in it again.)
-        again = any(what == "begins" and "checkpoint" in detail for _, what, detail in run.events[rank])
+        # (A node that starts from a checkpoint takes the checkpoint's messages again.)
+        again = any(kind == "begins" and "checkpoint" in detail for _, kind, detail in run.events[rank])
         for row in run.rows[rank]:
             if run.virtual and row["moment"] != "round":
                 instants[row["time_s"], row["moment"]].append(row)
-            used = sum(row[f"messages_{what}"] for what in ("taken", "late", "superseded", "refused"))
+            used = sum(row[f"messages_{name}"] for name in ("taken", "late", "superseded", "refused"))
             left = row["messages_received"] - used
             settled = schedule.synchronous and schedule.lossless and run.virtual
             if (left < 0 and not again) or (
@@ -123,7 +123,7 @@ def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
             ):
                 yield f"node {rank} has received {used + left} messages and used {used} in round {row['round']}"
     under_way = 0
-    # What is for a node that is known to be dead is lost, and never sent.
+    # Messages to a node known to be dead are lost without being sent.
     all_sent = schedule.kinds <= {"slow", "loss", "partition"}
     soon = schedule.fields["network"]["bandwidth_mbps"] is None and "freeze" not in schedule.kinds
     for (time_s, moment), rows in sorted(instants.items()):
@@ -131,7 +131,7 @@ def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
             under_way = 0
             continue
         sent, received, lost = (
-            sum(row[f"messages_{what}"] for row in rows) for what in ("sent", "received", "lost")
+            sum(row[f"messages_{name}"] for row in rows) for name in ("sent", "received", "lost")
         )
         if received + lost * all_sent > sent or (lost and schedule.lossless):
             yield f"{sent} messages were sent by {time_s:g} s, {received} received and {lost} lost"
@@ -142,26 +142,30 @@ def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
 
 
 def models_stay_sums(schedule: Schedule, run: Record) -> Iterator[str]:
-    """Models of nodes that are there are finite; without training, mixing keeps their mean, or stays between them."""
+    """Models of present nodes are finite; without training, mixing keeps their mean, or stays within their range."""
     if run.parameters is None:
         return
-    found, nodes = run.parameters.double(), range(len(run.parameters))
+    models, nodes = run.parameters.double(), range(len(run.parameters))
     for rank in nodes:
-        known = bool(
-            found[rank].isfinite().all()
-        )  # also of a real node that is killed once it has handed it in
+        # (A real node may be killed after it has delivered its model.)
+        known = bool(models[rank].isfinite().all())
         if known == (rank in run.away) and (run.virtual or not known):
-            yield f"the model of node {rank}: {found[rank].tolist()}, and nodes {run.away} are away"
+            yield f"the model of node {rank}: {models[rank].tolist()}, and nodes {run.away} are away"
     if not schedule.frozen:
         return
     setup = prepare(schedule.experiment("simulate"))
     initial = torch.stack([setup.initial(rank).parameters for rank in nodes]).double()
-    there = found[found.isfinite().all(dim=1)]
-    over = torch.maximum(initial.amin(0) - there, there - initial.amax(0)).flatten().tolist()
-    if schedule.is_said("averages") and max(over, default=0.0) > 1e-5:
+    present = models[models.isfinite().all(dim=1)]
+    over = torch.maximum(initial.amin(0) - present, present - initial.amax(0)).flatten().tolist()
+    if schedule.has_property("averages") and max(over, default=0.0) > 1e-5:
         yield f"a model lies {max(over):.2g} outside of the initial ones"
-    off = float((found.mean(0) - initial.mean(0)).abs().max())
-    if schedule.is_said("keeps") and schedule.lossless and "rounds" in schedule.fields["stop"] and off > 1e-5:
+    off = float((models.mean(0) - initial.mean(0)).abs().max())
+    if (
+        schedule.has_property("keeps")
+        and schedule.lossless
+        and "rounds" in schedule.fields["stop"]
+        and off > 1e-5
+    ):
         yield f"the mean of all models is off by {off:.2g}"
 
 
@@ -174,16 +178,17 @@ INVARIANTS = (
 )
 
 
-def differences(one: Record, other: Record, *tables: str) -> Iterator[str]:
-    """What two runs that must end with the same bits do not have in common; of rows of these tables, all but real times."""
-    if one.parameters is None or other.parameters is None:
-        if one.status != other.status:
-            yield f"one run is {one.status}, the other one {other.status}"
-    elif not torch.equal(one.parameters.nan_to_num(7.0), other.parameters.nan_to_num(7.0)):
+def differences(first: Record, second: Record, *tables: str) -> Iterator[str]:
+    """The differences between two runs that must agree bitwise; rows of the named tables are compared without real times."""
+    if first.parameters is None or second.parameters is None:
+        if first.status != second.status:
+            yield f"one run is {first.status}, the other one {second.status}"
+    elif not torch.equal(first.parameters.nan_to_num(7.0), second.parameters.nan_to_num(7.0)):
         yield "two runs have other models"
     for name in tables:
         left, right = (
-            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(each, name)) for each in (one, other)
+            sorted(repr({**row, "wall_s": 0.0}) for row in getattr(record, name))
+            for record in (first, second)
         )
         if left != right:
             yield f"two runs have other rows ({name})"

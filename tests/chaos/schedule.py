@@ -1,4 +1,4 @@
-"""Schedules: which experiment runs, and what goes wrong when. A schedule is a function of its seed."""
+"""Schedules: an experiment, and its disturbances with their times. A schedule is a function of its seed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "swift": ("averages", {}),
     "divshare": ("averages", {"algorithm": {"name": "divshare", "fraction": 0.5, "recipients": 2}}),
 }
-"""By name: what is true of it, and fields of the experiment (the algorithm has this name unless they say otherwise). Without
-training it ``keeps`` the mean of all models if every message arrives, or ``averages``: models stay between the initial ones,
-whatever is lost. ``deaf``: it must hear that the rounds are over."""
+"""By name: properties, and fields of the experiment (the algorithm has this name unless they say otherwise). Without
+training, ``keeps``: the mean of all models stays if every message arrives; ``averages``: models stay between the initial
+ones despite losses. ``deaf``: a node must receive the message that the rounds are over."""
 KINDS = names("algorithm")
 CRASH, FREEZE = (
     "crash, nodes: [$rank], at_s: $at, restart_after_s: $for, restart_from: $of",
@@ -54,18 +54,18 @@ LOSSES = (
     "partition, groups: [$some], from_s: $at, to_s: $to",
     "loss, probability: $probability, from_s: $at, to_s: $to",
 )
-"""Entries of ``faults``, which both engines carry out."""
+"""Entries of ``faults``, which both engines apply."""
 OUTSIDE = {"kill": CRASH, "stop": FREEZE}
-"""What is done to a real process from outside, and the fault that stands for it in a simulation."""
+"""What is done to a real process from outside, and the fault that represents it in a simulation."""
 HARMLESS = ("cut", "replay", "stranger", "disk stalls")
-"""What is done to real processes, too, as is "disk full", and changes no result of a synchronous algorithm."""
+"""Done to real processes, too, as is "disk full", but without effect on the results of a synchronous algorithm."""
 STEP_S, TICK_S = 0.1, 0.2
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something that goes wrong: a ``fault`` that the engine carries out, or what is done to real processes from ``outside``,
-    to the node ``rank`` ``at_s`` seconds after the start ``for_s`` seconds."""
+    """A ``fault`` that the engine applies, or an action on real processes from ``outside``: on the node ``rank``, ``at_s``
+    seconds after the start, for ``for_s`` seconds."""
 
     fault: Mapping[str, Any] | None
     outside: str | None
@@ -76,13 +76,13 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One experiment among disturbances.
+    """One experiment under disturbances.
 
     Attributes:
         name: of the algorithm, see :data:`ALGORITHMS`.
-        fields: of the experiment, but for its engine and faults.
+        fields: of the experiment, except its engine and faults.
         repeated: whether the simulation runs twice.
-        stopped_at: after how many rows the run is stopped, and then resumed; None is never."""
+        stopped_at: the number of rows after which the run is stopped and resumed; None is never."""
 
     seed: int
     name: str
@@ -92,23 +92,23 @@ class Schedule:
     stopped_at: int | None
 
     def __str__(self) -> str:
-        values = {**asdict(self), "disturbances": [asdict(each) for each in self.disturbances]}
+        values = {**asdict(self), "disturbances": [asdict(item) for item in self.disturbances]}
         return str(yaml.safe_dump(values, sort_keys=False, default_flow_style=True, width=10**6)).strip()
 
     def experiment(self, engine: str) -> Experiment:
-        """The experiment for an engine; what is done to real processes from outside is a fault only if simulated."""
+        """The experiment for an engine; actions from outside are faults in a simulation only."""
         simulated = engine == "simulate"
-        faults = [each.fault for each in self.disturbances if each.fault and (simulated or not each.outside)]
-        killed = any(each.outside == "kill" for each in self.disturbances)
+        faults = [item.fault for item in self.disturbances if item.fault and (simulated or not item.outside)]
+        killed = any(item.outside == "kill" for item in self.disturbances)
         real = {"trainer": "sequential", "pace": True, "restart": "always" if killed else "never"}
         options = {"name": engine, **({"trainer": "sequential", "workers": 1} if simulated else real)}
-        # Real nodes that only a busy machine holds up are not to be taken for dead.
+        # Real nodes that a busy machine holds up must not be taken for dead.
         failures = {"detection_s": 0.3 if simulated else 5.0}
         return Experiment.of({**self.fields, "faults": faults, "failures": failures, "engine": options})
 
-    def is_said(self, what: str) -> bool:
-        """Whether :data:`ALGORITHMS` says this of the algorithm."""
-        return what in ALGORITHMS[self.name][0].split()
+    def has_property(self, name: str) -> bool:
+        """Whether :data:`ALGORITHMS` gives the algorithm this property."""
+        return name in ALGORITHMS[self.name][0].split()
 
     @property
     def synchronous(self) -> bool:
@@ -118,11 +118,11 @@ class Schedule:
     @property
     def kinds(self) -> set[str]:
         """The names of the faults."""
-        return {each.fault["name"] for each in self.disturbances if each.fault}
+        return {item.fault["name"] for item in self.disturbances if item.fault}
 
     @property
     def lossless(self) -> bool:
-        """Whether every message arrives, and every node waits for it."""
+        """Whether every message arrives, and every receiver waits for it."""
         return self.kinds <= {"slow"} and not self.fields["gather"]["timeout_s"]
 
     @property
@@ -132,7 +132,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed. Every choice has a key, and so depends on no other one."""
+    """The schedule of a seed. Every choice is drawn with its own key, and so depends on no other."""
 
     def rng(purpose: str) -> Random:
         return Random(f"{seed} {purpose}")
@@ -191,7 +191,7 @@ def draw(seed: int) -> Schedule:
 
 
 def _drawn(rng: Random, choices: Sequence[str], ranks: Sequence[int], length_s: float) -> Disturbance:
-    """One of these faults, or of these things done from outside, at some time."""
+    """One of these faults or actions from outside, at a random time."""
     chosen, some = rng.choice(choices), sorted(rng.sample(ranks, rng.randint(1, len(ranks))))
     at_s, for_s = (round(rng.uniform(0.01, length_s), 2) for _ in range(2))
     values = {"rank": some[0], "some": some, "at": at_s, "for": for_s, "to": round(at_s + for_s, 2)}

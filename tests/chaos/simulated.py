@@ -20,11 +20,11 @@ from gossamer.runtime.setup import prepare
 from gossamer.runtime.simulate.simulation import Simulation
 
 BOUND_S = 5.0
-"""Seconds of the processor within which a run must end."""
+"""CPU seconds within which a run must end."""
 
 
 class Stopper(Observer):
-    """Stops a run, as SIGTERM does, when it has so many rows."""
+    """Stops a run with SIGTERM at a number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._left = rows
@@ -40,19 +40,19 @@ class Overdue(BaseException):
 
 
 def check(schedule: Schedule, out: Path) -> list[str]:
-    """Run a schedule in a folder, which is emptied afterwards; gives the violations, one line each."""
+    """Run a schedule in a folder, remove the folder, and give the violations, one line each."""
     try:
         with _bounded():
-            return list(_found(schedule, out))
+            return list(_check(schedule, out))
     except Overdue:
         return [f"no end within {BOUND_S:g} s"]
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a violation
+    except Exception as error:  # noqa: BLE001 - any exception is a violation
         return [f"{type(error).__name__}: {error}"]
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _found(schedule: Schedule, out: Path) -> Iterator[str]:
+def _check(schedule: Schedule, out: Path) -> Iterator[str]:
     if schedule.stopped_at is None:
         record = simulate(schedule)
         if schedule.repeated:
@@ -74,11 +74,11 @@ class Rows(list[Any]):
     """A segment in memory."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def simulate(schedule: Schedule) -> Record:
-    """Run a schedule without writing anything: files take longer than so few events."""
+    """Run a schedule without files, which would take longer than its few events."""
     metrics, graphs, events = Rows(), Rows(), Rows()
     setup = prepare(schedule.experiment("simulate"))
     with torch.random.fork_rng(devices=[]):
@@ -89,9 +89,9 @@ def simulate(schedule: Schedule) -> Record:
 
 
 def play(schedule: Schedule, out: Path, observer: Observer | None = None) -> Record:
-    """Run a schedule as a user does, with its record in a folder."""
+    """Run a schedule as a user would, with a record in a folder."""
     experiment = schedule.experiment("simulate")
-    with suppress(RunFailed):  # its record says so
+    with suppress(RunFailed):  # it is recorded
         gossamer.run(experiment, out, observer=observer, command=["chaos"])
     return Record.of(load_runs(out)[-1])
 

@@ -1,4 +1,4 @@
-"""A few schedules of each kind, and bugs that the harness must find."""
+"""A few schedules of each kind, and injected bugs that the harness must find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.topology import TopologySchedule
 pytestmark = [pytest.mark.usefixtures("shapes_unchecked"), pytest.mark.timeout(300)]
 
 ENOUGH = 300
-"""Schedules within which a bug is found."""
+"""The number of schedules within which a bug must be found."""
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ ENOUGH = 300
         pytest.param(150, marks=pytest.mark.slow),
     ],
 )
-def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None:
-    found = {seed: simulated.check(draw(seed), tmp_path / str(seed)) for seed in range(first, first + 50)}
-    assert {seed: lines for seed, lines in found.items() if lines} == {}
+def test_simulated_schedules_violate_no_invariant(tmp_path: Path, first: int) -> None:
+    checked = {seed: simulated.check(draw(seed), tmp_path / str(seed)) for seed in range(first, first + 50)}
+    assert {seed: lines for seed, lines in checked.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_simulated_schedules_violate_nothing(tmp_path: Path, first: int) -> None
         "a node that is called back while it leaves",
     ],
 )
-def test_what_was_found_once_is_not_found_again(tmp_path: Path, seed: int) -> None:
+def test_fixed_violations_do_not_return(tmp_path: Path, seed: int) -> None:
     assert simulated.check(draw(seed), tmp_path / "run") == []
 
 
@@ -59,11 +59,11 @@ def test_what_was_found_once_is_not_found_again(tmp_path: Path, seed: int) -> No
     ],
 )
 @pytest.mark.usefixtures("no_process_is_left")
-def test_real_schedules_violate_nothing(tmp_path: Path, seed: int) -> None:
+def test_real_schedules_violate_no_invariant(tmp_path: Path, seed: int) -> None:
     assert real.check(draw(seed), tmp_path / "run") == []
 
 
-def test_a_schedule_is_that_of_its_seed() -> None:
+def test_schedule_is_a_function_of_its_seed() -> None:
     for seed in range(20):
         schedule = draw(seed)
         assert schedule == draw(seed)
@@ -78,7 +78,7 @@ MUTANTS: dict[str, tuple[Any, str, Mutant, str, int]] = {}
 
 
 def mutant(target: Any, method: str, found_as: str, first: int = 0) -> Callable[[Mutant], Mutant]:
-    """A bug: what takes the place of a function, given that function; what its violation begins with; and the first
+    """Register a bug: the replacement of a method, made from the original; the prefix of its violation; and the first
     seed that is tried (one that finds it, so that the test takes a second)."""
 
     def add(make: Mutant) -> Mutant:
@@ -154,7 +154,7 @@ def messages_under_way_are_not_restored(original: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_injected_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     target, method, make, found_as, first = MUTANTS[name]
     monkeypatch.setattr(target, method, make(getattr(target, method)))
     for seed in range(first, first + ENOUGH):

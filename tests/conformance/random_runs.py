@@ -1,5 +1,5 @@
-"""Random surroundings for every algorithm: graphs, step times, latencies, bandwidths, ways to share them, losses and paths
-that come and go; and short runs in them, in which nothing is learned."""
+"""Random environments for every algorithm: graphs, step times, latencies, bandwidths, ways to share links, losses and
+vanishing paths; and short runs in them, without learning."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gossamer.runtime.setup import prepare
 from gossamer.runtime.simulate.simulation import Simulation
 
 ALGORITHMS: dict[str, Any] = dict(sorted(names("algorithm").items()))
-"""All of them, by name."""
+"""All algorithms, by name."""
 
 
 class Uneven(ComputeProfile):
-    """A time for each node."""
+    """A fixed step time for each node."""
 
     durations: list[float]
 
@@ -50,7 +50,7 @@ class Broken(Conditions):
 
 
 class Flickering(UniformNetwork):
-    """Paths vanish and return, and rates change, every ``period_s``; for ever."""
+    """Paths vanish and return, and rates change, every ``period_s``, without end."""
 
     period_s: float
     gone: float
@@ -61,7 +61,7 @@ class Flickering(UniformNetwork):
 
 
 class Lossy(NodeWrapper):
-    """Every message is lost with the same probability, on any network."""
+    """Loses every message with the same probability, on any network."""
 
     loss: float
 
@@ -76,7 +76,7 @@ class Lossy(NodeWrapper):
 
 
 def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
-    """One of its forms."""
+    """The algorithm with random options."""
     options: dict[str, dict[str, list[Any]]] = {
         "ad-psgd": {"wait_free": [False, True], "timeout_s": [0.01, 0.1, 5.0], "local_steps": [1, 2]},
         "ad-psgd-artifact": {"degree": [2, 5], "backlog": [1, None]},
@@ -111,16 +111,16 @@ def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
 def surroundings(
     name: str, number: int, nodes: int, folder: Path, *, lossless: bool, flickers: bool = True
 ) -> dict[str, Any]:
-    """An experiment of so many nodes, without its stop rule.
+    """The fields of an experiment, without its stop rule.
 
     Args:
         name: the algorithm.
-        number: draws everything, with the name.
-        nodes: how many.
-        folder: where the graph is written.
-        lossless: nothing is lost, and who gathers waits as long as it takes; else the network may lose what an algorithm bears,
-            and every node a message whatever it bears.
-        flickers: whether it may be a network that lets nothing through that takes long: who has to hear from somebody doesn't.
+        number: the seed of all choices, together with the name.
+        nodes: their number.
+        folder: for the file of the graph.
+        lossless: whether nothing is lost and gathering has no timeout; otherwise the network, and every node, may lose
+            messages, unless the algorithm needs every one.
+        flickers: whether paths may vanish so often that no long transfer succeeds, and a node may never hear from another.
     """
     lossless = lossless or ALGORITHMS[name].needs_every_message
     rng = random.Random(f"{name} {number}")
@@ -161,12 +161,12 @@ def surroundings(
 
 
 def unchanged(trainer: SequentialTrainer, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-    """What is learned does not matter here, and takes most of the time."""
+    """Skip training, which would take most of the time."""
     return [TrainResult(job.start, job.state, 0.0) for job in jobs]
 
 
 def play(experiment: Experiment, folder: Path) -> Outcome:
-    """The run without evaluating what it learned; what it records lies in the folder, in place of the last one's."""
+    """Run without training and evaluation; the record replaces the contents of the folder."""
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         path.unlink()

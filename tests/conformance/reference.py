@@ -1,6 +1,6 @@
-"""What every engine is compared with: the algorithms in NumPy and float64, for least squares with full batches.
+"""References for every engine: the algorithms in NumPy and float64, for least squares with full batches.
 
-Nothing here is taken from gossamer. ``X`` is all nodes' models, one row a node [nodes, params]; a learner
+Independent of gossamer. ``X`` has the models of all nodes, one per row [nodes, params]; a learner
 holds one node's data and optimizer state.
 """
 
@@ -68,7 +68,7 @@ def topology_aware(
     pull: Callable[[Array, Array], Array] | None = None,
     sequential: bool = False,
 ) -> Array:
-    """Epochs, then X <- C X for the nodes that mix in a round; in sequential order, with the rows that are new by then.
+    """Epochs, then X <- C X for the nodes that mix in a round; in sequential order, with rows mixed earlier in the round.
     ``pull`` is the gradient of the proximal term at x for one anchor."""
     X = X.copy()
     for r in range(rounds):
@@ -97,7 +97,7 @@ def gossiped_centrality(
     temperature: float | None = None,
     damping: float = 0.85,
 ) -> Array:
-    """One step, then mixing by a score of the closed neighbourhood: the degree, or the PageRank as r steps found it."""
+    """One step, then mixing by a score over the closed neighbourhood: the degree, or the PageRank after r iterations."""
     n, degrees = len(A), A.sum(1)
     p = np.full(n, 1 / n)
     for _ in range(rounds):
@@ -130,13 +130,13 @@ def epidemic(
     sent: Callable[[int], Iterable[tuple[int, int]]],
     steps: int = 1,
 ) -> Array:
-    """The plain mean of the own model and of those that were sent here."""
+    """The plain mean of a node's model and those it received."""
     for r in range(rounds):
         stepped = [learner.descend(x, steps) for learner, x in zip(learners, X, strict=True)]
-        heard = [[x] for x in stepped]
+        received = [[x] for x in stepped]
         for source, to in sent(r):
-            heard[to].append(stepped[source])
-        X = np.stack([np.mean(models, axis=0) for models in heard])
+            received[to].append(stepped[source])
+        X = np.stack([np.mean(models, axis=0) for models in received])
     return X
 
 
@@ -149,7 +149,7 @@ def fedavg(
     server: int = 0,
     by_data: bool = True,
 ) -> Array:
-    """The clients' weighted mean becomes the server's model; a client keeps what it trained last."""
+    """The clients' weighted mean becomes the server's model; a client keeps the model that it trained last."""
     X = X.copy()
     for r in range(rounds):
         chosen = list(clients(r))
@@ -162,7 +162,7 @@ def fedavg(
 
 
 def alone(learners: Sequence[Learner], X: Array, rounds: int, ranks: Iterable[int], steps: int = 1) -> Array:
-    """Some nodes train by themselves, the others stay as they are."""
+    """Some nodes train alone; the others keep their initial models."""
     X = X.copy()
     for rank in ranks:
         X[rank] = learners[rank].descend(X[rank], rounds * steps)
@@ -170,13 +170,13 @@ def alone(learners: Sequence[Learner], X: Array, rounds: int, ranks: Iterable[in
 
 
 def all_reduce(learners: Sequence[Learner], X: Array, rounds: int, steps: int = 1) -> Array:
-    """Everybody has the mean of all."""
+    """Every node gets the mean of all models."""
     n = len(learners)
     return d_psgd(learners, X, rounds, lambda r: np.full((n, n), 1 / n), steps)
 
 
 def displacements(learners: Sequence[Learner], X: Array, steps: int = 1) -> Array:
-    """By how much the steps move each node's model."""
+    """The change of each node's model by its steps."""
     return np.stack([learner.descend(x, steps) - x for learner, x in zip(learners, X, strict=True)])
 
 
@@ -245,7 +245,7 @@ def relay_sum(
     steps: int = 1,
     initial: bool = False,
 ) -> Array:
-    """The mean of all models, each as it was (hops - 1) rounds ago; before the first round, one's own or the initial one."""
+    """The mean of all models, each (hops - 1) rounds old; before the first round, a node's own or initial model stands in."""
     n, start, stepped = len(X), X, []
     for r in range(rounds):
         stepped.append(X + displacements(learners, X, steps))
@@ -277,19 +277,19 @@ def metropolis_hastings(A: Array) -> Array:
 
 
 def uniform(A: Array) -> Array:
-    """W_ij = 1 / (1 + d_i) on edges and for oneself."""
+    """W_ij = 1 / (1 + d_i) on edges and the diagonal."""
     closed = A + np.eye(len(A))
     return closed / closed.sum(axis=1, keepdims=True)
 
 
 def data_size(A: Array, samples: Sequence[int]) -> Array:
-    """W_ij proportional to n_j on edges and for oneself."""
+    """W_ij proportional to n_j on edges and the diagonal."""
     shares = (A + np.eye(len(A))) * np.asarray(samples)
     return shares / shares.sum(axis=1, keepdims=True)
 
 
 def push_weights(nodes: int, arcs: Edges) -> Array:
-    """P[j, i] = 1 / (1 + out-degree of i) where i sends to j, and for oneself: columns sum to 1."""
+    """P[j, i] = 1 / (1 + out-degree of i) where i sends to j, and on the diagonal: columns sum to 1."""
     P = np.eye(nodes)
     for i, j in arcs:
         P[j, i] = 1
@@ -297,7 +297,7 @@ def push_weights(nodes: int, arcs: Edges) -> Array:
 
 
 def hops(A: Array) -> Array:
-    """The distance of every two nodes of a connected graph."""
+    """The distance between every two nodes of a connected graph; 1 on the diagonal."""
     distance, reach = np.zeros_like(A), np.eye(len(A))
     while not reach.all():
         reach = np.minimum(reach @ (A + np.eye(len(A))), 1)
@@ -306,6 +306,6 @@ def hops(A: Array) -> Array:
 
 
 def one_peer_exponential(nodes: int, r: int) -> Array:
-    """Half of oneself, half of the node 2^(r mod log2 n) before."""
+    """Half of a node's own model, half of the model of the node 2^(r mod log2 n) before it."""
     hop = 2 ** (r % round(np.log2(nodes)))
     return (np.eye(nodes) + np.roll(np.eye(nodes), hop, axis=0)) / 2

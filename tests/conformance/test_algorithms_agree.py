@@ -43,7 +43,7 @@ ARCS = [
 
 @dataclass
 class World:
-    """What a reference is given: data and first models of one experiment, and what was seen on the wire."""
+    """The inputs of a reference: data and initial models of an experiment, and the messages that were sent."""
 
     experiment: Experiment
     sent: list[tuple[list[str | int], int, int]]
@@ -83,7 +83,7 @@ class Case:
     expected: Callable[[World], NDArray[np.float64]]
     settings: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Any] | None = None
-    """Options of the engine ``processes``; None leaves it out (starting it costs seconds)."""
+    """Options of the engine ``processes``; None skips it (starting it takes seconds)."""
 
     def __str__(self) -> str:
         return self.name
@@ -121,7 +121,7 @@ def matrices(
 
 
 def normed(x: NDArray[np.float64], anchor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The gradient of 0.15 ||x - anchor|| for a model of one tensor; 0 where it has none."""
+    """The gradient of 0.15 ||x - anchor|| for a model of one tensor; 0 at the anchor."""
     away = x - anchor
     return 0.15 * away / max(float(np.linalg.norm(away)), 1e-30)
 
@@ -350,7 +350,7 @@ CASES = [
 
 
 class Played:
-    """The runs of one case, each made when it is first asked for."""
+    """The runs of one case, made on first use."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self._folder = case, folder
@@ -383,7 +383,7 @@ class Played:
         return Experiment.of({**settings, **self.case.settings}, self._folder)
 
     def delayed(self) -> tuple[Run, list[list[int]]]:
-        """The run under delays, and (round, source, to) of the messages that came in before their receiver's round."""
+        """The run under delays, and (round, source, to) of the messages that arrived before their receiver's round."""
         early = self._folder / "early"
         early.mkdir()
         np.savetxt(self._folder / "latency.csv", LATENCY_MS, delimiter=",")
@@ -399,9 +399,9 @@ class Played:
     def parameters(self, engine: str) -> torch.Tensor:
         if engine not in self._runs:
             self._runs[engine] = gossamer.run(self.experiment(engine), self._folder / "runs")
-        found = self._runs[engine].parameters
-        assert found is not None
-        return found
+        parameters = self._runs[engine].parameters
+        assert parameters is not None
+        return parameters
 
     def sent(self, engine: str) -> list[tuple[list[str | int], int, int]]:
         self.parameters(engine)
@@ -418,7 +418,7 @@ def all_played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_simulation_ends_where_numpy_does(all_played: dict[str, Played], name: str, trainer: str) -> None:
+def test_simulation_matches_numpy(all_played: dict[str, Played], name: str, trainer: str) -> None:
     played = all_played[name]
     np.testing.assert_allclose(
         played.parameters(trainer).numpy(), played.expected(trainer), rtol=1e-4, atol=1e-5
@@ -426,7 +426,7 @@ def test_simulation_ends_where_numpy_does(all_played: dict[str, Played], name: s
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.processes is not None])
-def test_processes_end_where_numpy_does_and_with_the_simulators_bits(
+def test_processes_match_numpy_and_the_bits_of_the_simulator(
     all_played: dict[str, Played], name: str
 ) -> None:
     played = all_played[name]
@@ -439,7 +439,7 @@ def test_processes_end_where_numpy_does_and_with_the_simulators_bits(
 STEPS_S = [0.003, 0.008, 0.004, 0.017]
 LATENCY_MS = [[0, 3, 90, 11], [41, 0, 7, 6], [5, 29, 0, 97], [120, 2, 19, 0]]
 LED = {"fedavg", "local", "centralized"}
-"""Where no round's message comes before its receiver is in that round: a server begins them all, or nobody sends."""
+"""Algorithms in which no message precedes its receiver's round: a server starts all rounds, or no node sends."""
 AHEAD = [
     case.name for case in CASES if case.processes is not None and case.algorithm["name"] not in LED
 ]  # each algorithm once
@@ -447,7 +447,7 @@ AHEAD = [
 
 @pytest.mark.parametrize("name", AHEAD)
 def test_delays_change_nothing(all_played: dict[str, Played], name: str) -> None:
-    """The same bits where nodes are unlike in speed and in distance, and some are a round ahead of their neighbours."""
+    """The same bits if nodes differ in speed and distance, and some are a round ahead of their neighbours."""
     played = all_played[name]
     run, early = played.delayed()
     assert len(early) >= ROUNDS / 2
@@ -456,19 +456,19 @@ def test_delays_change_nothing(all_played: dict[str, Played], name: str) -> None
     assert torch.equal(run.parameters, played.parameters("sequential"))
 
 
-def test_every_algorithm_that_waits_for_its_neighbours_is_a_case() -> None:
-    """Each of the others has a model under tests/algorithms: of those that don't wait, only the schedule says where they end, and
-    those that compress differences come with codecs."""
+def test_every_gathering_algorithm_has_a_case() -> None:
+    """The others have references in tests/algorithms: results of those that do not wait depend on the schedule, and those
+    that compress differences need codecs."""
     from gossamer.config.registry import names
 
     compressed = {"beer", "choco-sgd", "deepsqueeze", "powergossip"}
-    waiting = {name for name, found in names("algorithm").items() if found.gathers} - compressed
+    waiting = {name for name, algorithm in names("algorithm").items() if algorithm.gathers} - compressed
     assert {case.algorithm["name"] for case in CASES} == waiting
     assert {case.algorithm["name"] for case in CASES if case.processes is not None} == waiting
 
 
-def test_the_references_tell_the_cases_apart(all_played: dict[str, Played]) -> None:
-    """Or agreement would mean little: no case's end lies within ten times the tolerance of another's."""
+def test_references_distinguish_the_cases(all_played: dict[str, Played]) -> None:
+    """Otherwise agreement would mean little: no two results lie within ten times the tolerance."""
     ends = {name: played.expected("sequential") for name, played in all_played.items()}
-    for (one, X), (other, Y) in combinations(ends.items(), 2):
-        assert np.abs(X - Y).max() > 1e-3, (one, other)
+    for (left, X), (right, Y) in combinations(ends.items(), 2):
+        assert np.abs(X - Y).max() > 1e-3, (left, right)

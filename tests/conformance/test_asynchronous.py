@@ -1,5 +1,5 @@
-"""The asynchronous algorithms, which no other engine and no other schedule repeats to the bit: that they run everywhere,
-end by every stop rule, are recorded on a common grid, and bring models together."""
+"""The asynchronous algorithms, whose bits depend on engine and schedule: they run everywhere, end by every stop rule,
+are recorded on a common grid, and bring models together."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def play(out: Path, algorithm: dict[str, Any], **changes: Any) -> Run:
     return gossamer.run(Experiment.of({**MLP, "algorithm": algorithm, **changes}), out)
 
 
-def test_every_asynchronous_algorithm_of_these_files_is_here() -> None:
+def test_asynchronous_algorithms_of_three_modules_are_covered() -> None:
     modules = {"ad_psgd", "divshare", "swift"}
     built_in = {
-        name for name, found in names("algorithm").items() if found.__module__.split(".")[-1] in modules
+        name for name, kind in names("algorithm").items() if kind.__module__.split(".")[-1] in modules
     }
     assert {algorithm["name"] for algorithm in ALGORITHMS} == built_in
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_batching_changes_rounding_only(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    """Who hears what and when is decided by instants, not by what is computed together."""
+    """Which messages a node receives depends on instants, not on batches."""
     batched = {"name": "simulate", "trainer": "batched"}
-    one, together = play(tmp_path, algorithm), play(tmp_path, algorithm, engine=batched)
-    seen = ["node", "round", "step", "time_s", "bytes_sent", "bytes_received", "messages_sent"]
-    assert_frame_equal(one.metrics.select(seen), together.metrics.select(seen), check_exact=True)
-    torch.testing.assert_close(one.parameters, together.parameters, rtol=1e-3, atol=1e-4)
-    # Rows of all nodes at common instants, at which they are in different rounds.
-    rows = one.metrics.filter(pl.col("node") >= 0)
+    single, together = play(tmp_path, algorithm), play(tmp_path, algorithm, engine=batched)
+    columns = ["node", "round", "step", "time_s", "bytes_sent", "bytes_received", "messages_sent"]
+    assert_frame_equal(single.metrics.select(columns), together.metrics.select(columns), check_exact=True)
+    torch.testing.assert_close(single.parameters, together.parameters, rtol=1e-3, atol=1e-4)
+    # All nodes have rows at common instants, in different rounds.
+    rows = single.metrics.filter(pl.col("node") >= 0)
     grid = rows.group_by("time_s").agg(pl.col("node").n_unique(), pl.col("round").n_unique().alias("rounds"))
     assert grid.sort("time_s")["time_s"].to_list() == pytest.approx([0.0, 0.05, 0.1, 0.15])
     assert set(grid["node"]) == {5}
@@ -82,27 +82,29 @@ BATCH_NORM: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What nodes come to by themselves."""
+    """The run of nodes that train alone."""
     return play(tmp_path_factory.mktemp("alone"), {"name": "local"}, **BATCH_NORM)
 
 
 def spread(run: Run) -> tuple[float, float]:
-    """How far apart the models are, and the running means of their batch norm."""
+    """The spread of the models, and of the running means of their batch norm."""
     means = load_file(run.path / "models.safetensors")["buffers"][:, :8]
     return run.metrics.filter(node=-1, round=20)["consensus_distance"][0], float(means.std(dim=0).sum())
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS[:3], ALGORITHMS[4], ALGORITHMS[6]], ids=str)
-def test_models_and_buffers_come_together(tmp_path: Path, alone: Run, algorithm: dict[str, Any]) -> None:
-    """Batch-norm statistics travel beside the parameters."""
+def test_gossip_brings_models_and_buffers_together(
+    tmp_path: Path, alone: Run, algorithm: dict[str, Any]
+) -> None:
+    """Batch-norm statistics travel with the parameters."""
     together = spread(play(tmp_path, algorithm, **BATCH_NORM))
-    for one, other in zip(together, spread(alone), strict=True):
-        assert one < 0.7 * other
+    for mixed, unmixed in zip(together, spread(alone), strict=True):
+        assert mixed < 0.7 * unmixed
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS[:3], ALGORITHMS[4], ALGORITHMS[6]], ids=str)
 def test_processes_end_by_rounds(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    """Nodes that are done go on answering those that are not."""
+    """Nodes that are done keep answering the others."""
     run = play(tmp_path, algorithm, **BATCH_NORM, engine={"name": "processes"})
     assert run.status == "done"
     rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 20)
@@ -112,7 +114,7 @@ def test_processes_end_by_rounds(tmp_path: Path, algorithm: dict[str, Any]) -> N
 
 
 def test_processes_end_by_time(tmp_path: Path) -> None:
-    """A passive node answers for ever, unless it is told that the time is up."""
+    """A passive node answers until it is told that the time is up."""
     run = play(
         tmp_path,
         {"name": "ad-psgd"},

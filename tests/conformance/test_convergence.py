@@ -1,4 +1,4 @@
-"""Facts about the algorithms that have closed forms."""
+"""Properties of the algorithms that have closed forms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def data(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "centralized"])
-def test_equal_shares_and_full_batches_are_gradient_descent_on_the_union(tmp_path: Path, name: str) -> None:
+def test_equal_shares_follow_full_batch_gradient_descent(tmp_path: Path, name: str) -> None:
     """x_T = x* + (I - lr H)^T (x_0 - x*), with H and x* of all the data."""
     run = play(tmp_path, algorithm=name)
     experiment = Experiment.of({**LEAST_SQUARES, "algorithm": name})
@@ -53,7 +53,7 @@ def test_equal_shares_and_full_batches_are_gradient_descent_on_the_union(tmp_pat
     start = prepare(experiment).initial(0).parameters.double().numpy()
     expected = best + np.linalg.matrix_power(np.eye(5) - 0.2 * H, 20) @ (start - best)
     np.testing.assert_allclose(models(run)[0], expected, rtol=1e-4, atol=1e-5)
-    assert np.abs(expected - best).max() > 1e-3, "it has converged, which would prove little"
+    assert np.abs(expected - best).max() > 1e-3, "it has converged, which proves little"
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_mixing_alone_contracts_by_the_spectral_gap(tmp_path: Path, topology: An
     distances = run.metrics.filter(node=-1).sort("round")["consensus_distance"].to_numpy()
     assert len(distances) == 7
     assert distances[0] > 0.1
-    # Rounding to float32 leaves a floor.
+    # Rounding to float32 sets a floor.
     assert (distances[1:] <= second * distances[:-1] * (1 + 1e-4) + 1e-6).all()
 
 
-def test_an_exponential_graph_averages_exactly_in_log_n_rounds(tmp_path: Path) -> None:
+def test_exponential_graph_averages_exactly_in_log_n_rounds(tmp_path: Path) -> None:
     """Ying et al. (2021): one peer a round, a power of two of nodes, weights 1/2."""
     settings = {
         "nodes": 8,

@@ -1,4 +1,4 @@
-"""A simulated run is a function of its experiment: to the bit, whatever else happens beside it (law 3)."""
+"""A simulated run is a function of its experiment, to the bit, regardless of its surroundings (law 3)."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def play(out: Path, **changes: Any) -> Run:
     return gossamer.run(Experiment.of({**MLP, **changes}), out)
 
 
-def same_bits(one: Run, other: Run) -> bool:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    return torch.equal(one.parameters, other.parameters)
+def same_bits(left: Run, right: Run) -> bool:
+    assert left.parameters is not None
+    assert right.parameters is not None
+    return torch.equal(left.parameters, right.parameters)
 
 
-def assert_same_record(one: Run, other: Run) -> None:
-    """Parameters to the bit, and every recorded value but real time."""
-    assert same_bits(one, other)
-    assert_frame_equal(one.metrics.drop("wall_s"), other.metrics.drop("wall_s"), check_exact=True)
+def assert_same_record(left: Run, right: Run) -> None:
+    """Compare parameters to the bit, and every recorded value except real time."""
+    assert same_bits(left, right)
+    assert_frame_equal(left.metrics.drop("wall_s"), right.metrics.drop("wall_s"), check_exact=True)
 
 
-def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Path) -> None:
+def test_trainers_threads_and_workers_agree_and_repeat(tmp_path: Path) -> None:
     """After 8 rounds: to 1e-5 with one another, to the bit with itself.
 
-    No more threads than two compute at once: where others use the cores too, threads that wait for each other in every
-    operation take a hundred times as long.
+    At most two threads compute at once: on shared cores, threads that synchronise in every operation take a hundred
+    times as long.
     """
     runs: list[Run] = []
     for trainer, (threads, workers) in itertools.product(["sequential", "batched"], [(1, 1), (1, 2), (2, 1)]):
@@ -79,31 +79,31 @@ def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Pa
         assert run.parameters is not None
         difference = torch.linalg.vector_norm(run.parameters - reference)
         assert difference <= 1e-5 * torch.linalg.vector_norm(reference)
-    # One torch thread in each worker: how many workers there are changes nothing at all.
+    # With one torch thread in each worker, the number of workers changes no bit.
     assert same_bits(runs[0], runs[1])
     assert same_bits(runs[3], runs[4])
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_the_same_experiment_again(tmp_path: Path, trainer: str) -> None:
+def test_same_experiment_gives_the_same_record(tmp_path: Path, trainer: str) -> None:
     engine = {"name": "simulate", "trainer": trainer}
     first = play(tmp_path, engine=engine, **UNEQUAL)
-    torch.manual_seed(99)  # nothing may depend on the state of global generators
+    torch.manual_seed(99)  # the state of global generators must not matter
     assert_same_record(first, play(tmp_path, engine=engine, **UNEQUAL))
 
 
-def test_the_saved_experiment_is_the_whole_truth(tmp_path: Path) -> None:
+def test_saved_experiment_reproduces_the_record(tmp_path: Path) -> None:
     first = play(tmp_path, **UNEQUAL)
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
     assert_same_record(first, again)
 
 
 @pytest.mark.parametrize("field", [{"seed": 8}, {"batch_size": 9}, {"algorithm": "d-psgd"}])
-def test_another_experiment_ends_elsewhere(tmp_path: Path, field: dict[str, Any]) -> None:
+def test_changed_experiment_changes_the_result(tmp_path: Path, field: dict[str, Any]) -> None:
     assert not same_bits(play(tmp_path), play(tmp_path, **field))
 
 
-def test_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
+def test_global_generators_are_left_unchanged(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     play(tmp_path)
     assert torch.equal(before, torch.get_rng_state())
@@ -111,15 +111,15 @@ def test_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("environment", [{}, UNEQUAL], ids=["equal", "unequal"])
 def test_unrelated_timers_change_nothing(tmp_path: Path, environment: dict[str, Any]) -> None:
-    """Of synchronous nodes: no bit of the models, no instant of the record."""
+    """For synchronous nodes: no bit of the models, no instant of the record."""
     quiet = play(tmp_path, **environment)
     busy = play(tmp_path, algorithm={"name": "user_algorithms:Restless", "local_steps": 2}, **environment)
     assert_same_record(quiet, busy)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_time_changes_no_synchronous_algorithm(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    """Slow nodes and links move instants, not results."""
+def test_timing_does_not_change_synchronous_results(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    """Slow nodes and links change times, not results."""
     instant = play(tmp_path, algorithm=algorithm, compute={"name": "constant", "seconds_per_step": 0})
     slow = play(tmp_path, algorithm=algorithm, **UNEQUAL)
     assert same_bits(instant, slow)
@@ -130,7 +130,7 @@ def test_time_changes_no_synchronous_algorithm(tmp_path: Path, algorithm: dict[s
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_asynchronous_gossip_repeats_itself(tmp_path: Path, trainer: str) -> None:
+def test_asynchronous_gossip_is_repeatable(tmp_path: Path, trainer: str) -> None:
     settings = {
         "algorithm": "user_algorithms:Chatter",
         "evaluation": {"every_rounds": None, "every_s": 0.05, "samples": 50},
@@ -139,23 +139,23 @@ def test_asynchronous_gossip_repeats_itself(tmp_path: Path, trainer: str) -> Non
     }
     first = play(tmp_path, **settings)
     assert_same_record(first, play(tmp_path, **settings))
-    # It is asynchronous: nodes are in different rounds at one instant, and time matters.
+    # It is asynchronous: nodes are in different rounds at one instant, and times matter.
     rows = first.metrics.filter(pl.col("node") >= 0)
     assert (rows.group_by("time_s").agg(pl.col("round").n_unique())["round"] > 1).any()
     assert not same_bits(first, play(tmp_path, **{**settings, "network": "uniform"}))
 
 
-def test_batching_changes_an_asynchronous_run_by_rounding_only(tmp_path: Path) -> None:
-    """What nodes read is decided by due instants: a trainer that batches them sees the same messages."""
+def test_batching_changes_asynchronous_runs_by_rounding_only(tmp_path: Path) -> None:
+    """Nodes read messages at due instants: with a batched trainer they read the same ones."""
     settings = {
         "algorithm": "user_algorithms:Chatter",
         "evaluation": {"every_rounds": 1, "samples": 50},
         **UNEQUAL,
     }
-    one, other = (
+    sequential, batched = (
         play(tmp_path, **settings, engine={"name": "simulate", "trainer": trainer})
         for trainer in ("sequential", "batched")
     )
-    seen = ["node", "round", "time_s", "heard", "bytes_received"]
-    assert_frame_equal(one.metrics.select(seen), other.metrics.select(seen), check_exact=True)
-    torch.testing.assert_close(one.parameters, other.parameters, rtol=1e-3, atol=1e-4)
+    columns = ["node", "round", "time_s", "heard", "bytes_received"]
+    assert_frame_equal(sequential.metrics.select(columns), batched.metrics.select(columns), check_exact=True)
+    torch.testing.assert_close(sequential.parameters, batched.parameters, rtol=1e-3, atol=1e-4)

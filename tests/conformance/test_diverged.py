@@ -1,4 +1,4 @@
-"""Runs in which a model is no longer finite: they end as "diverged", and say where and since when."""
+"""Runs in which a model is no longer finite: they end as "diverged", with the node and the round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES = ("simulate", "processes")
 
 
 class Broken(DPSGD):
-    """D-PSGD on a node of which one value becomes infinite after some rounds, or after the last one."""
+    """D-PSGD in which a value of node 1 becomes infinite after some rounds, or after the last one."""
 
     after: int
 
@@ -38,7 +38,7 @@ class Broken(DPSGD):
 
 
 class BrokenGossip(GossipLearning):
-    """Gossip learning, in which nobody waits, on a node whose model is not finite from a round on."""
+    """Gossip learning, in which no node waits; the model of node 1 becomes NaN after some rounds."""
 
     async def run(self, node: Node) -> None:
         if node.rank == 1:
@@ -68,19 +68,19 @@ def described(algorithm: Any, engine: str = "simulate", **changes: Any) -> Exper
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_with_a_model_that_is_not_finite_ends_as_diverged(engine: str, tmp_path: Path) -> None:
+def test_nonfinite_model_ends_the_run_as_diverged(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(Broken(after=6), engine), tmp_path)
     assert run.status == "diverged"
     assert run.error == "the model of node 1 is not finite after 6 rounds"
     assert run.parameters is not None
-    assert run.parameters.isfinite().all(1).tolist() == [True, False, True, True]  # it was sent to nobody
+    assert run.parameters.isfinite().all(1).tolist() == [True, False, True, True]  # no peer received it
     events = run.events.filter(pl.col("event") == "diverged")
     assert events["node"].to_list() == [1]
     assert run.metrics.filter(pl.col("node") >= 0)["round"].max() < 12
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nodes_that_wait_for_nobody_are_ended_too(engine: str, tmp_path: Path) -> None:
+def test_divergence_ends_nodes_that_never_wait(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(BrokenGossip(), engine, stop={"rounds": 300}), tmp_path)
     assert run.status == "diverged"
     assert run.error is not None
@@ -89,16 +89,14 @@ def test_nodes_that_wait_for_nobody_are_ended_too(engine: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_model_that_breaks_after_the_last_round_is_seen_at_the_end(engine: str, tmp_path: Path) -> None:
+def test_divergence_after_the_last_round_is_detected(engine: str, tmp_path: Path) -> None:
     run = gossamer.run(described(Broken(after=12), engine), tmp_path)
     assert (run.status, run.error) == ("diverged", "the model of node 1 is not finite after 12 rounds")
 
 
 @pytest.mark.parametrize("codec", [None, {"name": "quantize", "bits": 4}])
 @pytest.mark.parametrize("secure", [None, {"drop_outs": "skip"}])
-def test_a_learning_rate_that_is_too_high_is_divergence_and_no_peer_is_blamed(
-    codec: Any, secure: Any, tmp_path: Path
-) -> None:
+def test_high_learning_rate_is_divergence_and_no_peers_fault(codec: Any, secure: Any, tmp_path: Path) -> None:
     if codec and secure:
         pytest.skip("refused before the run")
     changes = {"optimizer": {"name": "sgd", "lr": 1e9}, "codec": codec, "stop": {"rounds": 60}}
@@ -109,7 +107,7 @@ def test_a_learning_rate_that_is_too_high_is_divergence_and_no_peer_is_blamed(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_goes_on_if_it_is_asked_to(engine: str, tmp_path: Path) -> None:
+def test_run_continues_after_divergence_on_request(engine: str, tmp_path: Path) -> None:
     gather, stop = {"malformed": "drop"}, {"rounds": 12, "diverged": "continue"}
     run = gossamer.run(described(Broken(after=6), engine, gather=gather, stop=stop), tmp_path)
     assert run.status == "done"

@@ -1,4 +1,4 @@
-"""Protocols that return before their rounds are done: the record has what they ended with under both engines, and says so."""
+"""Protocols that return before their last round: under both engines the record has their final models, and says so."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NODES, ROUNDS = 4, 10
 
 
 class Listening(Observer):
-    """Notes what is said."""
+    """Keeps messages to the user."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
 
 
 def play(out: Path, engine: str, listening: Listening, stop: dict[str, Any], **algorithm: Any) -> Run:
@@ -47,7 +47,7 @@ def play(out: Path, engine: str, listening: Listening, stop: dict[str, Any], **a
 
 
 def check_end(run: Run) -> pl.DataFrame:
-    """All nodes are on record as they ended, and that is what the run came to; gives their rows of the end."""
+    """Check that the record ends with the final models of all nodes; gives their final rows."""
     assert run.status == "done"
     assert run.parameters is not None
     ends = run.metrics.filter(pl.col("moment").str.contains("end")).sort("node")
@@ -59,51 +59,46 @@ def check_end(run: Run) -> pl.DataFrame:
 
 
 def early(run: Run) -> list[str]:
-    """What the record says of nodes that returned early."""
+    """The recorded remarks on nodes that returned early."""
     return run.events.filter(event="ended-early")["detail"].to_list()
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_models_of_the_end_are_judged_and_that_it_came_early_is_said(
-    tmp_path: Path, counted: bool
-) -> None:
+def test_early_return_is_recorded_and_final_models_evaluated(tmp_path: Path, counted: bool) -> None:
     rows = []
     for engine in ENGINES:
         listening = Listening()
         run = play(tmp_path, engine, listening, {"rounds": ROUNDS}, counted=counted)
-        text = EARLY
-        assert early(run) == [text]
-        assert listening.said.count(text) == 1
+        assert early(run) == [EARLY]
+        assert listening.texts.count(EARLY) == 1
         ends = check_end(run)
         assert ends["step"].to_list() == [3] * NODES
         assert ends["test_loss"].max() < run.metrics.filter(moment="round")["test_loss"].min()
         rows.append(ends)
     simulated, real = rows
-    there = [[name for name in ends.columns if ends[name].count()] for ends in rows]
-    assert there[0] == there[1]
+    filled = [[name for name in ends.columns if ends[name].count()] for ends in rows]
+    assert filled[0] == filled[1]
     columns = ["node", "round", "step", "moment", "train_loss", "test_loss", "bytes_sent"]
     assert simulated.select(columns).equals(real.select(columns))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nodes_that_have_completed_their_rounds_are_on_record_with_the_one_that_has_not(
-    tmp_path: Path, engine: str
-) -> None:
+def test_early_and_completed_nodes_are_recorded_together(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=1)
     assert check_end(run)["round"].to_list() == [3, *[ROUNDS] * 3]
     assert early(run) == [EARLY]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_so_are_they_where_the_run_ends_by_time(tmp_path: Path, engine: str) -> None:
+def test_sleeping_node_is_recorded_when_the_run_ends_by_time(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS, "time_s": 1.0}, first=1, sleeps=True)
     rounds = check_end(run)["round"].to_list()
-    assert rounds == [3, *[ROUNDS] * 3] or engine == "processes"  # (which may be slower than that)
-    assert early(run) == []  # it had not returned
+    assert rounds == [3, *[ROUNDS] * 3] or engine == "processes"  # (which may be slower)
+    assert early(run) == []  # node 0 had not returned
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_that_completes_its_rounds_has_no_other_end(tmp_path: Path, engine: str) -> None:
+def test_completed_run_has_no_separate_end_rows(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=0)
     assert set(run.metrics["moment"]) == {"round"}
     assert early(run) == []

@@ -68,7 +68,7 @@ Played = Callable[[dict[str, Any]], tuple[Run, Run]]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Settings -> the run under each engine, made once."""
+    """A function from settings to the run under each engine, made once."""
     runs: dict[str, tuple[Run, Run]] = {}
 
     def get(settings: dict[str, Any]) -> tuple[Run, Run]:
@@ -88,22 +88,22 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     [MLP, BATCH_NORM, FROZEN, SCHEDULED, ROBUST, KRUM],
     ids=["mlp", "batch-norm", "frozen", "scheduled", "robust", "krum"],
 )
-def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
+def test_model_files_are_equal_under_both_engines(settings: dict[str, Any], played: Played) -> None:
     simulated, real = played(settings)
-    one, other = (load_file(run.path / "models.safetensors") for run in (simulated, real))
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
-    # Equal models are evaluated equally, at every recorded round and not only at the end.
+    left, right = (load_file(run.path / "models.safetensors") for run in (simulated, real))
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    # Equal models have equal evaluations, at every recorded round and not only at the end.
     columns = ["round", "node", "step", "train_loss", "test_loss", "consensus_distance"]
     expected = simulated.metrics.select(columns)
     check_network_rows(real, rounds_of(simulated, -1))
-    there = pl.col("round").is_in(rounds_of(real, -1)) | (pl.col("node") >= 0)
-    assert expected.filter(there).equals(real.metrics.select(columns))
+    present = pl.col("round").is_in(rounds_of(real, -1)) | (pl.col("node") >= 0)
+    assert expected.filter(present).equals(real.metrics.select(columns))
 
 
-def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: Path) -> None:
-    """With one worker or two; and as well as the sequential trainer, to rounding."""
+def test_fused_trainer_has_the_same_bits_under_both_engines(tmp_path: Path) -> None:
+    """With one worker or two; equal to the sequential trainer up to rounding."""
     settings = {**MLP, "evaluation": {"every_rounds": 8, "samples": 500}, "stop": {"rounds": 16}}
     engines: tuple[dict[str, Any], ...] = (
         {"name": "simulate", "trainer": "fused", "workers": 1},
@@ -124,14 +124,14 @@ def test_the_fused_trainer_ends_with_the_same_bits_under_both_engines(tmp_path: 
     assert float(accuracies[0].mean()) > 0.6  # type: ignore[arg-type]
 
 
-def test_fused_is_refused_for_a_model_that_it_does_not_know(tmp_path: Path) -> None:
+def test_fused_trainer_refuses_a_model_with_buffers(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"engine\.trainer: 'fused' does not support buffers"):
         play(BATCH_NORM, tmp_path, engine={"name": "processes", "trainer": "fused"})
 
 
 @pytest.mark.parametrize("settings", [MLP, BATCH_NORM, FROZEN], ids=["mlp", "batch-norm", "frozen"])
-def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
-    """A real node may still have messages queued when it is recorded, but for the last time; what has gone counts."""
+def test_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
+    """A real node may have messages queued when it is recorded, except for the last time; only sent ones count."""
     simulated, real = played(settings)
     rows = simulated.metrics.join(real.metrics, on=["round", "node"], suffix="_real").filter(
         pl.col("round") > 0
@@ -156,22 +156,20 @@ def test_frozen_values_are_in_no_message_and_no_file(played: Played) -> None:
 
 
 @pytest.mark.parametrize("settings", [BATCH_NORM, FROZEN], ids=["batch-norm", "frozen"])
-def test_a_recorded_model_is_loaded_as_a_module_that_measures_the_recorded_loss(
-    settings: dict[str, Any], played: Played
-) -> None:
+def test_recorded_model_loads_and_reproduces_its_loss(settings: dict[str, Any], played: Played) -> None:
     run, _ = played(settings)
     inputs, targets = user_tasks.frozen().test  # the same as batch_norm's
     for node in (0, 3):
         module = run.module(node)
         recorded = run.metrics.filter(node=node, round=settings["stop"]["rounds"])["test_loss"].item()
-        found = float(user_tasks.half_mean_square(module(inputs), targets).detach())
-        assert found == pytest.approx(recorded, rel=1e-5)
+        loss = float(user_tasks.half_mean_square(module(inputs), targets).detach())
+        assert loss == pytest.approx(recorded, rel=1e-5)
     with pytest.raises(BadInput, match="rank: 4; accepted: 0 to 3"):
         run.module(4)
 
 
-def test_the_learning_rate_follows_its_schedule_on_both(played: Played) -> None:
-    """And what an algorithm assigns lasts until the round's end."""
+def test_learning_rate_follows_its_schedule_under_both_engines(played: Played) -> None:
+    """A rate that an algorithm assigns lasts until the end of the round."""
     for run in played(SCHEDULED):
         rows = run.metrics.filter((pl.col("node") >= 0) & (pl.col("round") > 0)).sort("node", "round")
         expected = [0.005, 0.01, 0.01, 0.005, 0.005, 0.0025]
@@ -184,7 +182,7 @@ def buffers(run: Run) -> torch.Tensor:
 
 
 def test_batch_norm_statistics_are_mixed_as_parameters_are(tmp_path: Path) -> None:
-    """On a complete graph one mixing step makes everything equal, buffers too; without it they stay apart."""
+    """On a complete graph one mixing step makes parameters and buffers equal; without it they differ."""
     settings = {**BATCH_NORM, "topology": "complete"}
     mixed = play(settings, tmp_path)
     assert mixed.parameters is not None
@@ -205,7 +203,7 @@ def test_batch_norm_counters_stay_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_relayed_buffers_come_late_like_the_parameters(tmp_path: Path) -> None:
-    """On a path a model from d hops away is d - 1 rounds old: so are its statistics, and its count of batches."""
+    """On a path a model from d hops away is d - 1 rounds old; so are its statistics and its batch counter."""
     algorithm = {"name": "relay-sum", "tree": "spanning"}
     run = play(BATCH_NORM, tmp_path, algorithm=algorithm, stop={"rounds": 1})
     assert buffers(run)[:, -1].tolist() == [1.0] * 4
@@ -215,7 +213,7 @@ def test_relayed_buffers_come_late_like_the_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_all_reduce_leaves_one_model_to_the_bit(tmp_path: Path, trainer: str) -> None:
+def test_all_reduce_leaves_bitwise_equal_models(tmp_path: Path, trainer: str) -> None:
     run = play(
         BATCH_NORM,
         tmp_path,

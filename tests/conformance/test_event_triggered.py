@@ -1,5 +1,5 @@
-"""A protocol that looks at model values to decide whom to send to: under both engines, batched, and with traffic that
-follows the values."""
+"""A protocol in which model values decide the receivers: under both engines and both trainers, traffic follows the
+values."""
 
 from __future__ import annotations
 
@@ -40,43 +40,43 @@ def play(out: Path, threshold: float, engine: dict[str, Any], **changes: Any) ->
 
 
 def told(run: Run) -> list[int]:
-    """Messages that each node has sent, as it counted them itself."""
+    """The number of messages that each node has sent, by its own count."""
     last = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == ROUNDS).sort("node")
     assert last["told"].to_list() == last["messages_sent"].to_list()
     return [int(count) for count in last["told"]]
 
 
-def test_the_threshold_decides_the_traffic(tmp_path: Path) -> None:
+def test_threshold_decides_the_traffic(tmp_path: Path) -> None:
     batched = {"name": "simulate", "trainer": "batched"}
     counts = {
         threshold: told(play(tmp_path, threshold, batched)) for threshold in (0.0, OFTEN, SELDOM, SILENT)
     }
-    assert counts[0.0] == [ROUNDS] * 5  # two neighbours, each every other round
+    assert counts[0.0] == [ROUNDS] * 5  # two neighbours, each in every other round
     assert counts[SILENT] == [2] * 5
     assert sum(counts[SELDOM]) < sum(counts[OFTEN]) < sum(counts[0.0])
     assert all(2 < count < ROUNDS for count in counts[SELDOM])
-    assert len(set(counts[SELDOM])) > 1  # it's the nodes' own values that decide
+    assert len(set(counts[SELDOM])) > 1  # each node's own values decide
 
 
-def test_the_threshold_decides_the_traffic_of_processes(tmp_path: Path) -> None:
+def test_threshold_decides_the_traffic_of_processes(tmp_path: Path) -> None:
     counts = told(play(tmp_path, SELDOM, {"name": "processes"}))
-    # What a real node has heard by then, and so how far it moves, depends on the machine.
+    # The messages that a real node has received by then, and so its moves, depend on the machine.
     assert all(2 <= count <= ROUNDS for count in counts)
-    assert sum(counts) < ROUNDS * 5  # as many as there would be without a threshold
+    assert sum(counts) < ROUNDS * 5  # the number without a threshold
 
 
 def test_both_trainers_decide_alike(tmp_path: Path) -> None:
-    """What is computed together with what makes no difference to who is told what, and when."""
-    one, other = (
+    """Batching does not affect which messages are sent, or when."""
+    sequential, batched = (
         play(tmp_path, SELDOM, {"name": "simulate", "trainer": trainer}, evaluation={"every_rounds": 1})
         for trainer in ("sequential", "batched")
     )
-    seen = ["node", "round", "time_s", "told", "bytes_sent", "bytes_received"]
-    assert_frame_equal(one.metrics.select(seen), other.metrics.select(seen), check_exact=True)
+    columns = ["node", "round", "time_s", "told", "bytes_sent", "bytes_received"]
+    assert_frame_equal(sequential.metrics.select(columns), batched.metrics.select(columns), check_exact=True)
 
 
-def test_it_does_something_else_where_time_does(tmp_path: Path) -> None:
-    """Values depend on what has come when, and so does the traffic."""
+def test_latency_changes_the_traffic(tmp_path: Path) -> None:
+    """Values depend on arrival times, and so does the traffic."""
     engine = {"name": "simulate", "trainer": "sequential"}
     near = play(tmp_path, SELDOM, engine, evaluation={"every_rounds": 1})
     far = play(

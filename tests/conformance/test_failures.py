@@ -1,4 +1,4 @@
-"""Runs that fail: one clear error, what was recorded before it is kept, and no process is left behind."""
+"""Runs that fail: one clear error, all rows recorded before it, and no process left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def play(out: Path, *, observer: Observer | None = None, **changes: Any) -> Run:
 
 
 def recorded(error: RunFailed) -> Run:
-    """What is left of a failed run; it says that and why it failed."""
+    """Load the record of a failed run, which has the error and no models."""
     assert error.folder is not None
     run = load_run(error.folder)
     assert run.status == "failed"
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Dead; perhaps not yet reaped by whoever inherited it."""
+    """Whether a process is dead, though perhaps not yet reaped by its new parent."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -65,7 +65,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize("by", ["exception", "spawned"])
-def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
+def test_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
     with pytest.raises(RunFailed) as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": engine})
@@ -75,16 +75,16 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
     assert "user_algorithms.py" in str(error)
     assert "_raise" in error.traceback
     run = recorded(error)
-    # Rounds are counted when they are completed: 0 to 2 of them were. (A real node goes on while its task fails.)
+    # Three rounds were completed. (A real node goes on while its task fails.)
     assert rounds_of(run, VICTIM)[:4] == [0, 1, 2, 3]
-    if engine == "simulate":  # (what other real nodes have recorded may not have been heard by then)
+    if engine == "simulate":  # (rows of other real nodes may not have arrived by then)
         assert rounds_of(run, -1)[:3] == [0, 1, 2]
     assert not (run.path / "segments").exists()
 
 
 @pytest.mark.parametrize("by", ["forgotten", "rebound"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
+def test_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
     with pytest.raises(
         RunFailed,
@@ -95,16 +95,14 @@ def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: 
     recorded(caught.value)
 
 
-def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path) -> None:
+def test_deadlock_names_a_node_that_has_returned(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "return"}
     with pytest.raises(RunFailed, match=f"node {VICTIM} returned after {AT} rounds$"):
         play(tmp_path, algorithm=algorithm, engine={"name": "simulate"})
 
 
-def test_a_second_interrupt_lets_no_node_take_another_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that never waits would go on for ever."""
+def test_no_node_runs_after_a_second_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that never waits would go on without end."""
     monkeypatch.setattr(Interrupted, "turns", [])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -115,7 +113,7 @@ def test_a_second_interrupt_lets_no_node_take_another_turn(
     assert Interrupted.turns == [0]
 
 
-def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
+def test_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": 1, "at": 0}
     with pytest.raises(RunFailed, match="node 1 failed in round 0: ArithmeticError") as caught:
         play(tmp_path, algorithm=algorithm)
@@ -123,8 +121,8 @@ def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_loss_that_raises_is_the_failure_of_the_node_that_computed_it(tmp_path: Path, engine: str) -> None:
-    """Though the simulator computes many nodes' steps in one go."""
+def test_loss_exception_is_attributed_to_its_node(tmp_path: Path, engine: str) -> None:
+    """Even though the simulator computes the steps of many nodes together."""
     with pytest.raises(RunFailed, match="OverflowError: a target beyond all measure") as caught:
         play(
             tmp_path,
@@ -150,7 +148,7 @@ EVERY_S = {"every_rounds": None, "every_s": 0.05}
     ids=["rounds", "time", "end"],
 )
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_metric_that_raises_is_the_failure_of_the_node_that_was_judged(
+def test_metric_exception_is_attributed_to_the_evaluated_node(
     tmp_path: Path, engine: str, evaluation: dict[str, Any], stop: dict[str, Any], round: int | None
 ) -> None:
     with pytest.raises(RunFailed, match=rf"^node 2 failed in round \d+: {BEYOND}") as caught:
@@ -172,9 +170,7 @@ def test_a_metric_that_raises_is_the_failure_of_the_node_that_was_judged(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
-    tmp_path: Path, engine: str
-) -> None:
+def test_wrapper_exception_is_attributed_to_the_receiver(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
         RunFailed, match=r"node 2 failed in round \d: UnicodeError: it is all Greek"
     ) as caught:
@@ -184,7 +180,7 @@ def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
             wrappers=[{"name": "user_algorithms:Deaf", "victim": VICTIM, "at": AT}],
             engine={"name": engine},
         )
-    # Whoever is ahead sends it while its receiver is still a round behind.
+    # A sender may be a round ahead of the receiver.
     assert (caught.value.node, caught.value.round) in ((VICTIM, AT - 1), (VICTIM, AT))
     assert "user_algorithms.py" in str(caught.value)
     assert rounds_of(recorded(caught.value), VICTIM)[:3] == [0, 1, 2]
@@ -192,9 +188,7 @@ def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
 
 @pytest.mark.parametrize("deed", ["in-place", "in-place-and-write"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_writing_the_parameters_in_place_while_they_are_trained_is_that_nodes_failure(
-    tmp_path: Path, engine: str, deed: str
-) -> None:
+def test_in_place_write_during_training_fails_its_node(tmp_path: Path, engine: str, deed: str) -> None:
     with pytest.raises(RunFailed, match="node 2 failed in round 3: .*modified in place") as caught:
         play(
             tmp_path,
@@ -206,7 +200,7 @@ def test_writing_the_parameters_in_place_while_they_are_trained_is_that_nodes_fa
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -> None:
+def test_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -> None:
     with pytest.raises(BadInput) as caught:
         play(tmp_path, task="user_tasks:raises", engine={"name": engine})
     [problem] = caught.value.problems
@@ -215,39 +209,39 @@ def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -
     assert not list(tmp_path.iterdir())
 
 
-def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
+def test_deadlock_names_every_wait(tmp_path: Path) -> None:
     with pytest.raises(Deadlock) as caught:
         play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": "simulate"})
     assert "all nodes wait and nothing is under way" in str(caught.value)
-    for said in (
+    for wait in (
         "node 0 for tag ('never', 0, 0) from ranks [1]",
         "node 1 for tag ('never', 1, 0) from ranks [2]",
         "node 2 for tag ('never', 2, 0) from ranks [3]",
         "node 3 for tag 'nothing' from ranks [0]",
     ):
-        assert said in str(caught.value)
+        assert wait in str(caught.value)
     assert rounds_of(recorded(caught.value), 0) == [0]
 
 
-def test_messages_that_nobody_waits_for_are_named(tmp_path: Path) -> None:
+def test_messages_with_a_wrong_tag_are_named(tmp_path: Path) -> None:
     described = {"algorithm": "user_algorithms:WrongTag", "engine": {"name": "simulate"}}
-    said = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
+    message = "node 0 for tag ('model', 0) from ranks [1, 2, 3] (unread: tag ('m', 0) from ranks [1, 2, 3])"
     with pytest.raises(Deadlock) as caught:
         play(tmp_path, **described)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
     class Says(Observer):
         def __init__(self) -> None:
-            self.said: list[str] = []
+            self.texts: list[str] = []
 
         def say(self, text: str) -> None:
-            self.said.append(text)
+            self.texts.append(text)
 
     play(tmp_path, **described, stop={"time_s": 1.0}, observer=(observer := Says()))
-    assert any(text.startswith(f"no node has completed a round: {said}") for text in observer.said)
+    assert any(text.startswith(f"no node has completed a round: {message}") for text in observer.texts)
 
 
-def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
+def test_killed_node_ends_the_run(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"}
     with pytest.raises(RunFailed, match=r"node 2 died in round \d: killed by SIGKILL") as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": "processes"})
@@ -257,8 +251,8 @@ def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
     assert run.events.filter(event="lost")["node"].to_list() == [VICTIM]
 
 
-def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
-    """With gather.lost_peer: skip, the others go on to the end."""
+def test_others_finish_without_a_killed_node(tmp_path: Path) -> None:
+    """With gather.lost_peer: skip, the others run to the end."""
     run = play(
         tmp_path,
         algorithm={"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"},
@@ -269,7 +263,7 @@ def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
     for rank in set(range(NODES)) - {VICTIM}:
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
     assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
-    # What all the living were evaluated at is recorded for the network as well.
+    # The rounds at which all survivors were evaluated have network rows.
     check_network_rows(run, range(ROUNDS + 1))
     assert run.parameters is not None
     ended = np.isfinite(run.parameters.numpy()).all(axis=1)
@@ -279,7 +273,7 @@ def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
     assert "SIGKILL" in event["detail"]
 
 
-def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
+def test_node_that_cannot_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunFailed, match=r"node \d failed at start: ConnectionError: the licence server is down"
     ) as caught:
@@ -295,7 +289,7 @@ def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
 
 
 def launch(tmp_path: Path, **changes: Any) -> Child:
-    """Run, as a program of its own, what would go on for a very long time."""
+    """Start a very long run as a program of its own."""
     fields: dict[str, Any] = {
         "nodes": NODES,
         "task": {"name": "least-squares", "samples": 40},
@@ -306,10 +300,10 @@ def launch(tmp_path: Path, **changes: Any) -> Child:
     }
     Experiment.of({**fields, **changes}).save(tmp_path / "experiment.yaml")
     arguments = ("run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), "--no-report")
-    return FORKER.program(*arguments, output=tmp_path / "said")
+    return FORKER.program(*arguments, output=tmp_path / "output")
 
 
-def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
+def test_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
     launcher, out = launch(tmp_path), tmp_path / "runs"
     try:
 
@@ -331,7 +325,7 @@ def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -
         assert rounds_of(run, rank)[:2] == [0, 20]
 
 
-def test_a_run_that_is_stopped_while_its_nodes_start_ends_in_order_and_at_once(tmp_path: Path) -> None:
+def test_run_stopped_while_nodes_start_ends_in_order(tmp_path: Path) -> None:
     launcher = launch(
         tmp_path,
         task={"name": "user_tasks:slow_to_fork", "folder": str(tmp_path), "seconds": 2.0},

@@ -1,4 +1,4 @@
-"""A peer that is alive, has valid keys, and sends what nobody expects: the others go on without it, and say so."""
+"""A live peer with valid keys that sends malformed messages: the others go on without them, and report it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def malformed() -> dict[str, Payload]:
-    """Payloads that no algorithm expects, by kind; those of kind "model" are models that are wrong."""
+    """Payloads that no algorithm expects, by kind; instances of ``Model`` are invalid models."""
     return {
         "nothing": None,
         "number": 7,
@@ -65,11 +65,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 BAD = {"questions": 2}
-"""The rank of the peer; 3 in all other settings. (Rank 2 asks, and rank 3 answers.)"""
+"""The rank of the malformed peer if not 3. (Rank 2 asks, and rank 3 answers.)"""
 
 
 class Malformed(NodeWrapper):
-    """A node whose messages are malformed, from a round on: of one kind, or of all, one after the other."""
+    """A node whose messages are malformed from a round on: of one kind, or of all kinds in turn."""
 
     rank: int = 3
     kind: str | None = None
@@ -80,8 +80,8 @@ class Malformed(NodeWrapper):
             return payload
         kind = self.kind or KINDS[(node.round + to) % len(KINDS)]
         wrong = malformed()[kind]
-        inside = isinstance(payload, dict) and "model" in payload and isinstance(wrong, Model)
-        return {**payload, "model": wrong} if inside else wrong
+        wraps_model = isinstance(payload, dict) and "model" in payload and isinstance(wrong, Model)
+        return {**payload, "model": wrong} if wraps_model else wrong
 
 
 def described(setting: str, engine: str = "simulate", *, rounds: int = 8, **changes: Any) -> Experiment:
@@ -113,7 +113,7 @@ def refusals(run: Run) -> pl.DataFrame:
 
 
 def some(setting: str, kind: str) -> Any:
-    """Every kind meets the synchronous algorithm, and a fifth of them each of the others; the rest is slow."""
+    """The synchronous algorithm meets every kind, each other one a fifth of them; the rest is slow."""
     turn = (list(SETTINGS).index(setting) + KINDS.index(kind)) % 5
     return pytest.param(
         setting, kind, marks=[] if setting == "synchronous" or turn == 0 else pytest.mark.slow
@@ -121,23 +121,23 @@ def some(setting: str, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("setting", "kind"), [some(setting, kind) for setting in SETTINGS for kind in KINDS])
-def test_whatever_a_peer_sends_the_others_go_on_without_it(setting: str, kind: str, tmp_path: Path) -> None:
+def test_others_go_on_without_a_malformed_message(setting: str, kind: str, tmp_path: Path) -> None:
     bad = BAD.get(setting, 3)
     run = gossamer.run(described(setting, wrappers=[Malformed(rank=bad, kind=kind)]), tmp_path)
     assert run.status == "done"
     assert honest(run, bad).isfinite().all()
-    told = refusals(run)
-    assert len(told) > 0
-    assert bad not in told["node"]
-    for row in told.to_dicts():
+    refused = refusals(run)
+    assert len(refused) > 0
+    assert bad not in refused["node"]
+    for row in refused.to_dicts():
         assert row["detail"].startswith(f"node {row['node']} refuses a message of node {bad} under tag ")
-    if setting != "questions":  # whose passive nodes may have ended when the last question comes
+    if setting != "questions":  # whose passive nodes may end before the last question
         counts = run.metrics.group_by("node").agg(pl.col("messages_refused").max())
-        assert set(counts.filter(pl.col("messages_refused") > 0)["node"]) >= set(told["node"])
+        assert set(counts.filter(pl.col("messages_refused") > 0)["node"]) >= set(refused["node"])
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "codec"])
-def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
+def test_malformed_message_is_refused_once(setting: str, tmp_path: Path) -> None:
     gather = {"malformed": "drop", "lost_peer": "skip"}
     wrapper = Malformed(kind="model of NaN", since=2)
     run = gossamer.run(described(setting, rounds=8, gather=gather, wrappers=[wrapper]), tmp_path)
@@ -146,22 +146,22 @@ def test_each_message_is_refused_once(setting: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
-def test_nodes_of_processes_go_on_without_what_is_malformed(setting: str, tmp_path: Path) -> None:
-    """Every kind in one run, in which the peer is not lost, only its messages are."""
+def test_processes_go_on_without_malformed_messages(setting: str, tmp_path: Path) -> None:
+    """Every kind in one run, which loses only the messages of the peer, not the peer."""
     bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)
     experiment = described(setting, "processes", rounds=rounds, wrappers=[Malformed(rank=bad)])
     run = gossamer.run(experiment, tmp_path)
     assert run.status == "done"
     assert honest(run, bad).isfinite().all()
-    told = refusals(run)
-    assert set(told["node"]) <= {0, 1, 2, 3} - {bad}
-    assert told.group_by("node").len()["len"].max() == 8  # of more, the counter tells
+    refused = refusals(run)
+    assert set(refused["node"]) <= {0, 1, 2, 3} - {bad}
+    assert refused.group_by("node").len()["len"].max() == 8  # further ones are only counted
     if setting == "synchronous":
         last = run.metrics.filter(pl.col("round") == rounds, pl.col("node").is_in([0, 1, 2]))
         assert set(last["messages_refused"]) == {len(KINDS)}
 
 
-def test_both_engines_go_on_without_a_malformed_peer_alike(tmp_path: Path) -> None:
+def test_both_engines_agree_despite_a_malformed_peer(tmp_path: Path) -> None:
     models = []
     for engine in ("simulate", "processes"):
         experiment = described("synchronous", engine, wrappers=[Malformed(kind="model of NaN")])
@@ -170,7 +170,7 @@ def test_both_engines_go_on_without_a_malformed_peer_alike(tmp_path: Path) -> No
 
 
 def test_nan_of_one_node_reaches_no_other(tmp_path: Path) -> None:
-    """The others end as if the node had crashed after the rounds in which it was honest."""
+    """The others end as if the node had crashed after its honest rounds."""
     nan = gossamer.run(described("synchronous", wrappers=[Malformed(kind="model of NaN")]), tmp_path)
     crash = {"name": "crash", "nodes": [3], "at_round": 2}
     gone = gossamer.run(described("synchronous", faults=[crash], failures={"detection_s": 0.01}), tmp_path)
@@ -178,23 +178,21 @@ def test_nan_of_one_node_reaches_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gather", [{}, {"malformed": "fail", "lost_peer": "skip"}])
-def test_by_default_a_malformed_message_ends_the_run_as_a_dead_peer_does(
-    gather: dict[str, str], tmp_path: Path
-) -> None:
-    said = r"node \d refuses a message of node 3 under tag 2: nothing; accepted: a model of 5 parameters"
-    with pytest.raises(RunFailed, match=said):
+def test_malformed_message_ends_the_run_by_default(gather: dict[str, str], tmp_path: Path) -> None:
+    message = r"node \d refuses a message of node 3 under tag 2: nothing; accepted: a model of 5 parameters"
+    with pytest.raises(RunFailed, match=message):
         gossamer.run(described("synchronous", gather=gather, wrappers=[Malformed(kind="nothing")]), tmp_path)
 
 
 class Steps(NodeWrapper):
-    """A node that sends nonsense in one step of the agreement on masks."""
+    """A node that sends malformed messages in one step of the agreement on masks."""
 
     step: str
     kind: str
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        is_it = node.rank == 3 and node.round >= 1 and tag[:2] == ("~secure", self.step)
-        return malformed()[self.kind] if is_it else payload
+        matches = node.rank == 3 and node.round >= 1 and tag[:2] == ("~secure", self.step)
+        return malformed()[self.kind] if matches else payload
 
 
 @pytest.mark.parametrize(
@@ -206,17 +204,18 @@ class Steps(NodeWrapper):
     ],
 )
 @pytest.mark.parametrize("step", ["keys", "roster", "shares", "relay", "survivors", "unmask"])
-def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: str, tmp_path: Path) -> None:
-    gather = {
-        "malformed": "drop",
-        "lost_peer": "skip",
-        "timeout_s": 0.5,
-    }  # what a node withholds, others don't wait for
+def test_secure_aggregation_survives_malformed_steps(step: str, kind: str, tmp_path: Path) -> None:
+    # (The timeout: other nodes do not wait for withheld messages.)
+    gather = {"malformed": "drop", "lost_peer": "skip", "timeout_s": 0.5}
     wrappers = [Steps(step=step, kind=kind)]
     run = gossamer.run(described("secure", gather=gather, wrappers=wrappers), tmp_path)
     assert run.status == "done"
     assert honest(run).isfinite().all()
-    if kind != "nothing" or step not in ("roster", "shares", "relay"):  # where it says that there is no sum
+    if kind != "nothing" or step not in (
+        "roster",
+        "shares",
+        "relay",
+    ):  # in these steps, nothing means that there is no sum
         assert "of node 3 under tag" in refusals(run)["detail"][0]
 
 
@@ -224,8 +223,8 @@ def test_no_step_of_secure_aggregation_is_a_way_to_end_others(step: str, kind: s
 
 
 class Flood(NodeWrapper):
-    """A node that sends malformed messages in its first rounds, besides its honest ones, under tags that the others gather or
-    will gather."""
+    """A node that sends malformed messages in its first rounds, in addition to honest ones, under current, future and
+    unused tags."""
 
     frames: int
     rounds: int
@@ -242,7 +241,7 @@ class Flood(NodeWrapper):
 def flooded(
     frames: int, engine: str, out: Path, *, rounds: int = 20, step_s: float = 0.01, **more: Any
 ) -> Run:
-    """A run of 20 rounds, in the first ``rounds`` of which a node sends malformed frames."""
+    """A run of 20 rounds; in the first ``rounds`` of them a node sends malformed messages."""
     experiment = described(
         "synchronous",
         engine,
@@ -260,14 +259,14 @@ def flooded(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_three_honest_nodes_finish_under_a_flood_of_a_peer(engine: str, tmp_path: Path) -> None:
+def test_honest_nodes_finish_under_a_flood(engine: str, tmp_path: Path) -> None:
     flooded(1_000, engine, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path: Path) -> None:
-    """Between workers, where a node's key is a certificate."""
+def test_50_000_malformed_frames_do_no_harm(tmp_path: Path) -> None:
+    """Between workers, where nodes have keys."""
     fleet = Fleet(tmp_path)
     try:
         port = free_port()
@@ -277,7 +276,7 @@ def test_50_000_malformed_frames_of_a_peer_with_a_valid_key_harm_nobody(tmp_path
         run = flooded(50_000, "processes", tmp_path, rounds=2, step_s=2.0, listen=listen)
     finally:
         fleet.close()
-    # Most of the frames were never taken: beyond a bound they are dropped as they come.
+    # Most of the frames were never taken: beyond a limit they are dropped on arrival.
     counts = run.metrics.group_by("node").agg(pl.col("messages_received", "messages_refused").max())
     honest_nodes = counts.filter(pl.col("node").is_between(0, 2))
     assert honest_nodes["messages_received"].sum() > 50_000

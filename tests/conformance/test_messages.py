@@ -1,4 +1,4 @@
-"""Messages of user code under both engines: what is sent is what arrives, to each receiver by itself."""
+"""Messages of user code under both engines: every receiver gets its own copy of what was sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def play(out: Path, algorithm: Any, engine: str, **changes: Any) -> Run:
 
 
 @pytest.mark.parametrize("engine", ["simulate", "simulate-narrow", "processes"])
-def test_receivers_of_a_broadcast_have_containers_of_their_own(tmp_path: Path, engine: str) -> None:
+def test_broadcast_receivers_have_their_own_containers(tmp_path: Path, engine: str) -> None:
     name, _, narrow = engine.partition("-")
     network = {"network": NARROW} if narrow else {}
     run = play(tmp_path, "user_algorithms:Scribbler", name, **network)
@@ -42,7 +42,7 @@ LARGE = {"name": "least-squares", "features": 100_000, "samples": 8, "test_sampl
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_writing_what_is_being_sent_fails_the_run(tmp_path: Path, engine: str) -> None:
+def test_modifying_a_payload_being_sent_fails_the_run(tmp_path: Path, engine: str) -> None:
     with pytest.raises(RunFailed, match="modified in place") as caught:
         play(tmp_path, "user_algorithms:Overwriter", engine, task=LARGE, nodes=2)
     assert caught.value.node == 0
@@ -50,8 +50,8 @@ def test_writing_what_is_being_sent_fails_the_run(tmp_path: Path, engine: str) -
 
 
 @pytest.mark.parametrize(("features", "yields"), [(4, 50), (100_000, 5)])
-def test_no_changed_byte_ever_arrives_between_processes(tmp_path: Path, features: int, yields: int) -> None:
-    """What was gone before it was written arrives as it was; else the run fails."""
+def test_modified_bytes_never_arrive_between_processes(tmp_path: Path, features: int, yields: int) -> None:
+    """A payload that left before it was modified arrives unmodified; otherwise the run fails."""
     run, failure = None, None
     try:
         run = play(
@@ -73,8 +73,8 @@ def test_no_changed_byte_ever_arrives_between_processes(tmp_path: Path, features
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_message_can_be_taken_back_twice(tmp_path: Path, engine: str) -> None:
+def test_message_can_be_cancelled_twice(tmp_path: Path, engine: str) -> None:
     run = play(tmp_path, "user_algorithms:TakesBack", engine, nodes=2, network=NARROW)
     rows = run.metrics.filter(run.metrics["round"] > 0, run.metrics["node"] >= 0)
-    assert [json.loads(said) for said in rows.filter(node=0)["answers"]] == [[True, True]] * 2
-    assert [json.loads(said) for said in rows.filter(node=1)["answers"]] == [[0, 2]] * 2
+    assert [json.loads(answers) for answers in rows.filter(node=0)["answers"]] == [[True, True]] * 2
+    assert [json.loads(answers) for answers in rows.filter(node=1)["answers"]] == [[0, 2]] * 2

@@ -1,5 +1,5 @@
-"""Nothing deadlocks: random graphs, step times, latencies, bandwidths, ways to share them, losses, paths that come and go,
-and nodes that crash, come back, leave, join and stand still; every run ends by its stop rule."""
+"""No run deadlocks: on random graphs, step times, latencies, bandwidths, ways to share links, losses and vanishing paths,
+with nodes that crash, return, leave, join and freeze, every run ends by its stop rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scenario(name: str, number: int, folder: Path) -> Experiment:
     rng = random.Random(f"{name} {number} stop")
     stop = rng.choice([{"rounds": rng.randint(1, 4)}, {"time_s": 0.07}, {"rounds": 3, "time_s": 0.05}])
     lossless = rng.random() < 0.2
-    # (A client of fedavg has to hear from its server, even that the rounds are over.)
+    # (A client of fedavg needs the messages of its server, even the one that ends the rounds.)
     flickers, nodes = name != "fedavg", rng.randint(3, 8)
     described = surroundings(name, number, nodes, folder, lossless=lossless, flickers=flickers)
     return Experiment.of({**described, "evaluation": {"every_rounds": None}, "stop": stop})
@@ -48,17 +48,17 @@ def test_thousands_of_runs_end_by_their_stop_rules(tmp_path: Path, name: str) ->
     check(name, range(8, 208), tmp_path)
 
 
-def test_the_algorithms_are_known() -> None:
-    """A new one is tested here by itself."""
-    asynchronous = {name for name, found in ALGORITHMS.items() if not found.gathers}
+def test_algorithms_are_known_by_whether_they_gather() -> None:
+    """The tests here include a new algorithm automatically."""
+    asynchronous = {name for name, kind in ALGORITHMS.items() if not kind.gathers}
     assert {"ad-psgd", "ad-psgd-artifact", "divshare", "swift", "swift-artifact"} <= asynchronous
     assert {"d-psgd", "fedavg", "gradient-tracking", "relay-sum", "sgp"} <= ALGORITHMS.keys() - asynchronous
 
 
-# --- whoever comes and goes
+# --- nodes that come and go
 
-BEARING = [name for name, found in ALGORITHMS.items() if not found.needs_every_message and name != "fedavg"]
-"""(A client of fedavg that is cut off from its server for good waits for ever.)"""
+BEARING = [name for name, kind in ALGORITHMS.items() if not kind.needs_every_message and name != "fedavg"]
+"""Algorithms that tolerate losses. (A client of fedavg that loses its server for good waits without end.)"""
 NEEDED = {name: ALGORITHMS[name].model_construct().needed_ranks(3) for name in BEARING}
 
 instants = st.integers(0, 30).map(lambda k: k / 20)
@@ -66,7 +66,7 @@ durations = st.integers(1, 15).map(lambda k: k / 20)
 
 
 def fault(ranks: list[int], *, losing: bool) -> st.SearchStrategy[dict[str, Any]]:
-    """Something that happens to some of these nodes, or to messages."""
+    """A fault of some of these nodes, or of messages."""
     some = st.lists(st.sampled_from(ranks), min_size=1, unique=True)
     crash = {"name": st.just("crash"), "nodes": some, "restart_after_s": st.none() | durations}
     churn = {
@@ -87,7 +87,7 @@ def fault(ranks: list[int], *, losing: bool) -> st.SearchStrategy[dict[str, Any]
             "start_from": st.sampled_from(["initial", "neighbor"]),
         },
         {"name": st.just("freeze"), "nodes": some, "at_s": instants, "for_s": durations},
-        # (For ever only where nodes stay long enough for a round.)
+        # (Without end only if nodes stay long enough for a round.)
         {**churn, "mean_up_s": durations, "to_s": st.just(1.5)},
         {**churn, "mean_up_s": instants.map(lambda s: s + 1)},
         {"name": st.just("slow"), "nodes": some, "factor": st.just(3.0), "from_s": instants},
@@ -103,7 +103,7 @@ def fault(ranks: list[int], *, losing: bool) -> st.SearchStrategy[dict[str, Any]
 
 @st.composite
 def troubles(draw: st.DrawFn, at_most: int) -> dict[str, Any]:
-    """What :func:`check_any` takes."""
+    """The arguments of :func:`check_any`."""
     name, nodes = draw(st.sampled_from(BEARING)), draw(st.integers(3, 8))
     lossless = draw(st.booleans())
     ranks = [rank for rank in range(nodes) if rank not in NEEDED[name]]
@@ -113,7 +113,7 @@ def troubles(draw: st.DrawFn, at_most: int) -> dict[str, Any]:
         "nodes": nodes,
         "lossless": lossless,
         "faults": draw(st.lists(fault(ranks, losing=not lossless), min_size=1, max_size=at_most)),
-        # (Who waits for the dead needs a timeout.)
+        # (Waiting for dead nodes needs a timeout.)
         "lost_peer": "skip" if lossless else draw(st.sampled_from(["skip", "wait"])),
         "every_rounds": draw(st.sampled_from([None, 2])),
         "by_rounds": draw(st.booleans()),
@@ -131,7 +131,7 @@ def check_any(
     every_rounds: int | None,
     by_rounds: bool,
 ) -> None:
-    # (Who begins with a neighbour's model has to hear from one.)
+    # (A node that starts from a neighbour's model needs its answer.)
     described = surroundings(name, number, nodes, folder, lossless=lossless, flickers=False)
     experiment = Experiment.of(
         {
@@ -151,10 +151,11 @@ def check_any(
         assert outcome.reason == ("rounds" if by_rounds else "time")
     rows = list(read_segment(folder / "run" / "metrics"))
     for rank in range(nodes):
-        own = [row for row in rows if row["node"] == rank]
-        assert [row["time_s"] for row in own] == sorted(row["time_s"] for row in own)
+        node_rows = [row for row in rows if row["node"] == rank]
+        times = [row["time_s"] for row in node_rows]
+        assert times == sorted(times)
         if ALGORITHMS[name].gathers:
-            rounds = [row["round"] for row in own if row["moment"] == "round"]
+            rounds = [row["round"] for row in node_rows if row["moment"] == "round"]
             assert rounds == sorted(set(rounds))
     network_rows = [row["round"] for row in rows if row["node"] == -1 and row["moment"] == "round"]
     assert len(network_rows) == len(set(network_rows))
@@ -165,7 +166,7 @@ _CHECKS = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 
 @settings(max_examples=8, deadline=None, suppress_health_check=_CHECKS)
 @given(troubles(at_most=4))
-def test_every_run_ends_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str, Any]) -> None:
+def test_every_run_ends_under_churn(tmp_path: Path, trouble: dict[str, Any]) -> None:
     check_any(tmp_path, **trouble)
 
 
@@ -174,5 +175,5 @@ def test_every_run_ends_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str
 @pytest.mark.usefixtures("shapes_unchecked")
 @settings(max_examples=600, deadline=None, suppress_health_check=_CHECKS)
 @given(troubles(at_most=6))
-def test_thousands_of_runs_end_whoever_comes_and_goes(tmp_path: Path, trouble: dict[str, Any]) -> None:
+def test_thousands_of_runs_end_under_churn(tmp_path: Path, trouble: dict[str, Any]) -> None:
     check_any(tmp_path, **trouble)

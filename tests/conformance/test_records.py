@@ -1,4 +1,4 @@
-"""What is recorded means the same under both engines, and belongs to those that it is about."""
+"""Recorded values mean the same under both engines, and are attributed to the right nodes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def play(out: Path, **changes: Any) -> Run:
     return gossamer.run(Experiment.of({**settings, **changes}), out)
 
 
-def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> None:
-    """The clients that it passes over have counted their rounds long before."""
+def test_server_curve_uses_the_times_of_the_server(tmp_path: Path) -> None:
+    """Clients that it does not select count their rounds much earlier."""
     run = play(
         tmp_path,
         nodes=21,
@@ -44,7 +44,7 @@ def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> N
     server = run.metrics.filter(node=0).sort("round")
     assert server["time_s"].to_list() == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     others = run.metrics.filter(pl.col("node") > 0, pl.col("round") == 5)
-    assert others["time_s"].mean() < 5.0  # or the test says nothing
+    assert others["time_s"].mean() < 5.0  # otherwise the test shows nothing
     points = summary(run, "test_accuracy")
     for axis in ("round", "time_s", "wall_s"):
         assert points[axis].to_list() == pytest.approx(server[axis].to_list()), axis
@@ -53,9 +53,7 @@ def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_the_average_model_is_judged_at_every_evaluation_though_it_takes_longer_than_the_rounds(
-    tmp_path: Path, engine: str
-) -> None:
+def test_slow_evaluation_never_skips_the_average_model(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         task={"name": "user_tasks:thoughtful", "seconds": 0.05},
@@ -83,7 +81,7 @@ def test_numbers_of_numpy_and_torch_are_recorded_as_numbers(tmp_path: Path, engi
 
 
 def first_below(run: Run, level: float) -> int:
-    """The first round at whose end the mean loss of those who trained in it is no more than a level."""
+    """The first round in which the mean loss of the nodes that trained is at most a level."""
     means = (
         run.metrics.filter(pl.col("node") >= 0, pl.col("train_loss").is_not_null())
         .group_by("round")
@@ -95,7 +93,7 @@ def first_below(run: Run, level: float) -> int:
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
+def test_train_loss_target_is_the_mean_over_trained_nodes(
     tmp_path: Path, engine: str, fraction: float
 ) -> None:
     settings: dict[str, Any] = {
@@ -105,8 +103,8 @@ def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
     }
     free = play(tmp_path, **settings, stop={"rounds": 30})
     losses = free.metrics.filter(pl.col("node") > 0, pl.col("round") == 8)["train_loss"].drop_nulls()
-    assert losses.max() > losses.min()  # it matters whose loss it is
-    level = float(losses.mean()) * (1 + 1e-5)  # another trainer's bits are others
+    assert losses.max() > losses.min()  # the nodes' losses differ
+    level = float(losses.mean()) * (1 + 1e-5)  # trainers differ in their bits
     expected = first_below(free, level)
     assert 1 < expected <= 8
     run = play(
@@ -120,15 +118,15 @@ def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
     )
     assert run.status == "done"
     assert first_below(run, level) == expected
-    # A round's losses are all known when its last client has reported: before the server ends the round. (Real nodes go on
-    # until they hear of it.)
+    # All losses of a round are known when its last client reports, before the server ends the round. (Real nodes continue
+    # until they are told.)
     reached = run.metrics.filter(node=0)["round"].max()
     assert reached >= expected - 1
     assert reached <= expected or engine == "processes"
 
 
-def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
-    """A real node's messages of its last round may still be queued when that round is over."""
+def test_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
+    """A real node's last messages may still be queued when its last round is over."""
     settings = {
         "nodes": 6,
         "task": {"name": "least-squares", "features": 50_000, "samples": 12, "test_samples": 4},
@@ -150,8 +148,8 @@ def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
 def test_no_more_vectors_are_alive_than_a_round_needs(
     tmp_path: Path, algorithm: Any, momentum: float
 ) -> None:
-    """Two a node: before and after a step, or what is mixed and the mixture; momentum has as many again. (And a few rows
-    that are taken ahead.)"""
+    """Two a node: before and after a step, or the inputs of a mix and its result; momentum needs as many again. (A few
+    rows are allocated in advance.)"""
     run = play(
         tmp_path,
         nodes=64,
@@ -165,7 +163,7 @@ def test_no_more_vectors_are_alive_than_a_round_needs(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> None:
+def test_time_use_of_nodes_is_recorded(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,
@@ -190,7 +188,7 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
             assert rows[share].null_count() == len(rows)
     timeline = run.timeline
     assert set(timeline["node"]) == {0, 2}
-    # A round is one step and a message to each neighbour. (A real node may end before its last ones are on record.)
+    # A round is one step and a message to each neighbour. (A real node may end before its last messages are recorded.)
     for node in (0, 2):
         kinds = timeline.filter(pl.col("node") == node)
         trained, sent = (kinds.filter(pl.col("kind") == kind) for kind in ("train", "send"))
@@ -204,10 +202,10 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
 
 @pytest.mark.parametrize("uplink_mbps", [1.0, None])
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
+def test_uplink_share_is_bytes_over_rate_behind_a_bottleneck(
     tmp_path: Path, uplink_mbps: float | None, shared: bool
 ) -> None:
-    """It is bytes by the uplink's own rate, not the time in which something is on it, which is four times as long here."""
+    """It is bytes over the uplink's own rate, not the time for which the uplink is in use, here four times as long."""
     (tmp_path / "mbps.csv").write_text(",0.25,0.25\n0.25,,0.25\n0.25,0.25,\n")
     run = play(
         tmp_path,
@@ -238,7 +236,7 @@ def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_the_final_figure_is_of_all_nodes_at_the_end_whatever_their_pace(tmp_path: Path, engine: str) -> None:
+def test_final_figure_covers_all_nodes_despite_their_pace(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,
@@ -256,14 +254,14 @@ def test_the_final_figure_is_of_all_nodes_at_the_end_whatever_their_pace(tmp_pat
     assert set(nodes["moment"]) <= {"round", "end", "round, end"}
     ends = nodes.filter(pl.col("moment").str.ends_with("end"))
     assert sorted(ends["node"]) == [0, 1, 2]
-    assert ends["round"].min() < nodes["round"].max()  # or the test says nothing
+    assert ends["round"].min() < nodes["round"].max()  # otherwise the test shows nothing
     final = final_summary(run).metrics["test_loss"]
     assert (final.mean, final.count) == (pytest.approx(ends["test_loss"].mean()), 3)
     assert summary(run, "test_loss")["count"].max() == 3
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_rounds_beside_a_grid_of_time_leave_its_points_as_they_are(tmp_path: Path, engine: str) -> None:
+def test_rounds_do_not_change_points_on_a_time_grid(tmp_path: Path, engine: str) -> None:
     run = play(
         tmp_path,
         nodes=3,
@@ -277,6 +275,6 @@ def test_rounds_beside_a_grid_of_time_leave_its_points_as_they_are(tmp_path: Pat
     if run.virtual:
         assert table["time_s"].to_list() == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.7])
         assert table["count"].to_list() == [3] * 5
-    # A real node may be kept from its last instants by the end, or be recorded at one more, but not from the end.
+    # The end may cost a real node its last instants, or add one, but every node has an end.
     assert len(table) <= 2 + max(table["time_s"]) / 0.2
     assert (table["count"][0], table["count"][-1]) == (3, 3)

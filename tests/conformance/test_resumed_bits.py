@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere and resumed is, to the bit, the run that was not stopped."""
+"""A run that is stopped anywhere and resumed equals, to the bit, the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 }
 PROCESSES = {"name": "processes", "trainer": "sequential"}
 REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s", "staleness_max_s")
-"""Columns that a clock fills, which in a simulation is the experiment's."""
+"""Columns that depend on the clock, which only in a simulation is a function of the experiment."""
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -81,25 +81,25 @@ def play(out: Path, described: Mapping[str, Any], observer: Any = None, **change
 
 
 def as_left_by_a_kill(run: Run, number: int, to: Path) -> Path:
-    """A copy of a run's folder as it had been once a checkpoint was complete, but for rows that came later."""
+    """A copy of a run's folder as of a complete checkpoint, except that later rows remain."""
     folder = to / run.path.name
     shutil.copytree(run.path, folder)
     (folder / "status.json").unlink()
-    for each in (folder / "checkpoints").iterdir():
-        if int(each.name) > number:
-            shutil.rmtree(each)
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name) > number:
+            shutil.rmtree(path)
     return folder
 
 
 def assert_same(resumed: Run, whole: Run, *, timed: bool = True) -> None:
-    one, other = (load_file(run.path / "models.safetensors") for run in (resumed, whole))
-    for name in other:
-        assert torch.equal(one[name], other[name]), name
+    models, expected = (load_file(run.path / "models.safetensors") for run in (resumed, whole))
+    for name in expected:
+        assert torch.equal(models[name], expected[name]), name
     left, right = (run.metrics.drop("wall_s").sort("node", "round", "moment") for run in (resumed, whole))
     assert left.columns == right.columns
     counters = [name for name in left.columns if name.startswith(("bytes_", "messages_"))]
     if not whole.virtual:
-        # What is still to leave, or to arrive, when a row is made is up to the machine, but for the last row's messages.
+        # The messages under way at a row depend on the machine, except at the last row.
         last = pl.col("round") == pl.col("round").max()
         ends = (table.filter(last).sort("node") for table in (left, right))
         sent = ["node", "bytes_sent", "messages_sent", "messages_lost"]
@@ -119,7 +119,7 @@ def assert_same(resumed: Run, whole: Run, *, timed: bool = True) -> None:
 
 
 class Stopper(Observer):
-    """Stops a run, as Ctrl-C does, when so many rows are recorded."""
+    """Stops a run with SIGTERM at a number of rows."""
 
     def __init__(self, rows: int) -> None:
         self._left = rows
@@ -131,22 +131,22 @@ class Stopper(Observer):
 
 
 class Counter(Observer):
-    """Notes how many rounds were completed when that was said first."""
+    """Keeps the lowest reported number of completed rounds."""
 
-    least = math.inf
+    lowest = math.inf
 
     def progress(self, rounds: int, time_s: float) -> None:
-        self.least = min(self.least, rounds)
+        self.lowest = min(self.lowest, rounds)
 
 
 QUICK = ("d-psgd", "fedavg", "sgp-overlapped")
-"""Of the algorithms, those that every run of the tests resumes; the others are slow together."""
+"""The algorithms that every test run resumes; all of them together would be slow."""
 
 
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYNCHRONOUS]
 )
-def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
+def test_resumed_simulation_has_the_same_bits(tmp_path: Path, name: str) -> None:
     described = settings(name)
     whole = play(tmp_path, described)
     draw = np.random.default_rng(list(name.encode()))
@@ -162,8 +162,8 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["fair", pytest.param("fifo", marks=pytest.mark.slow)])
-def test_messages_under_way_arrive_when_they_would_have(tmp_path: Path, sharing: str) -> None:
-    """Where links are slow, much is on its way at a checkpoint."""
+def test_messages_under_way_survive_a_resume(tmp_path: Path, sharing: str) -> None:
+    """On slow links, many messages are under way at a checkpoint."""
     network = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.02, "sharing": sharing}
     described = {**settings("gradient-tracking"), "network": network}
     whole = play(tmp_path, described)
@@ -184,13 +184,13 @@ def test_messages_under_way_arrive_when_they_would_have(tmp_path: Path, sharing:
         ),
     ],
 )
-def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
+def test_resumed_processes_have_the_same_bits(tmp_path: Path, name: str) -> None:
     described = {**settings(name), "engine": PROCESSES, "network": "uniform"}
     whole = play(tmp_path, described)
     draw = np.random.default_rng(list(name.encode()))
     killed = as_left_by_a_kill(whole, int(draw.integers(1, ROUNDS)), tmp_path / "killed")
     assert_same(gossamer.resume(killed), whole)
-    # One that would go on for long, so that it does not end before it hears that it is to stop.
+    # A long run, which does not end before it is told to stop.
     stopped = play(tmp_path / "stopped", {**described, "stop": {"rounds": 100_000}}, Stopper(6))
     assert stopped.status == "stopped"
     last, counter = newest(stopped.path / "checkpoints"), Counter()
@@ -198,7 +198,7 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     rounds = max(last.rounds.values()) + 5
     resumed = gossamer.resume(stopped.path, [f"stop.rounds={rounds}"], observer=counter)
     assert_same(resumed, play(tmp_path, {**described, "stop": {"rounds": rounds}}))
-    assert counter.least >= sum(last.rounds.values())
+    assert counter.lowest >= sum(last.rounds.values())
 
 
 SLOW = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.01}
@@ -215,8 +215,8 @@ LONG = {
 }
 
 
-class Said(Observer):
-    """Keeps what a run says."""
+class Listener(Observer):
+    """Keeps messages to the user."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -230,20 +230,20 @@ class Said(Observer):
 
 
 def killed_and_resumed(whole: Run, draw: np.random.Generator, tmp_path: Path) -> Run:
-    """Resumed from one of a run's checkpoints, without computing it from its start."""
-    numbers = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
-    said, number = Said(), int(draw.choice(numbers[:-1]))
-    run = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / f"killed-{number}"), observer=said)
-    assert not said.computed_again
+    """Resume from a random checkpoint of a run, without computing the run from its start."""
+    numbers = sorted(int(path.name) for path in (whole.path / "checkpoints").iterdir())
+    listener, number = Listener(), int(draw.choice(numbers[:-1]))
+    run = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / f"killed-{number}"), observer=listener)
+    assert not listener.computed_again
     return run
 
 
 def stopped_and_resumed(described: Mapping[str, Any], rows: int, tmp_path: Path) -> Run:
-    """Stopped after so many rows, and resumed from the checkpoint that was made then."""
-    stopped, said = play(tmp_path / f"stopped-{rows}", described, Stopper(rows)), Said()
+    """Stop a run after a number of rows, and resume it from the checkpoint of that moment."""
+    stopped, listener = play(tmp_path / f"stopped-{rows}", described, Stopper(rows)), Listener()
     assert stopped.status == "stopped"
-    run = gossamer.resume(stopped.path, observer=said)
-    assert not said.computed_again
+    run = gossamer.resume(stopped.path, observer=listener)
+    assert not listener.computed_again
     return run
 
 
@@ -255,7 +255,7 @@ def stopped_and_resumed(described: Mapping[str, Any], rows: int, tmp_path: Path)
         for name in ASYNCHRONOUS
     ],
 )
-def test_an_asynchronous_simulation_is_the_same(tmp_path: Path, name: str, network: str) -> None:
+def test_resumed_asynchronous_simulation_has_the_same_bits(tmp_path: Path, name: str, network: str) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS[name], "network": NETWORKS[network]}
     whole = play(tmp_path, described)
     draw = np.random.default_rng([*f"{name}/{network}".encode()])
@@ -266,7 +266,7 @@ def test_an_asynchronous_simulation_is_the_same(tmp_path: Path, name: str, netwo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ad-psgd", "divshare", "swift", "gossip-learning"])
-def test_killed_at_twenty_random_instants(tmp_path: Path, name: str) -> None:
+def test_run_killed_at_twenty_random_instants_resumes(tmp_path: Path, name: str) -> None:
     described = {
         **LONG,
         "algorithm": ASYNCHRONOUS[name],
@@ -300,7 +300,7 @@ MORE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [name if name == "wait-free" else pytest.param(name, marks=pytest.mark.slow) for name in MORE]
 )
-def test_other_runs_are_the_same(tmp_path: Path, name: str) -> None:
+def test_other_resumed_runs_have_the_same_bits(tmp_path: Path, name: str) -> None:
     described, draw = {**LONG, **MORE[name]}, np.random.default_rng([*name.encode()])
     whole = play(tmp_path, described)
     assert_same(killed_and_resumed(whole, draw, tmp_path), whole)
@@ -309,8 +309,8 @@ def test_other_runs_are_the_same(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_batched_run_is_the_same(tmp_path: Path) -> None:
-    """Bits depend on which nodes are computed together, which is as it was."""
+def test_resumed_batched_run_has_the_same_bits(tmp_path: Path) -> None:
+    """Bits depend on the batches of nodes, which must be the same again."""
     engine = {"name": "simulate", "trainer": "batched"}
     described = {**LONG, "algorithm": "gossip-learning", "engine": engine, "nodes": 8, "network": SLOW}
     whole, draw = play(tmp_path, described), np.random.default_rng(4)
@@ -318,7 +318,7 @@ def test_a_batched_run_is_the_same(tmp_path: Path) -> None:
     assert_same(stopped_and_resumed(described, 30, tmp_path), whole)
 
 
-def test_a_run_goes_on_twice(tmp_path: Path) -> None:
+def test_run_can_be_resumed_twice(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
     whole, stopped = play(tmp_path, described), play(tmp_path / "stopped", described, Stopper(12))
     again = gossamer.resume(stopped.path, observer=Stopper(14))
@@ -326,25 +326,25 @@ def test_a_run_goes_on_twice(tmp_path: Path) -> None:
     assert_same(gossamer.resume(stopped.path), whole)
 
 
-def test_a_longer_run_is_the_same(tmp_path: Path) -> None:
-    """Nodes that had ended would have gone on, so that the run goes on from before."""
+def test_extended_run_has_the_bits_of_a_longer_one(tmp_path: Path) -> None:
+    """Nodes that had ended would have continued, so the run resumes from an earlier checkpoint."""
     described = {**LONG, "algorithm": ASYNCHRONOUS["divshare"], "network": SLOW}
     short = play(tmp_path / "short", {**described, "stop": {"rounds": 16}})
     longer = gossamer.resume(short.path, ["stop.rounds=25"])
     assert_same(longer, play(tmp_path, described))
 
 
-def test_without_an_earlier_checkpoint_a_longer_run_is_computed_again(tmp_path: Path) -> None:
+def test_extension_without_a_checkpoint_is_computed_again(tmp_path: Path) -> None:
     checkpoint = {"checkpoint": {"every_rounds": 1000}}
     described = {**LONG, **checkpoint, "algorithm": ASYNCHRONOUS["ad-psgd"], "network": SLOW}
-    short, said = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Said()
-    longer = gossamer.resume(short.path, ["stop.rounds=25"], observer=said)
-    assert said.computed_again
+    short, listener = play(tmp_path / "short", {**described, "stop": {"rounds": 16}}), Listener()
+    longer = gossamer.resume(short.path, ["stop.rounds=25"], observer=listener)
+    assert listener.computed_again
     assert_same(longer, play(tmp_path, described))
 
 
 class Lazy(gossamer.Algorithm):
-    """Sends its model if that has moved far: what happens depends on values."""
+    """Sends its model only if it has moved far: messages depend on values."""
 
     gathers: ClassVar[bool] = False
 
@@ -359,17 +359,17 @@ class Lazy(gossamer.Algorithm):
                 await node.mix({message.source: message.payload}, {message.source: 0.5})
 
 
-def test_where_values_decide_everything_is_computed_again(tmp_path: Path) -> None:
+def test_value_dependent_run_is_computed_again(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": "test_resumed_bits:Lazy"}
     whole = play(tmp_path, described)
-    stopped, said = play(tmp_path / "stopped", described, Stopper(30)), Said()
-    resumed = gossamer.resume(stopped.path, observer=said)
-    assert said.computed_again
+    stopped, listener = play(tmp_path / "stopped", described, Stopper(30)), Listener()
+    resumed = gossamer.resume(stopped.path, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
 class Remembers(gossamer.Algorithm):
-    """A local variable refers to a vector in the state, which a node that is restored has to see."""
+    """A local variable refers to a vector in the state, which a restored node must see."""
 
     gathers: ClassVar[bool] = False
 
@@ -386,7 +386,7 @@ class Remembers(gossamer.Algorithm):
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
 
 
-def test_local_variables_see_the_saved_vectors(tmp_path: Path) -> None:
+def test_local_variables_see_the_restored_vectors(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": "test_resumed_bits:Remembers"}
     whole = play(tmp_path, described)
     assert_same(killed_and_resumed(whole, np.random.default_rng(1), tmp_path), whole)
@@ -394,7 +394,7 @@ def test_local_variables_see_the_saved_vectors(tmp_path: Path) -> None:
 
 
 class Plateau(gossamer.Algorithm):
-    """Sends its training loss, and lowers its learning rate where that does not fall."""
+    """Sends its training loss, and lowers its learning rate if the loss does not fall."""
 
     async def run(self, node: gossamer.Node) -> None:
         node.state.setdefault("best", 1e9)
@@ -405,9 +405,9 @@ class Plateau(gossamer.Algorithm):
             peers = await node.neighbors(r)
             node.broadcast(peers, {"model": node.model, "loss": loss}, tag=r)
             heard = await node.gather(peers, r)
-            weights = {rank: 1 / (1 + each["loss"]) for rank, each in heard.items()}
+            weights = {rank: 1 / (1 + payload["loss"]) for rank, payload in heard.items()}
             total = sum(weights.values()) + 1 / (1 + loss)
-            models = {rank: each["model"] for rank, each in heard.items()}
+            models = {rank: payload["model"] for rank, payload in heard.items()}
             await node.mix(models, {rank: weight / total for rank, weight in weights.items()})
 
 
@@ -418,7 +418,7 @@ def test_losses_and_learning_rates_are_restored(tmp_path: Path) -> None:
 
 
 class Larger(gossamer.Algorithm):
-    """Takes over a model that is larger than its own: values decide which vector a node has, and nothing that happens."""
+    """Takes over a model with a larger norm: values decide which vector a node has, but no message."""
 
     gathers: ClassVar[bool] = False
 
@@ -432,33 +432,33 @@ class Larger(gossamer.Algorithm):
                     node.model = message.payload
 
 
-def test_restoring_one_node_writes_over_no_vector_of_another(tmp_path: Path) -> None:
+def test_restoring_a_node_overwrites_no_other_nodes_vector(tmp_path: Path) -> None:
     whole = play(tmp_path, {**LONG, "algorithm": "test_resumed_bits:Larger"})
     for number in (1, 2, 4):
         folder = as_left_by_a_kill(whole, number, tmp_path / str(number))
         assert_same(gossamer.resume(folder), whole)
 
 
-def test_rows_that_were_lost_are_computed_again(tmp_path: Path) -> None:
-    """A machine that goes down may have written a checkpoint and not the rows before it."""
-    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+def test_missing_rows_are_computed_again(tmp_path: Path) -> None:
+    """A machine that fails may have written a checkpoint but not the rows before it."""
+    whole, listener = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Listener()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
     table = pl.read_parquet(folder / "metrics.parquet")
     table.filter(pl.col("time_s") < 0.5).write_parquet(folder / "metrics.parquet")
-    resumed = gossamer.resume(folder, observer=said)
-    assert said.computed_again
+    resumed = gossamer.resume(folder, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
-def test_a_row_of_the_network_that_was_lost_is_computed_again(tmp_path: Path) -> None:
-    """Its nodes' models have no meaning while what is on record happens again."""
-    whole, said = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Said()
+def test_missing_network_row_is_computed_again(tmp_path: Path) -> None:
+    """Models of nodes are undefined while recorded events are replayed."""
+    whole, listener = play(tmp_path, {**LONG, "algorithm": ASYNCHRONOUS["swift"]}), Listener()
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
     table = pl.read_parquet(folder / "metrics.parquet")
     last = table.filter(pl.col("node") == -1, pl.col("time_s") < 0.5)["time_s"].max()
     table.filter((pl.col("node") >= 0) | (pl.col("time_s") < last)).write_parquet(folder / "metrics.parquet")
-    resumed = gossamer.resume(folder, observer=said)
-    assert said.computed_again
+    resumed = gossamer.resume(folder, observer=listener)
+    assert listener.computed_again
     assert_same(resumed, whole)
 
 
@@ -469,7 +469,7 @@ class StoppedAtOnce(Observer):
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_path: Path) -> None:
+def test_run_stopped_during_replay_has_no_models_and_resumes(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["swift"]}
     whole = play(tmp_path, described)
     folder = as_left_by_a_kill(whole, 4, tmp_path / "killed")
@@ -479,7 +479,7 @@ def test_a_run_that_is_stopped_while_it_replays_has_no_models_and_goes_on(tmp_pa
     assert_same(gossamer.resume(folder), whole)
 
 
-def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Path) -> None:
+def test_end_before_the_record_gives_the_shorter_run(tmp_path: Path) -> None:
     described = {**LONG, "algorithm": ASYNCHRONOUS["gossip-learning"], "network": SLOW}
     whole = play(tmp_path, described)
     cut = read_run_checkpoint(whole.path / "checkpoints", 6)
@@ -490,14 +490,14 @@ def test_an_end_before_what_is_on_record_is_that_of_the_shorter_run(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> None:
-    """What real nodes that wait for nobody do again is something else; it's the same task, and they learn it."""
+def test_resumed_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: str) -> None:
+    """Real nodes that never wait do not repeat their bits, but they learn the same task."""
     described = {
         **SETTINGS,
         "algorithm": ASYNCHRONOUS[name],
         "optimizer": {"name": "sgd", "lr": 0.05},
         "stop": {"rounds": 40},
-        # Steps that take no time would be over before anything has arrived.
+        # Steps without duration would be over before any message arrives.
         "engine": {**PROCESSES, "pace": True},
         "compute": {"name": "log-normal", "median_seconds": 0.05, "sigma": 0.6},
         "checkpoint": {"every_rounds": 10},
@@ -541,7 +541,7 @@ TICKS: dict[str, Any] = {
     ],
     ids=["time", "rounds", "nodes that end apart", "bytes"],
 )
-def test_an_extended_run_has_every_row_of_a_longer_one(
+def test_extended_run_has_every_row_of_a_longer_one(
     tmp_path: Path, short: dict[str, Any], long: dict[str, Any], given: str, changes: dict[str, Any]
 ) -> None:
     def experiment(stop: dict[str, Any]) -> Experiment:
@@ -551,13 +551,13 @@ def test_an_extended_run_has_every_row_of_a_longer_one(
     resumed = gossamer.resume(gossamer.run(experiment(short), tmp_path / "short").path, [given])
     key = ["node", "time_s", "round", "moment"]
     columns = [*key, "test_loss", "bytes_sent", "bytes_received", "train_loss"]
-    one, other = (run.metrics.select(columns).sort(key) for run in (whole, resumed))
-    assert one.equals(other)
+    expected, actual = (run.metrics.select(columns).sort(key) for run in (whole, resumed))
+    assert expected.equals(actual)
     assert torch.equal(whole.parameters, resumed.parameters)  # type: ignore[arg-type]
 
 
-def test_checkpoints_keep_no_messages_to_nodes_that_have_ended(tmp_path: Path) -> None:
-    """Nobody reads them; the last node makes ten times as many."""
+def test_checkpoints_drop_messages_to_ended_nodes(tmp_path: Path) -> None:
+    """No node reads them, and the slowest node sends ten times as many."""
     peaks = [
         gossamer.run(
             Experiment.of(

@@ -1,4 +1,4 @@
-"""Nodes that find their neighbours themselves, under both engines: what travels, what is recorded, what is refused."""
+"""Nodes that sample their neighbours, under both engines: messages, records and refusals."""
 
 from __future__ import annotations
 
@@ -46,43 +46,43 @@ def described(algorithm: dict[str, Any], **changes: Any) -> Experiment:
     return Experiment.of({**fields, "algorithm": algorithm, **changes})
 
 
-def graphs(done: Run) -> dict[int, list[tuple[int, int]]]:
-    return {int(start): [tuple(edge) for edge in edges] for start, edges in done.setup["graphs"].items()}
+def graphs(run: Run) -> dict[int, list[tuple[int, int]]]:
+    return {int(start): [tuple(edge) for edge in edges] for start, edges in run.setup["graphs"].items()}
 
 
-def test_these_are_the_algorithms_that_bear_it() -> None:
-    bearing = {
-        name for name, found in names("algorithm").items() if getattr(found, "tolerates_sampling", False)
+def test_algorithms_that_tolerate_sampling_are_covered() -> None:
+    tolerant = {
+        name for name, kind in names("algorithm").items() if getattr(kind, "tolerates_sampling", False)
     }
-    assert bearing == {algorithm["name"] for algorithm in ALGORITHMS}
+    assert tolerant == {algorithm["name"] for algorithm in ALGORITHMS}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm["name"])
 def test_algorithms_learn_on_views(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    done = gossamer.run(described(algorithm), tmp_path)
-    losses = [done.metrics.filter(done.metrics["round"] == r)["test_loss"].mean() for r in (0, 15)]
+    run = gossamer.run(described(algorithm), tmp_path)
+    losses = [run.metrics.filter(run.metrics["round"] == r)["test_loss"].mean() for r in (0, 15)]
     assert losses[1] < losses[0] / 2
 
 
-def test_running_it_again_gives_the_same(tmp_path: Path) -> None:
+def test_sampled_run_is_repeatable(tmp_path: Path) -> None:
     first, again = (gossamer.run(described({"name": "gossip-learning"}), tmp_path) for _ in range(2))
     assert graphs(first) == graphs(again)
     columns = ["node", "round", "time_s", "bytes_sent", "messages_received", "test_loss"]
     assert first.metrics.select(columns).equals(again.metrics.select(columns))
 
 
-def test_they_run_as_processes(tmp_path: Path) -> None:
-    done = gossamer.run(
+def test_sampled_topology_runs_as_processes(tmp_path: Path) -> None:
+    run = gossamer.run(
         described({"name": "ad-psgd"}, engine="processes", evaluation={"every_rounds": 15}), tmp_path
     )
-    found = graphs(done)
-    assert found.keys() == {0, 15}
-    assert set(found[15]) != set(found[0])
-    assert all(i != j and 0 <= j < NODES for i, j in found[15])
-    assert max(np.bincount([i for i, _ in found[15]], minlength=NODES)) <= 4
+    recorded = graphs(run)
+    assert recorded.keys() == {0, 15}
+    assert set(recorded[15]) != set(recorded[0])
+    assert all(i != j and 0 <= j < NODES for i, j in recorded[15])
+    assert max(np.bincount([i for i, _ in recorded[15]], minlength=NODES)) <= 4
 
 
-def test_the_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> None:
+def test_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> None:
     async def script(node: Node) -> dict[int, tuple[int, ...]]:
         seen = {}
         async for r in node.rounds():
@@ -91,15 +91,15 @@ def test_the_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> N
         return seen
 
     played = play(tmp_path, script, NODES, topology=TIMED, evaluation={"every_rounds": 2}, stop={"rounds": 5})
-    found = graphs(played.run)
-    assert found.keys() == {0, 2, 4, 5}
-    for r in (0, 2, 4):  # nothing happens between a round's end and the next one's start
-        assert found[r] == [(i, j) for i in range(NODES) for j in played.values[i][r]]
+    recorded = graphs(played.run)
+    assert recorded.keys() == {0, 2, 4, 5}
+    for r in (0, 2, 4):  # no exchange between the end of a round and the next start
+        assert recorded[r] == [(i, j) for i in range(NODES) for j in played.values[i][r]]
     assert played.run.setup["directed"]
 
 
-def test_views_and_bytes_are_those_of_exchanges_at_their_instants(tmp_path: Path) -> None:
-    """Where messages take no time, an exchange is over at the instant at which it begins."""
+def test_views_and_bytes_match_a_reference_of_the_exchanges(tmp_path: Path) -> None:
+    """If messages take no time, an exchange ends at the instant at which it starts."""
     views: list[dict[int, int]] = []
 
     async def script(node: Node) -> tuple[dict[int, int], int]:
@@ -118,28 +118,28 @@ def test_views_and_bytes_are_those_of_exchanges_at_their_instants(tmp_path: Path
         Q = min(ages, key=lambda j: (-ages[j], j))
         del ages[Q]
         k, begun[P] = begun[P], begun[P] + 1
-        there = generator(3, "sampler/ask", P, k).permutation(sorted(ages))[:2].tolist()
-        back = generator(3, "sampler/answer", Q, P, k).permutation(sorted(views[Q]))[:3].tolist()
-        question = [[P, 0], *([j, ages[j]] for j in there)]
-        answer = [[j, views[Q][j]] for j in back]
-        views[P] = taken(P, ages, answer, there)
-        views[Q] = taken(Q, views[Q], question, back)
+        offered = generator(3, "sampler/ask", P, k).permutation(sorted(ages))[:2].tolist()
+        returned = generator(3, "sampler/answer", Q, P, k).permutation(sorted(views[Q]))[:3].tolist()
+        question = [[P, 0], *([j, ages[j]] for j in offered)]
+        answer = [[j, views[Q][j]] for j in returned]
+        views[P] = merged(P, ages, answer, offered)
+        views[Q] = merged(Q, views[Q], question, returned)
         sent[P] += wire_bytes((TAG, "ask", k), question)
         sent[Q] += wire_bytes((TAG, "answer", k), answer)
     assert played.values == {rank: (views[rank], sent[rank]) for rank in range(NODES)}
 
 
-def taken(own: int, view: dict[int, int], entries: list[list[int]], sent: list[int]) -> dict[int, int]:
-    view, places = dict(view), list(sent)
+def merged(rank: int, view: dict[int, int], entries: list[list[int]], sent: list[int]) -> dict[int, int]:
+    view, replaceable = dict(view), list(sent)
     for j, age in entries:
-        if j != own and j not in view and (len(view) < 4 or places):
+        if j != rank and j not in view and (len(view) < 4 or replaceable):
             if len(view) == 4:
-                del view[places.pop(0)]
+                del view[replaceable.pop(0)]
             view[j] = age
     return view
 
 
-def test_samplers_and_the_algorithm_do_not_hear_each_other(tmp_path: Path) -> None:
+def test_sampler_and_algorithm_messages_are_kept_apart(tmp_path: Path) -> None:
     async def script(node: Node) -> list[Any]:
         await node.sleep(5.0)
         node.send((node.rank + 1) % NODES, "mine", tag="mine")
@@ -150,8 +150,8 @@ def test_samplers_and_the_algorithm_do_not_hear_each_other(tmp_path: Path) -> No
     assert all(heard == [(("mine",), "mine")] for heard in played.values.values())
 
 
-def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Path) -> None:
-    """Node 0 returns at once: it stays in the views of others, and what is sent to it is late."""
+def test_finished_node_answers_samplers_but_takes_no_messages(tmp_path: Path) -> None:
+    """Node 0 returns at once: it stays in the views of others, and messages to it are late."""
 
     async def script(node: Node) -> Any:
         if node.rank == 0:
@@ -168,8 +168,8 @@ def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Pat
     assert last["messages_late"].max() == 1
 
 
-def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path) -> None:
-    """Three of eight nodes are away from 4.5 s to 24.5 s: nobody knows them then, and the graph goes on without them."""
+def test_crashed_nodes_leave_the_views_and_return(tmp_path: Path) -> None:
+    """Three of eight nodes are away from 4.5 s to 24.5 s: meanwhile they are in no view."""
     away = (1, 4, 6)
 
     async def script(node: Node) -> dict[int, tuple[int, ...]]:
@@ -190,13 +190,13 @@ def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path
         evaluation={"every_s": 10.0, "every_rounds": None},
         stop={"time_s": 50.0},
     )
-    found = graphs(played.run)
-    known = {r: {j for _, j in edges} for r, edges in found.items()}
-    assert not known[next(r for r in sorted(found) if r >= 9)] & set(away)
-    assert known[max(found)] >= set(away)
+    recorded = graphs(played.run)
+    known = {r: {j for _, j in edges} for r, edges in recorded.items()}
+    assert not known[next(r for r in sorted(recorded) if r >= 9)] & set(away)
+    assert known[max(recorded)] >= set(away)
 
 
-def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Path) -> None:
+def test_deadlock_is_noticed_despite_exchanges(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.receive("never")
 
@@ -205,18 +205,18 @@ def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda node: node.topology(), r"node\.topology with sampled neighbours"),
         (lambda node: node.mixing_weights(), r"node\.mixing_weights with sampled neighbours"),
     ],
 )
-def test_what_no_node_knows_is_refused(tmp_path: Path, call: Any, said: str) -> None:
+def test_global_topology_calls_are_refused(tmp_path: Path, call: Any, message: str) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             call(node)
 
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(RunFailed, match=message):
         play(tmp_path, script, NODES, topology=TIMED)
 
 
@@ -230,21 +230,21 @@ def test_only_out_neighbours_are_known(tmp_path: Path, direction: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["d-psgd", "sgp", "swift", "epidemic-local", "relay-sum", "local"])
-def test_algorithms_that_ask_for_more_are_refused_before_the_run(name: str) -> None:
+def test_other_algorithms_are_refused_before_the_run(name: str) -> None:
     with pytest.raises(BadInput, match=f"^topology: sampled, for {name}; accepted: .*gossip-learning"):
         prepare(described({"name": name}, nodes=10))
 
 
-def test_divshare_has_to_ask_the_sampler() -> None:
+def test_divshare_to_all_is_refused_on_a_sampled_topology() -> None:
     with pytest.raises(BadInput, match=r'^algorithm\.recipients_from: "all" on cyclon'):
         prepare(described({"name": "divshare"}))
 
 
-def test_the_command_line_says_what_it_can(tmp_path: Path) -> None:
+def test_topology_command_describes_the_initial_views(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     described(ALGORITHMS[2]).save(file)
-    told = CliRunner().invoke(app, ["topology", str(file)], catch_exceptions=False)
-    assert "views that the nodes start with" in told.output
+    result = CliRunner().invoke(app, ["topology", str(file)], catch_exceptions=False)
+    assert "views that the nodes start with" in result.output
     assert json.loads(CliRunner().invoke(app, ["topology", str(file), "--json"]).output)["nodes"] == NODES
     later = CliRunner().invoke(app, ["topology", str(file), "--round", "3"])
     assert isinstance(later.exception, BadInput)

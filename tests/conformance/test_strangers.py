@@ -1,4 +1,4 @@
-"""A run of real processes among strangers, who dial its nodes, say all sorts of things, or nothing, and stay."""
+"""A run of real processes under connections from strangers that send arbitrary data, or nothing, and may stay."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def described(**changes: Any) -> Experiment:
 
 
 class Strangers(threading.Thread):
-    """Wait for a run's nodes, and dial them until so many connections were made.
+    """Wait for a run's nodes, and dial them until ``count`` connections were made.
 
     Args:
-        count: how many connections.
-        gate: a file that is there once they were made.
-        say: what one says, drawn with this generator.
-        staying: the share of them that stays until a node, or the run, ends it.
-        dripping: these go on with a byte of a greeting from time to time.
+        count: the number of connections.
+        gate: a file that is created once they were made.
+        say: the data that a stranger sends, drawn with this generator.
+        staying: the share of connections that stay until a node or the run ends them.
+        dripping: whether these send a greeting slowly, byte by byte.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Strangers(threading.Thread):
         self._here: set[socket.socket] = set()
         self.made = self.stayed = self.dropped = 0
         self.grown: dict[int, int] = {}
-        """Process -> bytes of memory that it had more at any time than when it was first seen."""
+        """By process, the greatest growth of its memory since it was first seen, in bytes."""
 
     def run(self) -> None:
         listeners = self._listeners()
@@ -93,22 +93,21 @@ class Strangers(threading.Thread):
             if self.made % 50 == 0 or self.made == self._count:
                 self._hear()
                 now, later = dict(self._memory(listeners)), dict(self._memory(listeners))
-                if (
-                    now.keys() == later.keys() == first.keys()
-                ):  # what ended processes shared is the last one's own
+                # (Memory shared with ended processes counts as a survivor's own.)
+                if now.keys() == later.keys() == first.keys():
                     self.grown |= {pid: max(self.grown.get(pid, 0), now[pid] - first[pid]) for pid in first}
         for stranger in self._here:
             stranger.close()
 
     def end(self) -> None:
-        """The run is over."""
+        """Tell the strangers that the run is over."""
         self._run_is_over.set()
         self.join()
 
     def _listeners(self) -> dict[int, tuple[str, int]]:
-        """Where each node's process listens."""
-        found: dict[int, tuple[str, int]] = {}
-        while len(found) < NODES and not self._run_is_over.is_set():
+        """The address on which each node's process listens."""
+        addresses: dict[int, tuple[str, int]] = {}
+        while len(addresses) < NODES and not self._run_is_over.is_set():
             processes = set(psutil.Process().children(recursive=True)) - self._known
             for process in processes:
                 try:
@@ -117,10 +116,10 @@ class Strangers(threading.Thread):
                     ]
                 except psutil.Error:
                     continue
-                if len(listening) == 1:  # the supervisor has all of them
-                    found[process.pid] = tuple(listening[0].laddr)
+                if len(listening) == 1:  # the supervisor has all listeners
+                    addresses[process.pid] = tuple(listening[0].laddr)
             time.sleep(0.01)
-        return found
+        return addresses
 
     def _memory(self, pids: Any) -> Iterator[tuple[int, int]]:
         for pid in pids:
@@ -148,11 +147,11 @@ class Strangers(threading.Thread):
 
     def _drip(self, drop: int) -> None:
         for stranger in self._here:
-            with suppress(OSError):  # it was dropped, as is heard next
+            with suppress(OSError):  # it was dropped, which _hear notices
                 stranger.send(bytes([drop]))
 
     def _hear(self) -> None:
-        """Forget those that the nodes have dropped."""
+        """Count and forget the connections that nodes have dropped."""
         for stranger in list(self._here):
             try:
                 gone = not stranger.recv(1000)
@@ -170,7 +169,7 @@ WORDS = wire.hello(1, bytes(16))
 
 
 def anything(chance: random.Random) -> bytes:
-    """Garbage, other protocols, and what a node might say, but for the token."""
+    """Garbage, other protocols, and messages of a node with a wrong token."""
     greeting = wire.hello(chance.randrange(NODES), chance.randbytes(16))
     message = wire.BEGIN.pack(1, 0, 16_384, chance.choice([16_384, 2**63]), 100)
     return chance.choice(
@@ -181,7 +180,7 @@ def anything(chance: random.Random) -> bytes:
             greeting + message + bytes(16_384),
             wire.hello(chance.choice([NODES, 2**31, 2**32 - 1]), bytes(16)),
             b"GET / HTTP/1.1\r\nHost: gossip\r\n\r\n",
-            b"\x16\x03\x01\x02\x00\x01" + chance.randbytes(200),  # TLS's first word
+            b"\x16\x03\x01\x02\x00\x01" + chance.randbytes(200),  # the start of a TLS handshake
             chance.randbytes(chance.randrange(1, 3000)),
             message,
             bytes(60_000),
@@ -201,55 +200,55 @@ def among(strangers: Strangers, experiment: Experiment, out: Path) -> Run:
         strangers.end()
 
 
-def same_models(one: Run, other: Run) -> None:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    np.testing.assert_array_equal(one.parameters, other.parameters)
+def same_models(left: Run, right: Run) -> None:
+    assert left.parameters is not None
+    assert right.parameters is not None
+    np.testing.assert_array_equal(left.parameters, right.parameters)
 
 
-def refusals(done: Run) -> list[tuple[int, str]]:
-    events = done.events.filter(done.events["event"] == "refused")
+def refusals(run: Run) -> list[tuple[int, str]]:
+    events = run.events.filter(run.events["event"] == "refused")
     return list(zip(events["node"].to_list(), events["detail"].to_list(), strict=True))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run without strangers: simulated, as the engines agree to the last bit."""
+    """The run without strangers: a simulation, since the engines agree to the bit."""
     return gossamer.run(described(engine=SIMULATE), tmp_path_factory.mktemp("alone"))
 
 
 def test_a_thousand_strangers_change_nothing(tmp_path: Path, alone: Run) -> None:
     gate = tmp_path / "gate"
     strangers = Strangers(1000, gate, anything, staying=0.3)
-    done = among(strangers, described(algorithm=gated(gate, ROUNDS - 1)), tmp_path)
+    run = among(strangers, described(algorithm=gated(gate, ROUNDS - 1)), tmp_path)
     assert strangers.made == 1000
-    same_models(alone, done)
-    told = [(node, line) for node, line in refusals(done) if line != "further refusals are not shown"]
-    assert told
-    assert len(refusals(done)) <= len(told) + NODES  # a line a node, when there are too many
-    assert all(line.startswith("stranger at 127.0.0.1:") for _, line in told)
-    assert len(set(told)) == len(told)
-    assert max(Counter(node for node, _ in told).values()) <= REFUSALS
+    same_models(alone, run)
+    shown = [(node, line) for node, line in refusals(run) if line != "further refusals are not shown"]
+    assert shown
+    assert len(refusals(run)) <= len(shown) + NODES  # one more line a node if there are too many
+    assert all(line.startswith("stranger at 127.0.0.1:") for _, line in shown)
+    assert len(set(shown)) == len(shown)
+    assert max(Counter(node for node, _ in shown).values()) <= REFUSALS
     assert max(strangers.grown.values(), default=0) < 16 * MiB
 
 
-def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -> None:
-    """They dial first, say nothing and stay; the nodes dial when they have."""
+def test_strangers_that_fill_every_slot_do_not_keep_nodes_out(tmp_path: Path) -> None:
+    """They dial before the nodes, send nothing, and stay."""
     short, gate = {"stop": {"rounds": 3}}, tmp_path / "gate"
     alone = gossamer.run(described(engine=SIMULATE, **short), tmp_path)
     strangers = Strangers(NODES * 120, gate, nothing, staying=1.0)
-    done = among(strangers, described(algorithm=gated(gate, 0), **short), tmp_path)
-    same_models(alone, done)
+    run = among(strangers, described(algorithm=gated(gate, 0), **short), tmp_path)
+    same_models(alone, run)
     assert strangers.dropped > 0
-    assert any("while others connected" in line for _, line in refusals(done))
+    assert any("while others connected" in line for _, line in refusals(run))
 
 
 @pytest.mark.slow
-def test_who_says_a_byte_at_a_time_is_dropped_too(tmp_path: Path, alone: Run) -> None:
-    """The run lasts longer than a stranger has to say who it is."""
+def test_stranger_that_drips_bytes_is_dropped(tmp_path: Path, alone: Run) -> None:
+    """The run outlasts the time in which a stranger must identify itself."""
     strangers = Strangers(NODES * 10, tmp_path / "gate", nothing, staying=1.0, dripping=True)
     lasting = {"name": "constant", "seconds_per_step": 1.5 * HELLO_TIMEOUT_S / ROUNDS}
-    done = among(strangers, described(compute=lasting), tmp_path)
-    same_models(alone, done)
+    run = among(strangers, described(compute=lasting), tmp_path)
+    same_models(alone, run)
     assert strangers.dropped == strangers.stayed > 0
-    assert any(f"within {HELLO_TIMEOUT_S} s" in line for _, line in refusals(done))
+    assert any(f"within {HELLO_TIMEOUT_S} s" in line for _, line in refusals(run))

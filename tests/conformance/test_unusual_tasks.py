@@ -1,4 +1,4 @@
-"""Tasks, models and components that users write, and that do more, less or other than is usual."""
+"""Tasks, models and components of users that behave unusually."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def play(out: Path, **fields: Any) -> gossamer.Run:
     return gossamer.run(Experiment.of(values), out)
 
 
-def test_a_model_that_writes_into_its_inputs_is_evaluated_as_if_it_did_not(tmp_path: Path) -> None:
-    one, other = (
+def test_model_that_modifies_its_inputs_is_evaluated_correctly(tmp_path: Path) -> None:
+    writing, plain = (
         play(tmp_path, task={"model": model}).metrics["test_loss"] for model in ("writing", "plain")
     )
-    np.testing.assert_allclose(one, other, rtol=1e-6)
+    np.testing.assert_allclose(writing, plain, rtol=1e-6)
 
 
-def test_a_model_that_draws_in_some_steps_only_repeats_its_bits(tmp_path: Path) -> None:
+def test_model_with_occasional_randomness_is_repeatable(tmp_path: Path) -> None:
     engine = {"name": "simulate", "trainer": "sequential", "workers": 2}
     runs = [
         play(
@@ -122,24 +122,24 @@ def test_a_model_that_draws_in_some_steps_only_repeats_its_bits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("targets", ["signs", "large", "several"])
-def test_targets_that_are_no_class_numbers(tmp_path: Path, targets: str) -> None:
+def test_targets_need_not_be_class_numbers(tmp_path: Path, targets: str) -> None:
     assert play(tmp_path, task={"targets": targets}).status == "done"
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("one", "returns the same parameters twice; accepted: a new module at each call"),
         ("large", "buffer 'kept' has an integer above 16,777,216"),
         ("complex", "buffer 'kept' has complex"),
     ],
 )
-def test_models_that_vectors_can_not_hold_are_refused(tmp_path: Path, model: str, said: str) -> None:
-    with pytest.raises((BadInput, RunFailed), match=said):
+def test_models_that_vectors_cannot_hold_are_refused(tmp_path: Path, model: str, message: str) -> None:
+    with pytest.raises((BadInput, RunFailed), match=message):
         play(tmp_path, task={"model": model})
 
 
-def test_metrics_with_one_name_are_refused() -> None:
+def test_metrics_with_colliding_names_are_refused() -> None:
     pair = (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
     for metrics, tests in (
         ({"loss": F.cross_entropy}, {}),
@@ -158,7 +158,7 @@ class Recording(Algorithm):
 
 
 @pytest.mark.parametrize("column", ["node", "moment", "bytes_sent", "test_loss"])
-def test_columns_of_every_row_are_not_recorded_by_algorithms(tmp_path: Path, column: str) -> None:
+def test_algorithms_cannot_record_reserved_columns(tmp_path: Path, column: str) -> None:
     with pytest.raises(RunFailed, match=f"node.record: {column}: every row has this column"):
         play(tmp_path, algorithm={"name": f"{__name__}:Recording", "column": column})
 
@@ -168,7 +168,7 @@ class Scalar(Aggregator):
         return own.mean()
 
 
-def test_an_aggregator_that_returns_another_shape_is_refused(tmp_path: Path) -> None:
+def test_aggregator_that_returns_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"Scalar returns a tensor of shape \(\); accepted: \(15,\)"):
         play(tmp_path, aggregator=f"{__name__}:Scalar")
 
@@ -178,11 +178,11 @@ class Lists(Partition):
         return [list(range(k, task.samples, nodes)) for k in range(nodes)]
 
 
-def test_a_partition_may_return_lists(tmp_path: Path) -> None:
+def test_partition_may_return_lists(tmp_path: Path) -> None:
     assert play(tmp_path, partition=f"{__name__}:Lists").status == "done"
 
 
-def test_a_file_with_values_that_are_not_finite_is_no_start(tmp_path: Path) -> None:
+def test_initial_file_with_nonfinite_values_is_refused(tmp_path: Path) -> None:
     module = nn.Linear(4, 3)
     module.weight.data[0, 0] = float("nan")
     save_file(module.state_dict(), tmp_path / "start.safetensors")
@@ -201,7 +201,7 @@ class Counting(Tracker):
         counted.append(len(self._rows))
 
 
-def test_every_run_has_trackers_of_its_own(tmp_path: Path) -> None:
+def test_every_run_has_its_own_trackers(tmp_path: Path) -> None:
     values: dict[str, Any] = {"trackers": [{"name": f"{__name__}:Counting"}]}
     experiment = Experiment.load(play(tmp_path, **values).path / "experiment.yaml")
     first = max(counted)
@@ -211,7 +211,7 @@ def test_every_run_has_trackers_of_its_own(tmp_path: Path) -> None:
     assert max(counted) == first
 
 
-def test_a_class_of_a_function_can_be_run_with_auto(tmp_path: Path) -> None:
+def test_local_algorithm_class_runs_with_the_auto_trainer(tmp_path: Path) -> None:
     class Local(Algorithm):
         async def run(self, node: Node) -> None:
             async for _ in node.rounds():
@@ -223,7 +223,7 @@ def test_a_class_of_a_function_can_be_run_with_auto(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched", "fused"])
-def test_another_default_type_changes_nothing(tmp_path: Path, trainer: str) -> None:
+def test_runs_complete_with_another_default_dtype(tmp_path: Path, trainer: str) -> None:
     engine = {"name": "simulate", "trainer": trainer}
     before = torch.get_default_dtype()
     plain = play(tmp_path, engine=engine)

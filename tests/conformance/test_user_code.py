@@ -70,7 +70,7 @@ class Counter(Algorithm):
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the user's two modules: it is importable, and nothing says so but that."""
+    """A working directory with the user's two modules; no other path entry makes them importable."""
     (tmp_path / "left_hand_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "line_task.py").write_text(TASK)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -109,15 +109,17 @@ def test_files_of_the_working_directory_run_under_both_engines() -> None:
 
 
 @pytest.mark.usefixtures("workplace")
-def test_the_users_parameter_counts() -> None:
-    one, other = (play(algorithm={"name": "left_hand_algorithm:LeftHand", "share": s}) for s in (0.25, 0.5))
-    assert one.parameters is not None
-    assert other.parameters is not None
-    assert not torch.equal(one.parameters, other.parameters)
+def test_parameter_of_a_user_algorithm_takes_effect() -> None:
+    quarter, half = (
+        play(algorithm={"name": "left_hand_algorithm:LeftHand", "share": share}) for share in (0.25, 0.5)
+    )
+    assert quarter.parameters is not None
+    assert half.parameters is not None
+    assert not torch.equal(quarter.parameters, half.parameters)
 
 
 @pytest.mark.usefixtures("workplace")
-def test_a_task_source_class_runs_too() -> None:
+def test_task_source_class_runs() -> None:
     run = play(task={"name": "user_tasks:Plane", "samples": 32})
     assert run.setup["samples"] == [8, 8, 8, 8]
     assert run.metrics["test_spread"].drop_nulls().len() > 0
@@ -134,14 +136,14 @@ def test_a_task_source_class_runs_too() -> None:
         ({"task": "line_task:accuracy"}, "task"),
     ],
 )
-def test_what_can_not_be_used_is_named(field: dict[str, Any], named: str) -> None:
+def test_unusable_user_code_is_named(field: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput, match=named):
         play(**field)
 
 
 @pytest.mark.usefixtures("no_process_is_left")
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_who_remembers_something_in_the_algorithm_is_told_where_to(workplace: Path, engine: str) -> None:
+def test_setting_an_attribute_on_an_algorithm_is_refused(workplace: Path, engine: str) -> None:
     (workplace / "counter_algorithm.py").write_text(COUNTER)
     with pytest.raises(RunFailed) as caught:
         play(algorithm="counter_algorithm:Counter", engine={"name": engine})
@@ -153,22 +155,22 @@ def test_who_remembers_something_in_the_algorithm_is_told_where_to(workplace: Pa
     )
 
 
-def test_rounds_without_async_say_so(workplace: Path) -> None:
+def test_plain_for_over_rounds_names_its_line(workplace: Path) -> None:
     (workplace / "plain_loop.py").write_text(COUNTER.replace("async for", "for"))
     with pytest.raises(RunFailed, match=r"'AsyncRounds' object is not iterable \(plain_loop.py, line 9\)$"):
         play(algorithm="plain_loop:Counter")
 
 
 @pytest.mark.usefixtures("shapes_unchecked")
-def test_what_no_record_holds_is_said_with_its_line(workplace: Path) -> None:
+def test_unrecordable_value_is_named_with_its_line(workplace: Path) -> None:
     (workplace / "odd_record.py").write_text(COUNTER.replace("self.count = r", "node.record(r=r, peers={r})"))
-    said = r"TypeError: node.record: peers: got a set; accepted: numbers, text, None, lists, mappings \(odd_record.py, line 10\)$"
-    with pytest.raises(RunFailed, match=said):
+    message = r"TypeError: node.record: peers: got a set; accepted: numbers, text, None, lists, mappings \(odd_record.py, line 10\)$"
+    with pytest.raises(RunFailed, match=message):
         play(algorithm="odd_record:Counter")
 
 
 @pytest.mark.usefixtures("workplace")
-def test_bad_input_is_found_by_the_fork_server_too() -> None:
+def test_fork_server_reports_bad_input() -> None:
     with pytest.raises(BadInput, match="nodes: 50 for 40 samples"):
         play(nodes=50, engine={"name": "processes"})
     assert not Path("runs").exists()

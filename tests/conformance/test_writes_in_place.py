@@ -21,7 +21,7 @@ class Careless(Algorithm):
             node.broadcast(peers, node.model, tag=r)
             await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
 """
-FIRST, SECOND, NEXT = 8, 9, 11  # lines; of the next call that reads the model
+FIRST, SECOND, NEXT = 8, 9, 11  # line numbers; NEXT is the next call that reads the model
 EXPERIMENT = """
 nodes: 3
 task: {name: least-squares, features: 4, samples: 40}
@@ -34,7 +34,7 @@ stop: {rounds: 2}
 
 
 @pytest.mark.parametrize(
-    ("engine", "first", "second", "found"),
+    ("engine", "first", "second", "line"),
     [
         ("processes", "node.parameters -= 0.5", "pass", FIRST),
         ("simulate", "node.parameters -= 0.5", "pass", FIRST),
@@ -48,13 +48,15 @@ stop: {rounds: 2}
         ),
     ],
 )
-def test_the_error_names_the_line(tmp_path: Path, engine: str, first: str, second: str, found: int) -> None:
-    # (In a process of its own, since the checks of types in tests stand between an algorithm and the node.)
+def test_in_place_write_error_names_the_line(
+    tmp_path: Path, engine: str, first: str, second: str, line: int
+) -> None:
+    # (In a separate process: the type checks of the tests add frames between an algorithm and the node.)
     (tmp_path / "careless.py").write_text(ALGORITHM.format(first=first, second=second))
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
     program = [sys.executable, "-m", "gossamer", "run", "experiment.yaml", "--engine", engine]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
-    said = " ".join((done.stdout + done.stderr).split())
-    assert "its parameters were modified in place" in said
-    assert f"(careless.py, line {found})" in said
+    output = " ".join((done.stdout + done.stderr).split())
+    assert "its parameters were modified in place" in output
+    assert f"(careless.py, line {line})" in output

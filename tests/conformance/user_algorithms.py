@@ -1,4 +1,4 @@
-"""Algorithms and wrappers as a user writes them: outside the package, found by "user_algorithms:Class"."""
+"""Algorithms and wrappers as a user writes them: outside the package, named "user_algorithms:Class"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gossamer.messages.tags import Payload
 
 
 class Ledger(NodeWrapper):
-    """Writes down who sends what to whom: a line (tag, source, to) a message, a file a node."""
+    """Logs the messages sent: a line (tag, source, to) for each, a file for each node."""
 
     folder: str
 
@@ -36,8 +36,8 @@ def read_ledger(folder: Path) -> list[tuple[list[str | int], int, int]]:
 
 
 class Forerunners(NodeWrapper):
-    """Writes down which messages of a round come in while their receiver is in an earlier one: a line (round, source, to) each,
-    a file a node."""
+    """Logs the messages that arrive before their receiver's round: a line (round, source, to) for each, a file for each
+    node."""
 
     folder: str
 
@@ -50,7 +50,7 @@ class Forerunners(NodeWrapper):
 
 
 class Restless(DPSGD):
-    """D-PSGD with unrelated things going on beside it, some at the very same instants."""
+    """D-PSGD with unrelated concurrent timers, some at the same instants."""
 
     async def run(self, node: Node) -> None:
         for k in range(1 + node.rank % 3):
@@ -64,7 +64,7 @@ class Restless(DPSGD):
 
 
 class Gated(DPSGD):
-    """D-PSGD that waits in one round until a file is there."""
+    """D-PSGD that waits in one round until a file exists."""
 
     gate: str
     at: int
@@ -80,7 +80,7 @@ class Gated(DPSGD):
 
 
 class Rates(DPSGD):
-    """D-PSGD that writes down each round's learning rate, and chooses that of round 2 itself."""
+    """D-PSGD that records each round's learning rate, and sets that of round 2."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -95,7 +95,7 @@ class Rates(DPSGD):
 
 
 class Chatter(Algorithm):
-    """Asynchronous gossip: train, push to a random peer, mix what happens to be here. Nobody waits."""
+    """Asynchronous gossip: train, push to a random peer, mix the models that have arrived. No node waits."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -109,7 +109,7 @@ class Chatter(Algorithm):
 
 
 class Fragile(Algorithm):
-    """D-PSGD in which one node comes to grief at the start of a round."""
+    """D-PSGD in which one node fails at the start of a round."""
 
     victim: int = 2
     at: int = 3
@@ -130,7 +130,7 @@ class Fragile(Algorithm):
         if self.by == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.by == "spawned":
-            # Nobody awaits the task: its failure is the node's all the same.
+            # The task is never awaited: its failure still fails the node.
             node.spawn(self._raise())
         elif self.by == "forgotten":
             node.train()  # type: ignore[unused-coroutine]
@@ -146,7 +146,7 @@ class Fragile(Algorithm):
 
 
 class Interrupted(Algorithm):
-    """The first node is interrupted twice, and then again each that takes its turn nevertheless."""
+    """Interrupts the run twice on every node that runs."""
 
     turns: ClassVar[list[int]] = []
 
@@ -157,7 +157,7 @@ class Interrupted(Algorithm):
 
 
 class WrongTag(Algorithm):
-    """Nobody waits for the messages that are sent."""
+    """Gathers under a tag that differs from that of the messages."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -167,7 +167,7 @@ class WrongTag(Algorithm):
 
 
 class Silence(Algorithm):
-    """Every node waits for what nobody sends; the last one in a task that it spawned."""
+    """Every node waits for a message that is never sent; the last one in a spawned task."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -182,7 +182,7 @@ class Silence(Algorithm):
 
 
 class Deaf(NodeWrapper):
-    """One node comes to grief over the messages of a round (of algorithms whose tag is the round)."""
+    """One node fails on the messages of a round (for algorithms whose tag is the round)."""
 
     victim: int = 2
     at: int = 3
@@ -194,7 +194,7 @@ class Deaf(NodeWrapper):
 
 
 class Lone(Algorithm):
-    """Every node by itself; one of them does what it should not: in one round, or (large) from one on."""
+    """Every node trains alone; one misbehaves in one round, or (large) from it on."""
 
     victim: int = 2
     at: int = 3
@@ -218,7 +218,7 @@ class Lone(Algorithm):
 
 
 class Scribbler(Algorithm):
-    """Node 0 sends one payload of containers to all, and everyone then writes into theirs."""
+    """Node 0 broadcasts a payload of containers, and every node then modifies its own."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -234,7 +234,7 @@ class Scribbler(Algorithm):
 
 
 class Overwriter(Algorithm):
-    """Node 0 sends a gradient and then writes into it; node 1 counts what it has written in what came."""
+    """Node 0 sends a gradient and then overwrites it; node 1 counts overwritten values in the message."""
 
     yields: int = 0
 
@@ -253,7 +253,7 @@ class Overwriter(Algorithm):
 
 
 class Scalars(Algorithm):
-    """Records what NumPy and torch call a number."""
+    """Records scalars of NumPy and torch."""
 
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
@@ -263,7 +263,7 @@ class Scalars(Algorithm):
 
 
 class TakesBack(Algorithm):
-    """Node 0 queues three large messages and takes the second one back, twice."""
+    """Node 0 queues three large messages and cancels the second one, twice."""
 
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
@@ -282,8 +282,8 @@ class TakesBack(Algorithm):
 
 
 class EventTriggered(Algorithm):
-    """A node tells a neighbour of its model only when the model is further than a threshold from what it told that
-    neighbour last: whom it sends to depends on values."""
+    """A node sends a neighbour its model only if the model is farther than a threshold from the last one sent there:
+    receivers depend on values."""
 
     threshold: float = 0.0
     local_steps: int = 1
@@ -296,7 +296,7 @@ class EventTriggered(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             for j in neighbors:
-                # Not all in the same round, so that the last told differ from neighbour to neighbour.
+                # Neighbours alternate, so that the models last sent to them differ.
                 due = (r + node.rank + j) % 2 == 0
                 if due and (j not in told or torch.dist(node.parameters, told[j]) > self.threshold):
                     node.send(j, node.parameters, tag="model")
@@ -308,8 +308,8 @@ class EventTriggered(Algorithm):
 
 
 class Brief(Algorithm):
-    """Every node by itself; those of a rank below ``first`` return after some rounds, which they count or not, or sleep from then
-    on until the run ends."""
+    """Every node trains alone; ranks below ``first`` return after some rounds, counted or not, or sleep from then on until
+    the run ends."""
 
     first: int = 4
     after: int = 3
@@ -329,7 +329,7 @@ class Brief(Algorithm):
 
 
 class Heavy(Algorithm):
-    """Momentum of an author's own, kept in local variables, in ``node.state``, or (nothing) not at all."""
+    """Custom momentum, kept in local variables, in ``node.state``, or (nothing) not at all."""
 
     kept: Literal["locals", "state", "nothing"] = "locals"
 

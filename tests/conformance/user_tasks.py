@@ -1,4 +1,4 @@
-"""Tasks as a user writes them: outside the package, found by "user_tasks:function" or "user_tasks:Class"."""
+"""Tasks as a user writes them: outside the package, named "user_tasks:function" or "user_tasks:Class"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _data(samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Plane(TaskSource):
-    """A linear regression of its own."""
+    """A linear regression as a class."""
 
     samples: int = 40
 
@@ -52,7 +52,7 @@ def batch_norm(samples: int = 64) -> Task:
 
 
 def frozen(samples: int = 64) -> Task:
-    """A model of which 9 values are trained, behind 15,000 that are frozen."""
+    """A model with 9 trained values behind about 15,000 frozen ones."""
 
     def model() -> nn.Module:
         features = nn.Sequential(nn.Linear(FEATURES, 1000), nn.Tanh(), nn.Linear(1000, 8, bias=False))
@@ -62,10 +62,10 @@ def frozen(samples: int = 64) -> Task:
 
 
 def poisoned(samples: int = 40, owners: int = 4, bad: int = 2) -> Task:
-    """A loss that can't take the samples of one owner."""
+    """A loss that raises on the samples of one owner."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        # A tensor's value can't steer Python code under vmap: for the sequential trainer only.
+        # A branch on a value fails under vmap: for the sequential trainer only.
         if bool((targets > 1e6).any()):
             raise OverflowError("a target beyond all measure")
         return half_mean_square(outputs, targets)
@@ -79,7 +79,7 @@ def poisoned(samples: int = 40, owners: int = 4, bad: int = 2) -> Task:
 
 
 def refuses_to_fork() -> Task:
-    """A model that can be made in the process that loads the data, and in no other."""
+    """A model that can be made only in the process that loads the data."""
     home = os.getpid()
 
     def model() -> nn.Module:
@@ -91,7 +91,7 @@ def refuses_to_fork() -> Task:
 
 
 def touchy(samples: int = 40) -> Task:
-    """A metric that can't take large outputs."""
+    """A metric that raises on large outputs."""
 
     def within(outputs: Tensor, targets: Tensor) -> Tensor:
         if not bool((outputs.abs() < 1e5).all()):
@@ -108,13 +108,13 @@ def touchy(samples: int = 40) -> Task:
 
 
 def thoughtful(seconds: float = 5.0) -> Task:
-    """A metric that takes its time, but for the first model that a process judges."""
-    judged = 0
+    """A slow metric, except for the first model that a process evaluates."""
+    evaluated = 0
 
     def patience(outputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal judged
-        judged += 1
-        if judged > 1:
+        nonlocal evaluated
+        evaluated += 1
+        if evaluated > 1:
             time.sleep(seconds)
         return (outputs - targets).abs().mean()
 
@@ -128,12 +128,12 @@ def thoughtful(seconds: float = 5.0) -> Task:
 
 
 def raises() -> Task:
-    """A task that can't be made."""
+    """A task function that raises."""
     raise ZeroDivisionError("the shelf is empty")
 
 
 def slow_to_fork(folder: str, seconds: float = 3.0) -> Task:
-    """A first model that takes its time in any process but the one that loads the data, and leaves a note."""
+    """A first model that is slow, and leaves a file, in any process but the one that loads the data."""
     home = os.getpid()
 
     def model() -> nn.Module:

@@ -1,4 +1,4 @@
-"""A simulation that can't fit into memory is refused before it starts."""
+"""A simulation that cannot fit into memory is refused before it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def experiment(**changes: Any) -> Experiment:
         ({"optimizer": {"name": "adam", "lr": 0.1, "reset_every_round": True}}, 1),
     ],
 )
-def test_models_and_optimizer_states_have_to_fit(
+def test_models_and_optimizer_states_must_fit_in_memory(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], vectors: int
 ) -> None:
     needed = 4 * 10 * vectors * PARAMETERS
@@ -49,13 +49,13 @@ def test_models_and_optimizer_states_have_to_fit(
         prepare(experiment(**changes))
 
 
-def test_nothing_is_refused_where_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_refused_if_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     prepare(experiment())
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA can't be imported with so little")
-def test_too_little_address_space_is_one_error_and_no_traceback(tmp_path: Path) -> None:
+def test_too_small_address_space_is_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(experiment().to_yaml())
     program = [sys.executable, "-m", "gossamer", "run", str(path), "--out", str(tmp_path / "runs")]

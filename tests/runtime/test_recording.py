@@ -23,8 +23,8 @@ from gossamer.runtime.recording import MAX_PENDING, TargetWatch
         "consensus_distance",
     ],
 )
-def test_a_target_is_met_from_the_side_that_summaries_call_worse(metric: str) -> None:
-    """For every kind of metric: one value each side of the level, and the level itself."""
+def test_target_is_met_in_the_direction_of_improvement(metric: str) -> None:
+    """For every kind of metric: a value on either side of the level, and the level itself."""
     met = {}
     for value in (0.4, 0.5, 0.6):
         watch = TargetWatch(Target(metric=metric, value=0.5), [0])
@@ -34,16 +34,16 @@ def test_a_target_is_met_from_the_side_that_summaries_call_worse(metric: str) ->
     assert lower == (metric != "test_accuracy")
 
 
-def test_the_mean_over_the_reporters_counts() -> None:
+def test_target_uses_the_mean_over_evaluated_nodes() -> None:
     watch = TargetWatch(Target(metric="test_rmse", value=1.0), [0, 2])
     assert not watch.reached(5, {"node": 0, "test_rmse": 0.5})
-    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # who is not asked
+    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # not among the evaluated nodes
     assert not watch.reached(5, {"node": 2, "test_rmse": 1.6})
     assert not watch.reached(6, {"node": 2, "test_rmse": 1.4})
     assert watch.reached(6, {"node": 0, "test_rmse": 0.5})
 
 
-def test_snapshots_do_not_pile_up_behind_a_node_that_is_far_behind(tmp_path: Path) -> None:
+def test_snapshots_do_not_pile_up_behind_a_slow_node(tmp_path: Path) -> None:
     """One of four nodes is a hundred times slower; each is recorded after every round."""
 
     def peak(seconds: float) -> int:
@@ -67,7 +67,7 @@ def test_snapshots_do_not_pile_up_behind_a_node_that_is_far_behind(tmp_path: Pat
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_the_last_models_are_evaluated_where_evaluation_is_by_time(tmp_path: Path, engine: str) -> None:
+def test_last_models_are_evaluated_when_evaluation_is_by_time(tmp_path: Path, engine: str) -> None:
     experiment = Experiment.of(
         {
             "nodes": 3,

@@ -1,4 +1,4 @@
-"""How a newcomer asks for a model: whatever the others say, and whatever wrappers do."""
+"""How a newcomer asks for a model, despite nonsensical peers and wrappers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Act = Callable[[Node], Coroutine[Any, Any, None]]
 
 
 class Acts(Algorithm):
-    """Each node does what a test says."""
+    """Each node acts as the test says."""
 
     def __init__(self, *acts: Act) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Acts(Algorithm):
 
 
 def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Outcome:
-    """A simulation of nodes that answer requests for their model, whose messages take 0.1 s."""
+    """Simulate nodes that answer requests for their model; messages take 0.1 s."""
     experiment = Experiment.of(
         {
             "nodes": len(acts),
@@ -49,7 +49,7 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
         }
     )
     setup = prepare(experiment)
-    setup.faults.asks_neighbors = True  # as where a fault says that some come later
+    setup.faults.asks_neighbors = True  # as with a fault by which nodes join later
     with (
         Segment(folder / "metrics") as metrics,
         Segment(folder / "graphs") as graphs,
@@ -59,7 +59,7 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
 
 
 class Noise(NodeWrapper):
-    """Can do with vectors alone."""
+    """Works on vectors only."""
 
     def outgoing(self, node: Node, to: int, payload: Any, tag: tuple[str | int, ...]) -> Any:
         """Add to every vector."""
@@ -67,7 +67,7 @@ class Noise(NodeWrapper):
 
 
 class Deaf(NodeWrapper):
-    """Takes nothing."""
+    """Drops every message."""
 
     def incoming(self, node: Node, message: Message) -> Message | None:
         """Drop it."""
@@ -75,67 +75,67 @@ class Deaf(NodeWrapper):
 
 
 @pytest.mark.parametrize("wrapper", [Noise(), Deaf()])
-def test_wrappers_neither_see_nor_change_it(wrapper: NodeWrapper, tmp_path: Path) -> None:
+def test_wrappers_do_not_touch_a_newcomers_model(wrapper: NodeWrapper, tmp_path: Path) -> None:
     taken = []
 
     async def nothing(node: Node) -> None:
         taken.append(node.parameters)
 
-    async def comes(node: Node) -> None:
+    async def newcomer(node: Node) -> None:
         await run_newcomer(nothing, node._runtime, 1.0)
 
-    async def gives(node: Node) -> None:
+    async def giver(node: Node) -> None:
         taken.append(node.parameters)
         await node.sleep(2.0)
 
-    outcome = simulated(tmp_path, comes, gives, wrappers=[wrapper], initial="independent")
+    outcome = simulated(tmp_path, newcomer, giver, wrappers=[wrapper], initial="independent")
     assert outcome.failure is None
-    given, own = taken
-    assert torch.equal(given, own)
+    given, received = taken
+    assert torch.equal(given, received)
 
 
-def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path) -> None:
-    own = []
+def test_nonsensical_requests_and_answers_do_no_harm(tmp_path: Path) -> None:
+    unchanged = []
 
-    async def lies(node: Node) -> None:
+    async def liar(node: Node) -> None:
         for tag, payload in [
             (("give", 7), torch.zeros(2)),
-            (("give", 1), torch.zeros(2)),  # which is what was asked for, but of another shape
+            (("give", 1), torch.zeros(2)),  # the requested tag, but another shape
             (("nothing",), None),
         ]:
             node.send(0, payload, ("gossamer/newcomer", *tag))
         await node.sleep(1.0)
 
-    async def hears(node: Node) -> None:
+    async def newcomer(node: Node) -> None:
         before = node.parameters
 
-        async def goes_on(node: Node) -> None:
-            own.append(torch.equal(node.parameters, before))
+        async def algorithm(node: Node) -> None:
+            unchanged.append(torch.equal(node.parameters, before))
 
-        await run_newcomer(goes_on, node._runtime, 0.5)
+        await run_newcomer(algorithm, node._runtime, 0.5)
         assert node._runtime.mailbox.first.get(1, 0) == 0
         assert node.drain() == []
 
-    assert simulated(tmp_path, hears, lies).failure is None
-    assert own == [True]
+    assert simulated(tmp_path, newcomer, liar).failure is None
+    assert unchanged == [True]
 
 
-def test_who_asks_all_the_time_is_sent_one_model_at_a_time(tmp_path: Path) -> None:
+def test_repeated_requests_get_one_model_at_a_time(tmp_path: Path) -> None:
     received = []
 
-    async def asks(node: Node) -> None:
+    async def asker(node: Node) -> None:
         for number in range(100):
             node.send(1, None, ("gossamer/newcomer", "ask", number))
         await node.sleep(60.0)
         received.append(node.traffic.messages_received)
 
-    async def gives(node: Node) -> None:
+    async def giver(node: Node) -> None:
         await node.sleep(60.0)
 
     simulation = simulated(
         tmp_path,
-        asks,
-        gives,
+        asker,
+        giver,
         task={"name": "least-squares", "features": 3000, "samples": 8, "test_samples": 1},
         network={"name": "uniform", "latency_s": 0.1, "uplink_mbps": 0.1},  # a second for each model
     )

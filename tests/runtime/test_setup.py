@@ -1,4 +1,4 @@
-"""From an experiment to what an engine runs: what is refused before any work starts."""
+"""Preparation of a run: invalid input is refused before any work starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.runtime.setup import prepare
 
 
 class NoAlgorithm:
-    """Something else."""
+    """Not a subclass of Algorithm."""
 
 
 class NotAsync(Algorithm):
@@ -30,26 +30,26 @@ class Yields(Algorithm):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("algorithm", "reason"),
     [
         (NotAsync, "run() is not async, or has a yield"),
         (Yields, "run() is not async, or has a yield"),
     ],
 )
-def test_what_is_no_algorithm_is_refused(found: type, said: str) -> None:
-    name = f"{found.__module__}:{found.__qualname__}"
+def test_algorithm_run_must_be_a_coroutine(algorithm: type, reason: str) -> None:
+    name = f"{algorithm.__module__}:{algorithm.__qualname__}"
     with pytest.raises(BadInput, match="accepted: async def run") as caught:
         prepare(Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"]))
-    assert str(caught.value).startswith(f"algorithm: '{name}': {said}")
+    assert str(caught.value).startswith(f"algorithm: '{name}': {reason}")
 
 
 def play(node: Node) -> None:
-    """A function, for an algorithm."""
+    """A function in place of an algorithm."""
 
 
-@pytest.mark.parametrize("found", [NoAlgorithm, play])
-def test_only_a_class_of_its_kind_is_an_algorithm(found: Any) -> None:
-    name = f"{found.__module__}:{found.__qualname__}"
+@pytest.mark.parametrize("algorithm", [NoAlgorithm, play])
+def test_algorithm_must_be_a_subclass_of_algorithm(algorithm: Any) -> None:
+    name = f"{algorithm.__module__}:{algorithm.__qualname__}"
     with pytest.raises(BadInput) as caught:
         Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"])
     assert str(caught.value).startswith(f"algorithm '{name}': ")
@@ -65,17 +65,17 @@ def broken() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (no_module, "task.model: returns NoneType; accepted: a fresh nn.Module"),
         (broken, r"task.model: raised ZeroDivisionError: no layers \(test_setup.py, line \d+\)"),
     ],
 )
-def test_a_model_that_is_not_made_afresh_is_refused(
-    model: Callable[[], nn.Module], said: str, monkeypatch: pytest.MonkeyPatch
+def test_model_factory_must_return_a_module(
+    model: Callable[[], nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = torch.zeros(8, 2), torch.zeros(8, 1)
     task = Task(model=model, train=pair, test=pair, loss=nn.functional.mse_loss)
     monkeypatch.setattr(setup, "load_task", lambda *_: task)
-    with pytest.raises(BadInput, match=f"^{said}$"):
+    with pytest.raises(BadInput, match=f"^{message}$"):
         prepare(Experiment.parse(SMALL))

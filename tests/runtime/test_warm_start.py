@@ -57,18 +57,18 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_nodes_start_with_the_mean_model_or_that_of_a_rank(origin: Run, rank: int | None) -> None:
+def test_nodes_start_with_the_mean_model_or_that_of_one_rank(origin: Run, rank: int | None) -> None:
     assert origin.parameters is not None
     assert origin.buffers is not None
     setup = prepare(experiment(initial={"from": str(origin.path), "rank": rank}))
     for node in (0, 3):
-        for found, values in zip(setup.initial(node), (origin.parameters, origin.buffers), strict=True):
+        for vector, values in zip(setup.initial(node), (origin.parameters, origin.buffers), strict=True):
             mean = values.double().numpy().mean(axis=0) if rank is None else values[rank].numpy()
-            np.testing.assert_allclose(found.numpy(), mean, rtol=1e-7)
+            np.testing.assert_allclose(vector.numpy(), mean, rtol=1e-7)
 
 
-def test_both_engines_start_there_and_record_it(origin: Run, tmp_path: Path) -> None:
-    warm = experiment(initial={"from": str(origin.path.parent)})  # which holds one run
+def test_both_engines_use_and_record_a_warm_start(origin: Run, tmp_path: Path) -> None:
+    warm = experiment(initial={"from": str(origin.path.parent)})  # a folder that holds one run
     done = run(warm, tmp_path)
     file = origin.path / "models.safetensors"
     crc32 = done.experiment["initial"].pop("crc32")
@@ -85,17 +85,18 @@ def test_both_engines_start_there_and_record_it(origin: Run, tmp_path: Path) -> 
     assert again.initial.crc32 == crc32  # type: ignore[union-attr]
 
 
-def test_a_file_of_named_tensors(tmp_path: Path) -> None:
+def test_nodes_start_from_a_file_of_named_tensors(tmp_path: Path) -> None:
     module = Net(FEATURES)
     module.norm.running_mean.fill_(0.5)  # type: ignore[union-attr, operator]
     save_file(module.state_dict(), tmp_path / "net.safetensors")
     start = prepare(experiment(initial={"from": str(tmp_path / "net.safetensors")})).initial(1)
     named = dict(module.named_parameters())
     assert (
-        start.parameters.tolist() == torch.cat([each.detach().flatten() for each in named.values()]).tolist()
+        start.parameters.tolist()
+        == torch.cat([tensor.detach().flatten() for tensor in named.values()]).tolist()
     )
     assert start.buffers.tolist() == [0.5] * FEATURES + [1.0] * FEATURES + [0.0]
-    save_file({name: each.detach() for name, each in named.items()}, tmp_path / "bare.safetensors")
+    save_file({name: tensor.detach() for name, tensor in named.items()}, tmp_path / "bare.safetensors")
     start = prepare(experiment(initial={"from": str(tmp_path / "bare.safetensors")})).initial(1)
     assert start.buffers.tolist() == [0.0] * FEATURES + [1.0] * FEATURES + [0.0]  # those of a new model
 
@@ -131,8 +132,8 @@ def test_a_file_of_named_tensors(tmp_path: Path) -> None:
         ("comon", "initial: got 'comon'; accepted: 'common' or 'independent' or a mapping of fields"),
     ],
 )
-def test_bad_input(tmp_path: Path, start: Any, message: str) -> None:
-    whole = {name: each.detach().clone() for name, each in Net(FEATURES).named_parameters()}
+def test_invalid_initial_model_is_bad_input(tmp_path: Path, start: Any, message: str) -> None:
+    whole = {name: tensor.detach().clone() for name, tensor in Net(FEATURES).named_parameters()}
     save_file(whole, tmp_path / "whole")
     save_file({**whole, "other": torch.zeros(1)}, tmp_path / "more")
     save_file({**whole, "last.weight": torch.zeros(1, 4)}, tmp_path / "wide")
@@ -146,7 +147,7 @@ def test_bad_input(tmp_path: Path, start: Any, message: str) -> None:
         prepare(experiment(initial=start))
 
 
-def test_a_run_of_another_model_or_without_finite_ones_is_refused(origin: Run, tmp_path: Path) -> None:
+def test_run_with_another_or_no_finite_model_is_refused(origin: Run, tmp_path: Path) -> None:
     start = {"from": str(origin.path)}
     task = {"name": f"{__name__}:noise", "features": 5}
     with pytest.raises(

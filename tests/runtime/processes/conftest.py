@@ -11,7 +11,7 @@ from gossamer.runtime.processes.security import Security, issue
 
 
 def issued(nodes: int) -> list[Security]:
-    """Keys of some nodes that know each other."""
+    """Keys of nodes that trust each other."""
     identities = [issue() for _ in range(nodes)]
     certificates = [identity.certificate for identity in identities]
     return [Security(identity.pem, certificates) for identity in identities]
@@ -19,19 +19,19 @@ def issued(nodes: int) -> list[Security]:
 
 @pytest.fixture(scope="session")
 def securities() -> list[Security]:
-    """Keys of nodes that know each other."""
+    """Keys of nodes that trust each other."""
     return issued(8)
 
 
 @pytest.fixture(scope="session")
 def strangers() -> list[Security]:
-    """Keys of others."""
+    """Keys of nodes that the others do not trust."""
     return issued(3)
 
 
 @pytest.fixture(params=["plain", "tls"])
 def wire(request: pytest.FixtureRequest, securities: list[Security]) -> Iterator[str]:
-    """Play a network without TLS, and with it."""
+    """Run a network without TLS, and with it."""
     if request.param == "tls":
         transport_scene.securities.extend(securities)
     yield request.param
@@ -40,7 +40,7 @@ def wire(request: pytest.FixtureRequest, securities: list[Security]) -> Iterator
 
 @pytest.fixture
 def tls(securities: list[Security]) -> Iterator[None]:
-    """Play a network with TLS."""
+    """Run a network with TLS."""
     transport_scene.securities.extend(securities)
     yield
     transport_scene.securities.clear()

@@ -1,4 +1,4 @@
-"""The fork server: it can be started before all else, and is never left behind."""
+"""The fork server: it can be started first, and is never left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 pytestmark = pytest.mark.usefixtures("fresh_interpreters")
 
 
-def test_who_starts_it_has_imported_next_to_nothing() -> None:
+def test_starting_a_fork_server_imports_nothing_heavy() -> None:
     code = (
         "import sys; from gossamer.runtime.processes.fork_server import ForkServer;"
         " sys.exit(bool({'torch', 'numpy', 'pydantic'} & sys.modules.keys()))"
@@ -29,16 +29,16 @@ def test_who_starts_it_has_imported_next_to_nothing() -> None:
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_one_that_is_told_nothing_is_ended_at_once() -> None:
+def test_unused_fork_server_ends_at_once() -> None:
     before = set(psutil.Process().children())
     with ForkServer() as server:
         [process] = set(psutil.Process().children()) - before
     assert not process.is_running()
-    server.close()  # which whoever ran something on it has done before
+    server.close()  # a second close, as after a run on it
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_one_that_was_started_before_serves_a_run(tmp_path: Path) -> None:
+def test_fork_server_started_earlier_serves_a_run(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     with ForkServer() as server:
         [early] = set(psutil.Process().children()) - before
@@ -48,7 +48,7 @@ def test_one_that_was_started_before_serves_a_run(tmp_path: Path) -> None:
     assert done.metrics.filter(node=0)["round"].to_list() == [0, 2, 4]
 
 
-def test_it_dies_with_who_started_it() -> None:
+def test_fork_server_dies_with_its_parent() -> None:
     code = (
         "import time; from gossamer.runtime.processes.fork_server import ForkServer;"
         " server = ForkServer(); print(flush=True); time.sleep(1000)"

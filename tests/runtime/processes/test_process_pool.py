@@ -1,4 +1,4 @@
-"""The pool of a worker: processes that are stopped, that die, and that can not be started."""
+"""The process pool of a worker: processes that are stopped, that die, and that cannot be started."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def experiment(lost_peer: str = "skip", algorithm: str = "d-psgd") -> Experiment
 
 
 class Pool:
-    """A worker's pool with one process, which the test adopts, and what it tells."""
+    """A worker's pool with one process, adopted by the test, and the reports of the pool."""
 
     def __init__(self, folder: Path) -> None:
         self.selector = selectors.DefaultSelector()
         self.events: list[NodeReport] = []
         setup = prepare(experiment())
-        made = RunFolder.create(folder, "run", experiment="", environment={})
+        run_folder = RunFolder.create(folder, "run", experiment="", environment={})
         job = protocol.Job("", None, {}, None, 1, "", bytes(16), [], 1.0)
         self.pool = ProcessPool(
-            setup, made, ComputeResources(setup), job, self.selector, self.events.append, "127.0.0.1"
+            setup, run_folder, ComputeResources(setup), job, self.selector, self.events.append, "127.0.0.1"
         )
         self.theirs: Channel[Any]
 
     def adopt(self, *, inside: bool) -> int:
-        """A process that stops itself, in a CPU slot or outside, and goes on for ever."""
+        """Fork a process that stops itself, in a CPU slot or outside, and never ends."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -83,15 +83,15 @@ class Pool:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    made = Pool(tmp_path)
-    yield made
-    made.pool.close()
-    made.theirs.close()
-    made.selector.close()
+    pool = Pool(tmp_path)
+    yield pool
+    pool.pool.close()
+    pool.theirs.close()
+    pool.selector.close()
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> None:
+def test_stopped_process_adds_a_cpu_slot(pool: Pool, inside: bool) -> None:
     pool.adopt(inside=inside)
     for _ in range(2):
         pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
@@ -100,7 +100,7 @@ def test_while_one_is_stopped_another_may_compute(pool: Pool, inside: bool) -> N
     assert os.fstat(pool.pool._slots).st_size == 1
 
 
-def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
+def test_dead_process_no_longer_counts_as_stopped(pool: Pool) -> None:
     pid = pool.adopt(inside=True)
     pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
     os.kill(pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
     assert not pool.pool._stopped
 
 
-def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool: Pool) -> None:
+def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:
     pool.adopt(inside=False)
     channel = pool.pool._children[0].channel
     sent = 0
@@ -123,12 +123,12 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool:
     assert not channel.waiting
 
 
-def test_a_node_that_can_not_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, why = Pool(tmp_path), os.strerror(errno.EAGAIN)
+def test_node_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, why = Pool(tmp_path), os.strerror(errno.EAGAIN)
     monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(errno.EAGAIN, why)))
     open_before = psutil.Process().num_fds()
-    made.pool.do(protocol.Fork(1, 3, []))
-    assert made.events == [NodeReport(1, 3, Exited(f"it can't be started: {why}"))]
-    assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may go in between)
-    made.pool.close()
-    made.selector.close()
+    pool.pool.do(protocol.Fork(1, 3, []))
+    assert pool.events == [NodeReport(1, 3, Exited(f"it can't be started: {why}"))]
+    assert psutil.Process().num_fds() <= open_before  # (garbage of other tests may be collected in between)
+    pool.pool.close()
+    pool.selector.close()

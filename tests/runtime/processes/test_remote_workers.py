@@ -1,4 +1,4 @@
-"""Runs on workers that join: as on one machine, whatever is killed or cut off meanwhile."""
+"""Runs on workers that join: the same as on one machine, even if workers are killed or cut off."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def experiment(**changes: Any) -> Experiment:
 
 
 class At(Observer):
-    """Does something once, when a row of a round comes; keeps what is said."""
+    """Acts once, at the first row of a round; keeps messages to the user."""
 
     def __init__(self, round: int = 10**9, act: Callable[[], object] = lambda: None) -> None:
         self._round, self._act = round, act
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row["round"] >= self._round:
@@ -75,14 +75,14 @@ class At(Observer):
             self._act()
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    made.close()
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def listen() -> Listen:
     return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
 
 
-def same(one: Run, other: Run) -> bool:
-    assert one.parameters is not None
-    assert other.parameters is not None
-    return torch.equal(one.parameters, other.parameters)
+def same(left: Run, right: Run) -> bool:
+    assert left.parameters is not None
+    assert right.parameters is not None
+    return torch.equal(left.parameters, right.parameters)
 
 
 def undisturbed(described: Experiment, folder: Path) -> Run:
@@ -101,7 +101,7 @@ def undisturbed(described: Experiment, folder: Path) -> Run:
     return gossamer.run(simulated, folder / "simulated")
 
 
-def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+def test_run_on_two_workers_matches_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
     described = experiment(
         topology={"name": "edge-list", "path": str(tmp_path / "edges.txt")},
@@ -114,21 +114,21 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert run.status == "done"
     assert same(run, undisturbed(described, tmp_path))
     alike = undisturbed(described, tmp_path).metrics
-    # Messages are compared where they are no matter of chance: those sent, once nobody sends any more.
+    # Message counts depend on chance until the last round: only those sent by its end are compared.
     rows, expected = (
         metrics.filter(pl.col("node") >= 0).sort("node", "round") for metrics in (run.metrics, alike)
     )
     columns = ["node", "round", "train_loss"]
     assert rows.select(columns).equals(expected.select(columns))
-    sent = [each.filter(round=6)["bytes_sent"].to_list() for each in (rows, expected)]
+    sent = [table.filter(round=6)["bytes_sent"].to_list() for table in (rows, expected)]
     assert sent[0] == sent[1]
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
     assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
-    assert any("has joined with 3 slots" in text for text in observer.said)
+    assert any("has joined with 3 slots" in text for text in observer.texts)
     assert TOKEN not in fleet.said()
 
 
-def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+def test_awaited_workers_are_reported(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
     class Second(At):
         """Starts the second worker when the first one has joined."""
 
@@ -140,12 +140,12 @@ def test_what_is_awaited_is_said_in_plain_english(fleet: Fleet, listen: Listen, 
     fleet.start(listen.address, slots=3)
     run = gossamer.run(experiment(), tmp_path, listen=listen, observer=(observer := Second()))
     assert run.status == "done"
-    assert any(text.endswith("has joined with 1 slot") for text in observer.said)
+    assert any(text.endswith("has joined with 1 slot") for text in observer.texts)
 
 
 @pytest.mark.timeout(300)  # three starts of two workers
 @pytest.mark.usefixtures("fresh_interpreters")
-def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
+def test_run_resumes_after_worker_and_coordinator_are_killed(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(**SLOW, checkpoint={"every_rounds": 1})
@@ -172,7 +172,7 @@ def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_sam
     assert run.metrics.group_by("node", "round").len()["len"].max() == 1
 
 
-def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
+def test_joining_worker_takes_over_nodes_of_a_killed_one(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(
@@ -200,7 +200,7 @@ def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
 
 
 class Cable:
-    """Between a worker and the coordinator; can be cut, and mended."""
+    """A link between a worker and the coordinator that can be cut for a while."""
 
     def __init__(self, to: int) -> None:
         self._to = to
@@ -235,7 +235,7 @@ class Cable:
         try:
             while True:
                 for end in select.select([near, far], [], [])[0]:
-                    data = end.recv(1000)  # in pieces that divide messages anywhere
+                    data = end.recv(1000)  # small pieces, to split messages anywhere
                     if not data:
                         return
                     (far if end is near else near).sendall(data)
@@ -258,7 +258,7 @@ class Cable:
         self._listener.close()
 
 
-def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
+def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(**SLOW, failures={"detection_s": 10.0}, checkpoint={"every_rounds": 5})
@@ -269,8 +269,8 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     cable.close()
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
     assert cable.connections >= 4
-    gone, back = (sum(what in text for text in observer.said) for what in ("is out of reach", "is back"))
-    assert gone >= back >= 2  # (a worker that leaves at the end may be taken for one that is out of reach)
+    gone, back = (sum(words in text for text in observer.texts) for words in ("is out of reach", "is back"))
+    assert gone >= back >= 2  # (a worker that leaves at the end may look out of reach)
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
     assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once
@@ -278,7 +278,7 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     assert run.events.filter(run.events["event"] == "lost").is_empty()
 
 
-def test_a_worker_that_can_not_run_it_is_named(
+def test_worker_that_cannot_run_the_experiment_is_named(
     fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The algorithm is a class that only the coordinator can import."""
@@ -287,11 +287,11 @@ def test_a_worker_that_can_not_run_it_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
         gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
-    # The first one may be refused, and so end the run, before the second one has joined.
+    # The first may be refused, which ends the run, before the second has joined.
     assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
 
 
-def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path) -> None:
+def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadInput, match=f"--listen {address}: .*in use"):
@@ -301,15 +301,15 @@ def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
+def test_executor_starts_the_workers(tmp_path: Path) -> None:
     described = experiment()
     listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
     run = gossamer.run(described, tmp_path, listen=listen)
     assert same(run, undisturbed(described, tmp_path))
 
 
-def test_a_worker_gives_up_a_coordinator_that_sends_nonsense(tmp_path: Path) -> None:
-    """And does not connect again and again to hear the same."""
+def test_worker_gives_up_on_a_coordinator_that_sends_garbage(tmp_path: Path) -> None:
+    """It does not connect again to receive the same."""
     worker = JoinedWorker("127.0.0.1:9", TOKEN, 1, tmp_path)
     ours, theirs = socket.socketpair()
     worker.attach(ours)
@@ -327,20 +327,22 @@ class NoWorkers(ThreadPoolExecutor):
         return super().submit(lambda: 1 // 0)
 
 
-def test_a_run_fails_if_its_executor_can_not_start_workers(tmp_path: Path) -> None:
+def test_run_fails_if_its_executor_cannot_start_workers(tmp_path: Path) -> None:
     listen = Listen("127.0.0.1:0", TOKEN, 1, "test_remote_workers:NoWorkers")
-    said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
-    with pytest.raises(RunFailed, match=said):
+    message = (
+        r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
+    )
+    with pytest.raises(RunFailed, match=message):
         gossamer.run(experiment(), tmp_path, listen=listen)
 
 
-def test_a_worker_of_an_executor_does_not_wait_for_a_run_that_has_ended() -> None:
+def test_executor_worker_does_not_wait_for_an_ended_run() -> None:
     start = time.monotonic()
     assert worker_main(f"127.0.0.1:{free_port()}", TOKEN, 1) == 1
-    assert time.monotonic() - start < 45.0  # most of which are imports
+    assert time.monotonic() - start < 45.0  # mostly imports
 
 
-def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
+def test_coordinator_error_ends_executor_workers(tmp_path: Path) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
@@ -351,14 +353,14 @@ def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("name", "said"), [("nothing:there", "No module"), ("math:pi", "not callable")])
-def test_an_executor_that_is_none_is_bad_input(name: str, said: str) -> None:
-    with pytest.raises(BadInput, match=f"--workers {name}: .*{said}.*; accepted: ray, or module:factory"):
+@pytest.mark.parametrize(("name", "message"), [("nothing:there", "No module"), ("math:pi", "not callable")])
+def test_invalid_executor_is_bad_input(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=f"--workers {name}: .*{message}.*; accepted: ray, or module:factory"):
         executor_of(name)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # Ray's tasks give way to all other processes
+@pytest.mark.timeout(600)  # Ray's tasks have the lowest priority
 def test_ray_starts_the_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     described = experiment()
@@ -367,7 +369,7 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have other options")
-def test_a_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
+def test_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path)
     job = protocol.Job("", None, {}, None, 0, "", b"", [], reconnect_s=4.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -385,7 +387,7 @@ def test_a_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path)
         worker.close()
 
 
-def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
+def test_folder_of_a_killed_worker_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
@@ -397,7 +399,7 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
         return {path.parent for path in temporary.glob("*/.lock")}
 
     def hold() -> int:
-        """Start a process that has a folder, as a worker does."""
+        """Start a process that owns a folder, as a worker does."""
         before, pid = locked(), os.fork()
         if pid == 0:
             with own_folder():
@@ -425,7 +427,7 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(
 
 
 @pytest.mark.parametrize("path", ["../elsewhere", "files/../../elsewhere", "/elsewhere"])
-def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: str) -> None:
+def test_worker_writes_only_into_its_own_folder(tmp_path: Path, path: str) -> None:
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path / "worker")
     try:
         worker._take(Fork(0, 0, [], files={"files/0-data": b"data"}))
@@ -433,4 +435,4 @@ def test_a_worker_writes_files_into_its_own_folder_only(tmp_path: Path, path: st
             worker._take(Fork(0, 0, [], files={path: b"data"}))
     finally:
         worker.close()
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "worker/files/0-data"]
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "worker/files/0-data"]

@@ -1,4 +1,4 @@
-"""Many nodes on one machine: what they share, what each has to itself, and what the machine must allow."""
+"""Many nodes on one machine: shared and private memory, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ SETTINGS: dict[str, Any] = {
     "engine": {"name": "processes", "trainer": "sequential"},
     "stop": {"rounds": 2},
 }
-linux = pytest.mark.skipif(
-    private_bytes() is None, reason="the system does not say what a process has to itself"
-)
+linux = pytest.mark.skipif(private_bytes() is None, reason="the system does not report private memory")
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -55,12 +53,12 @@ def play(out: Path, **changes: Any) -> Run:
 
 
 def in_child(work: Callable[[], Any]) -> None:
-    """Do something in a fork, which must succeed."""
+    """Run a function in a fork, which must succeed."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            torch.set_num_threads(1)  # its parent's threads are not there
+            torch.set_num_threads(1)  # a fork has none of its parent's threads
             work()
             code = 0
         finally:
@@ -68,11 +66,11 @@ def in_child(work: Callable[[], Any]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-# --- what nodes have to themselves
+# --- private memory
 
 
 @linux
-def test_a_run_says_what_its_nodes_had_to_themselves(
+def test_run_reports_private_memory_of_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described = tmp_path / "many.yaml"
@@ -87,28 +85,28 @@ def test_a_run_says_what_its_nodes_had_to_themselves(
     private = gossamer.load_run(folder).figures["private_bytes"]
     assert private is not None
     assert MIB < private["mean"] <= private["max"] < 100 * MIB
-    mean, most = (private[name] / MIB for name in ("mean", "max"))
+    mean, maximum = (private[name] / MIB for name in ("mean", "max"))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("private memory")]
-    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {most:.1f} at most"
+    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {maximum:.1f} at most"
 
 
-def test_simulated_nodes_have_no_memory_of_their_own(tmp_path: Path) -> None:
+def test_simulated_run_reports_no_private_memory(tmp_path: Path) -> None:
     assert (
         play(tmp_path, engine={"name": "simulate", "trainer": "sequential"}).figures["private_bytes"] is None
     )
 
 
 @linux
-def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_back() -> None:
-    """Though it was kept for the next one, and something at the end of it is still in use."""
+def test_private_memory_follows_writes_and_releases() -> None:
+    """Even if freed memory was kept for reuse, and its last part is still in use."""
 
     def work() -> None:
         keep_freed_memory()
         before = private_bytes()
-        some = [torch.ones(16 * 1024) for _ in range(64 * 16)]  # 64 KiB each
+        tensors = [torch.ones(16 * 1024) for _ in range(64 * 16)]  # 64 KiB each
         last = torch.ones(16 * 1024)
         taken = private_bytes()
-        del some
+        del tensors
         kept = private_bytes()
         trim()
         after = private_bytes()
@@ -118,15 +116,15 @@ def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_bac
         assert after is not None
         assert taken > before + 60 * MIB
         assert kept > before + 60 * MIB
-        # Where they filled holes, each of the 1,024 may leave the two pages that it shares with its neighbours: 8 MiB.
+        # Each of the 1,024 tensors may leave the two pages that it shares with its neighbours: 8 MiB.
         assert after < before + 16 * MIB
         assert bool((last == 1).all())
 
     in_child(work)
 
 
-def test_to_hand_memory_back_leaves_no_garbage() -> None:
-    def work() -> None:  # in a process without the threads that earlier tests may have left
+def test_trimming_memory_leaves_no_garbage() -> None:
+    def work() -> None:  # in a process without threads of earlier tests
         trim()
         gc.collect()
         trim()
@@ -138,7 +136,7 @@ def test_to_hand_memory_back_leaves_no_garbage() -> None:
 @pytest.mark.parametrize(
     ("available", "freed", "trims"), [(81, 10, False), (79, 10, True), (None, 10, True), (10**12, None, True)]
 )
-def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
+def test_freed_memory_is_kept_if_half_of_what_is_left_holds_it(
     monkeypatch: pytest.MonkeyPatch, available: int | None, freed: int | None, trims: bool
 ) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: available)
@@ -148,8 +146,8 @@ def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_le
 
 
 @linux
-def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
-    """Two layers of a million numbers and their gradients, and two copies of all parameters."""
+def test_warm_up_measures_the_memory_of_a_step() -> None:
+    """A model of 2^20 parameters: each copy of them, or of their gradients, takes 4 MiB."""
     setup = prepare(
         experiment(task={"name": "least-squares", "features": 2**20, "samples": 8, "test_samples": 4})
     )
@@ -165,13 +163,13 @@ def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
 
 
 @linux
-def test_what_is_available_is_no_more_than_the_machine_has() -> None:
+def test_available_memory_does_not_exceed_the_machine() -> None:
     available = available_bytes()
     assert available is not None
     assert 0 < available <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-# --- what they share
+# --- shared state
 
 
 def jobs(setup: Setup) -> list[TrainJob]:
@@ -186,7 +184,7 @@ def digits() -> Setup:
     return prepare(experiment(task=task, evaluation={"every_rounds": 1, "samples": 130}))
 
 
-def test_a_step_after_the_rehearsal_has_the_same_bits() -> None:
+def test_training_after_warm_up_has_the_same_bits() -> None:
     setup = digits()
     resources, alone = (
         ComputeResources(setup),
@@ -194,25 +192,25 @@ def test_a_step_after_the_rehearsal_has_the_same_bits() -> None:
     )
     resources.warm_up()
     for job in jobs(setup):
-        [one], [other] = resources.trainer.train([job]), alone.train([job])
-        assert torch.equal(one.model.parameters, other.model.parameters)
-        assert one.loss == other.loss
-    assert resources.evaluator.test(one.model) == resources.evaluator.test(other.model)
+        [warm], [cold] = resources.trainer.train([job]), alone.train([job])
+        assert torch.equal(warm.model.parameters, cold.model.parameters)
+        assert warm.loss == cold.loss
+    assert resources.evaluator.test(warm.model) == resources.evaluator.test(cold.model)
 
 
-def test_a_model_that_all_begin_with_is_made_once() -> None:
+def test_common_initial_model_is_made_once() -> None:
     setup = digits()
     resources = ComputeResources(setup)
     assert resources.initial(0) is resources.initial(3)
     assert torch.equal(resources.initial(3).parameters, setup.initial(3).parameters)
     assert resources.rows.owns(resources.initial(0).parameters)
-    other = ComputeResources(
+    independent = ComputeResources(
         prepare(experiment(initial="independent", task={"name": "digits", "model": "logistic"}))
     )
-    assert not torch.equal(other.initial(0).parameters, other.initial(1).parameters)
+    assert not torch.equal(independent.initial(0).parameters, independent.initial(1).parameters)
 
 
-def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_warm_up_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(experiment())
 
     def fail(*_: Any) -> Any:
@@ -226,10 +224,10 @@ def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyP
     assert bool(result.model.parameters.isfinite().all())
 
 
-# --- what the machine must allow
+# --- limits of the machine
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_low_open_file_limit_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 400 + SPARE_DESCRIPTORS - 1))
@@ -245,7 +243,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_128_processes(tmp_path: Path) -> None:
+def test_run_of_128_processes_completes(tmp_path: Path) -> None:
     run = play(tmp_path, nodes=128, topology={"name": "random-regular", "degree": 5})
     assert run.status == "done"
     assert not run.lost
@@ -268,7 +266,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @linux
-def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
+def test_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
     row = benchmark.measure(benchmark.experiment(4, 8, samples=400))
     assert (row["nodes"], row["rounds"]) == (4, 8)
     assert 1.0 < row["bytes_over_minimum"] < 1.01
@@ -280,7 +278,7 @@ def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
 
 
 @linux
-def test_the_benchmark_times_the_start_up_of_the_command(benchmark: ModuleType) -> None:
+def test_benchmark_times_the_start_up_of_the_command(benchmark: ModuleType) -> None:
     started = time.monotonic()
     seconds = benchmark.start_up(benchmark.experiment(4, 4, samples=400))
     assert 0 < seconds < time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Whole runs over a limited network, under both engines; and the pace of the compute profile."""
+"""Complete runs over a limited network under both engines, and the pace of the compute profile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNTED = ["node", "round", "bytes_sent", "bytes_received", "messages_sent", "me
 
 
 class Notes(Observer):
-    """Keeps what is said."""
+    """Keeps messages to the user."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -43,7 +43,7 @@ class Notes(Observer):
 
     @property
     def of_compute(self) -> bool:
-        """Whether it was said that the compute profile is not kept."""
+        """Whether a note says that the compute profile is not kept."""
         return any(text.startswith("compute: ") for text in self.texts)
 
 
@@ -56,7 +56,7 @@ def last_rows(run: Run) -> pl.DataFrame:
     return rows.filter(pl.col("round") == pl.col("round").max()).sort("node")
 
 
-def test_bits_and_bytes_are_the_simulator_s_and_the_time_is_no_less(tmp_path: Path) -> None:
+def test_shaped_run_has_the_bits_and_bytes_of_a_simulation(tmp_path: Path) -> None:
     runs = [
         play(tmp_path, engine=engine)
         for engine in (SIMULATE, {"name": "processes", "trainer": "sequential", "pace": True})
@@ -69,9 +69,9 @@ def test_bits_and_bytes_are_the_simulator_s_and_the_time_is_no_less(tmp_path: Pa
     assert real["time_s"].max() >= simulated["time_s"].max()
 
 
-def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> None:
-    """Each node sends one message a round to either neighbour, and goes on without what doesn't come. (Without pace, nobody
-    waits for the compute profile, or says that it was too slow.)"""
+def test_losses_depend_on_message_number_between_two_nodes(tmp_path: Path) -> None:
+    """Each node sends one message a round to either neighbour, and continues without those that are lost. (Without pace, the
+    compute profile neither delays a node nor marks it as slow.)"""
     run = play(
         tmp_path,
         notes := Notes(),
@@ -95,12 +95,12 @@ def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> 
     for node, row in enumerate(rows.iter_rows(named=True)):
         assert row["messages_lost"] == sum(count for (source, _), count in lost.items() if source == node)
         arrived = 8 - sum(count for (_, to), count in lost.items() if to == node)
-        # (What comes after a node's last row is not in it: nobody waits for latecomers.)
+        # (A node's last row does not count messages that arrive later.)
         assert row["bytes_received"] * 8 <= row["bytes_sent"] * arrived
 
 
-def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> None:
-    """In the record and in the timeline, from when a computation began until it was due."""
+def test_pacing_delay_counts_as_computing(tmp_path: Path) -> None:
+    """In the record and in the timeline, from the start of a computation until it is due."""
     run = play(
         tmp_path,
         nodes=2,
@@ -118,7 +118,7 @@ def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> Non
     assert (rows["idle_share"] * rows["time_s"] <= rows["time_s"] - 0.6 + 1e-6).all()
 
 
-def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
+def test_node_that_cannot_keep_pace_is_recorded_as_slow(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.0}
     paced = {"name": "processes", "trainer": "sequential", "pace": True}
     changes = {"nodes": 2, "network": "uniform", "compute": compute, "stop": {"rounds": 3}, "engine": paced}
@@ -130,18 +130,18 @@ def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
     assert rows["detail"].to_list() == ["3 of 3 computations took longer than the compute profile says"] * 2
 
 
-def test_an_end_by_time_does_not_wait_for_what_is_queued(tmp_path: Path) -> None:
-    """What has left by then is counted: nothing here."""
+def test_end_by_time_does_not_wait_for_queued_messages(tmp_path: Path) -> None:
+    """Bytes that have left by then are counted: none here."""
     network = {"name": "uniform", "bandwidth_mbps": 0.005}  # a chunk in 26 s
     run = play(tmp_path, notes := Notes(), network=network, stop={"time_s": 1.0}, engine="processes")
-    assert not notes.of_compute  # it is the one that holds if nothing is said
+    assert not notes.of_compute  # the default profile needs no note
     rows = last_rows(run)
     assert rows["round"].max() == 0
     assert rows["bytes_sent"].sum() == 0
     assert run.status == "done"
 
 
-def test_what_does_not_fit_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mismatched_network_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise BadInput("network: of 3 nodes; accepted: 4")
 

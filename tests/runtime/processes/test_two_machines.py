@@ -1,4 +1,4 @@
-"""Two network namespaces as two machines, with a worker each: one command's record, as on one machine."""
+"""Two network namespaces as two machines, with a worker each: the record is as on one machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from worker_fleet import TOKEN, Fleet
 def machines() -> Iterator[Lab]:
     if reason := missing():
         pytest.skip(reason)
-    with lab() as made:
+    with lab() as machines:
         for name in ("alice", "bob"):
-            made.host(name)
-        made.switch("switch")
+            machines.host(name)
+        machines.switch("switch")
         for name in ("alice", "bob"):
-            made.link(name, "switch", math.inf, math.inf)
-        yield made
+            machines.link(name, "switch", math.inf, math.inf)
+        yield machines
 
 
 def test_sixteen_nodes_on_two_machines(machines: Lab, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_sixteen_nodes_on_two_machines(machines: Lab, tmp_path: Path) -> None:
         assert [fleet.wait(worker) for worker in workers] == [0, 0]
     finally:
         fleet.close()
-    said = json.loads((tmp_path / "output-1.txt").read_text().splitlines()[-1])
-    assert said["status"] == "done"
+    summary = json.loads((tmp_path / "output-1.txt").read_text().splitlines()[-1])
+    assert summary["status"] == "done"
     recorded = gossamer.load_run(tmp_path / "runs")
     simulated = described.override(engine={"name": "simulate", "trainer": "sequential"})
     alike = gossamer.run(simulated, tmp_path / "simulated")

@@ -1,4 +1,4 @@
-"""A scene for tests of the transport: several nodes in one event loop, and raw sockets in the test's hands."""
+"""A scene for tests of the transport: several nodes in one event loop, and raw sockets that the test controls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = b"the run's token."
 LIMIT = 4_000_000
 
 securities: list[Security] = []
-"""What the nodes of a network prove themselves with; empty is nothing. Set by the fixture ``wire``."""
+"""The keys of the nodes of a network; none if empty. Set by the fixture ``wire``."""
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -40,7 +40,7 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 class Peer:
-    """A transport and all that it reported."""
+    """A transport and everything that it reported."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Peer:
 async def network(
     size: int, *, limit: int = LIMIT, raw_ranks: int = 0, **options: Any
 ) -> AsyncIterator[tuple[list[Peer], list[Any]]]:
-    """Some transports, and after them in rank some listening sockets that the test itself serves."""
+    """Transports, and listening sockets of the ranks after them, which the test serves itself."""
     listeners = [listen() for _ in range(size + raw_ranks)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     peers = [Peer(rank, listeners[rank], addresses, limit, **options) for rank in range(size)]
@@ -114,7 +114,7 @@ async def network(
 
 
 class RawEnd:
-    """A socket in the test's hands."""
+    """A socket that the test controls."""
 
     def __init__(self, end: socket.socket, limit: int | None = LIMIT) -> None:
         self.end = end
@@ -152,11 +152,11 @@ class RawEnd:
         reset(self.end)
 
 
-async def accept(listener: socket.socket, rank: int, **said: int) -> RawEnd:
+async def accept(listener: socket.socket, rank: int, **greeting: int) -> RawEnd:
     end, _ = await asyncio.get_running_loop().sock_accept(listener)
     end.setblocking(False)
     peer = RawEnd(end)
-    await peer.say(hello(rank, TOKEN, **said))
+    await peer.say(hello(rank, TOKEN, **greeting))
     return peer
 
 
@@ -170,7 +170,7 @@ async def dial(peer: Peer, first: bytes) -> RawEnd:
 
 
 async def settle() -> None:
-    """Let everything run that is ready (no time passes)."""
+    """Run everything that is ready, without waiting."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -193,11 +193,11 @@ def message(number: int, payload: Any, tag: str = "t") -> list[bytes]:
 
 
 class Proxy:
-    """Stands before a node: forwards connections, and cuts, stops or records them.
+    """Stands in front of a node: forwards connections, and cuts, stops or records them.
 
     Args:
         to: the node's address.
-        cuts: after how many bytes each connection is cut, one after the other; later ones aren't.
+        cuts: the bytes after which each successive connection is cut; later ones are not cut.
     """
 
     def __init__(self, to: tuple[str, int], cuts: list[int] | None = None) -> None:
@@ -271,14 +271,14 @@ class Proxy:
 
 
 def reset(end: socket.socket) -> None:
-    """Close a socket without a goodbye."""
+    """Reset a connection instead of closing it."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     end.close()
 
 
 @asynccontextmanager
 async def proxied(cuts: list[list[int]], **options: Any) -> AsyncIterator[tuple[list[Peer], list[Proxy]]]:
-    """Two transports that reach each other through a proxy each (proxy i stands before node i)."""
+    """Two transports that reach each other through proxies (proxy i stands in front of node i)."""
     async with AsyncExitStack() as stack:
         listeners = [stack.enter_context(listen()) for _ in range(2)]
         real = [listener.getsockname()[:2] for listener in listeners]

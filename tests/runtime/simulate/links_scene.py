@@ -1,4 +1,4 @@
-"""A few nodes, their links, and the messages that arrive. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
+"""A scene of a few nodes, their links, and the messages that arrive. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_size(wire: int) -> int:
 
 
 class Map(Conditions):
-    """Conditions by hand: rates in Mbit/s, and a path for each pair."""
+    """Conditions set by the test: rates in Mbit/s, and a path for each pair."""
 
     def __init__(self, mbps: list[float], path: Callable[[int, int], Path | None]) -> None:
         self.rates = np.array(mbps) * 125_000.0
@@ -49,13 +49,13 @@ class Map(Conditions):
 
 
 def star(nodes: int, mbps: float | list[float] = 8.0, **path: Any) -> Map:
-    """Uplinks and downlinks, and properties that all paths share."""
+    """Uplinks and downlinks; all paths have the same properties."""
     rates = mbps if isinstance(mbps, list) else [mbps] * (2 * nodes)
     return Map(rates, lambda source, to: Path((source, nodes + to), **path))
 
 
 class Drawn(Network):
-    """A network by hand: its first conditions, and its changes."""
+    """A network set by the test: its first conditions, and its changes."""
 
     first: Any
     then: Any = ()
@@ -102,7 +102,7 @@ class Scene:
             return self.arrived
 
     def live(self, play: Callable[[], Awaitable[None]]) -> None:
-        """Play with coroutines."""
+        """Run a coroutine on the scene's clock."""
         loop = VirtualLoop(self.clock)
         try:
             loop.run_until_complete(asyncio.ensure_future(play(), loop=loop))

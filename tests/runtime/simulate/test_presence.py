@@ -1,4 +1,4 @@
-"""Who waits for whom after nodes were away: looked up from what was noted of two nodes, as if every pair had been told."""
+"""Which nodes wait for each other after absences: a lookup per pair agrees with announcements to every node."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NODES = 5
 Step = tuple[str, int]
 
 
-class Told:
-    """The reference: at each return, every node that takes part is told, and tells the one that is back."""
+class Reference:
+    """The reference: each return is announced to every present node, and the returning node learns of them."""
 
     def __init__(self) -> None:
         self.up, self.rounds = set(range(NODES)), [0] * NODES
         self.first: list[dict[int, int]] = [{} for _ in range(NODES)]
 
-    def join(self, rank: int, least: int) -> int:
-        first, together = rejoin_round({each: self.rounds[each] for each in self.up - {rank}}, least)
+    def join(self, rank: int, earliest: int) -> int:
+        first, together = rejoin_round({peer: self.rounds[peer] for peer in self.up - {rank}}, earliest)
         self.first[rank] = {**together, rank: first}
-        for each, since in together.items():
-            self.first[each][rank] = since
+        for peer, since in together.items():
+            self.first[peer][rank] = since
         self.up.add(rank)
         return first
 
@@ -34,34 +34,34 @@ class Told:
 @given(
     st.lists(st.tuples(st.sampled_from(["round", "leave", "come"]), st.integers(0, NODES - 1)), max_size=40)
 )
-def test_pairs_wait_from_the_same_round_on_as_if_all_had_been_told(steps: Sequence[Step]) -> None:
-    told, presence = Told(), SimPresence(NODES, gather=True)
-    for what, rank in steps:
-        if what == "round" and rank in told.up:
-            told.rounds[rank] += 1
-            presence.begin_round(rank, told.rounds[rank])
-        elif what == "leave" and rank in told.up:
-            told.up.discard(rank)
+def test_pairs_wait_as_if_every_return_had_been_announced(steps: Sequence[Step]) -> None:
+    reference, presence = Reference(), SimPresence(NODES, gather=True)
+    for action, rank in steps:
+        if action == "round" and rank in reference.up:
+            reference.rounds[rank] += 1
+            presence.begin_round(rank, reference.rounds[rank])
+        elif action == "leave" and rank in reference.up:
+            reference.up.discard(rank)
             presence.leave(rank)
-        elif what == "come" and rank not in told.up:
-            first = told.join(rank, told.rounds[rank] + 1)
-            assert presence.join(rank, told.rounds[rank] + 1) == first
-            told.rounds[rank] = first
+        elif action == "come" and rank not in reference.up:
+            first = reference.join(rank, reference.rounds[rank] + 1)
+            assert presence.join(rank, reference.rounds[rank] + 1) == first
+            reference.rounds[rank] = first
             presence.begin_round(rank, first)
-        assert presence.up == told.up
-        for one in told.up:
-            for other in told.up:
-                assert presence.first(one, other) == told.first[one].get(other, 0), (one, other)
+        assert presence.up == reference.up
+        for node in reference.up:
+            for peer in reference.up:
+                assert presence.first(node, peer) == reference.first[node].get(peer, 0), (node, peer)
 
 
 class Waiter:
-    """Something that waits."""
+    """A waiting call."""
 
     def wake(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-def test_only_nodes_that_wait_for_a_peer_are_woken_and_only_those_that_know_of_it_are_told() -> None:
+def test_watchers_and_rememberers_are_looked_up_by_peer() -> None:
     presence = SimPresence(1000, gather=True)
     waiters = {rank: Waiter() for rank in (7, 3, 9)}
     for rank, waiter in waiters.items():

@@ -22,7 +22,7 @@ Events = st.lists(
 
 
 def drain(clock: Clock) -> None:
-    """Let time pass until nothing is left."""
+    """Advance until no event is left."""
     try:
         while True:
             clock.advance()
@@ -30,12 +30,12 @@ def drain(clock: Clock) -> None:
         return
 
 
-def noting(log: list[object], what: object) -> Callable[[], None]:
-    return lambda: log.append(what)
+def noting(log: list[object], note: object) -> Callable[[], None]:
+    return lambda: log.append(note)
 
 
 @given(Events)
-def test_events_run_by_time_kind_rank_and_the_ranks_own_order(events: list[tuple[int, Order, int]]) -> None:
+def test_events_run_by_time_kind_rank_and_insertion_order(events: list[tuple[int, Order, int]]) -> None:
     clock, log = Clock(), []
     for number, (time, order, rank) in enumerate(events):
         clock.at(time * NS, order, rank, noting(log, (time, order, rank, number)))
@@ -44,10 +44,10 @@ def test_events_run_by_time_kind_rank_and_the_ranks_own_order(events: list[tuple
 
 
 @given(Events, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_when_other_ranks_set_their_events(
+def test_order_does_not_depend_on_interleaving_of_ranks(
     events: list[tuple[int, Order, int]], random: object
 ) -> None:
-    """The same events, with the ranks interleaved in another way; each rank's own order stays."""
+    """The same events with the ranks interleaved differently; the order within each rank stays."""
 
     def run(interleaved: list[tuple[int, tuple[int, Order, int]]]) -> list[object]:
         clock, log = Clock(), []
@@ -65,7 +65,7 @@ def test_the_order_does_not_depend_on_when_other_ranks_set_their_events(
     assert run(numbered) == run(shuffled)
 
 
-def test_at_one_instant_mixes_come_when_all_else_is_done_and_the_end_comes_last() -> None:
+def test_mixes_run_after_other_events_and_before_the_end() -> None:
     clock, log = Clock(), []
     clock.at(NS, Order.END, 0, noting(log, "end"))
     clock.at(NS, Order.TIMER, 0, noting(log, "timer"))
@@ -94,7 +94,7 @@ def test_at_one_instant_mixes_come_when_all_else_is_done_and_the_end_comes_last(
     assert clock.now() == 1.0
 
 
-def test_an_event_scheduled_for_its_own_instant_comes_in_order() -> None:
+def test_event_added_for_the_current_instant_runs_in_order() -> None:
     clock, log = Clock(), []
     clock.at(NS, Order.TIMER, 0, noting(log, "timer"))
     clock.at(NS, Order.ARRIVAL, 7, lambda: clock.at(NS, Order.DELIVERY, 7, noting(log, "delivery")))
@@ -102,14 +102,14 @@ def test_an_event_scheduled_for_its_own_instant_comes_in_order() -> None:
     assert log == ["delivery", "timer"]
 
 
-def test_nothing_happens_in_the_past() -> None:
+def test_event_set_in_the_past_runs_now() -> None:
     clock, log = Clock(), []
     clock.at(NS, Order.TIMER, 0, lambda: clock.at(0, Order.TIMER, 0, lambda: log.append(clock.now())))
     drain(clock)
     assert log == [1.0]
 
 
-def test_a_cancelled_event_does_not_run() -> None:
+def test_cancelled_event_does_not_run() -> None:
     clock, log = Clock(), []
     event = clock.after(1.0, Order.TIMER, 0, noting(log, "cancelled"))
     clock.after(2.0, Order.TIMER, 0, noting(log, "kept"))
@@ -133,17 +133,15 @@ def test_cancelled_events_leave_the_heap() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=60), st.integers(0, 3))
-def test_taking_back_many_events_changes_nothing_for_the_others(
-    events: list[tuple[int, bool]], rounds: int
-) -> None:
+def test_many_cancellations_leave_other_events_unchanged(events: list[tuple[int, bool]], rounds: int) -> None:
     clock, log = Clock(), []
-    made = [
+    scheduled = [
         (clock.after(float(time), Order.TIMER, 0, noting(log, (time, number))), kept)
         for number, (time, kept) in enumerate(events)
     ]
     for _ in range(rounds * 600):
         clock.after(7.5, Order.TIMER, 0, noting(log, "cancelled")).cancel()
-    for event, kept in made:
+    for event, kept in scheduled:
         if not kept:
             event.cancel()
             event.cancel()
@@ -167,19 +165,19 @@ def test_seconds_are_rounded_to_nanoseconds(seconds: float, ns: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1e-12, float("inf"), float("nan")])
-def test_an_invalid_time_is_refused(seconds: float) -> None:
+def test_invalid_time_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match=r"seconds: got .*; accepted: a finite number, at least 0"):
         to_ns(seconds)
 
 
-def test_a_deadlock_quotes_the_engines_description_of_its_nodes() -> None:
+def test_deadlock_error_quotes_what_nodes_wait_for() -> None:
     clock = Clock()
     clock.waiting = lambda: "node 3 for tag 'm'"
     with pytest.raises(Deadlock, match="all nodes wait and nothing is under way: node 3 for tag 'm'"):
         clock.advance()
 
 
-def test_a_spinner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spinning_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that schedules another event for the same instant whenever it runs."""
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
@@ -193,14 +191,14 @@ def test_a_spinner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.advance()
     spin(90)
     clock.after(1.0, Order.TIMER, 0, lambda: None)
-    clock.advance()  # time has passed, so the count starts again
+    clock.advance()  # time has passed, so the count restarts
     spin(90)
     with pytest.raises(RunFailed, match=r"is stuck at 3\.0+ s: node 4 ") as failure:
         spin(20)
     assert failure.value.node == 4
 
 
-def test_spinning_through_mixes_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_spinning_through_mixes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
 
@@ -217,10 +215,10 @@ def test_spinning_through_mixes_is_found_too(monkeypatch: pytest.MonkeyPatch) ->
     assert failure.value.node == 6
 
 
-def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_turns_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
-    for second in range(3):  # time has passed, so the count starts again
+    for second in range(3):  # time has passed, so the count restarts
         for _ in range(90):
             clock.count_turn()
         clock.after(1.0, Order.TIMER, 0, lambda: None)
@@ -231,7 +229,7 @@ def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPa
             clock.count_turn()
 
 
-def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:
+def test_loop_advances_the_clock_when_idle() -> None:
     clock = Clock()
     loop = VirtualLoop(clock)
 
@@ -250,8 +248,8 @@ def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:
         loop.close()
 
 
-def test_a_timer_of_asyncios_is_refused_not_waited_for() -> None:
-    """``asyncio.sleep`` in an algorithm would never return, because virtual time ignores it."""
+def test_asyncio_timer_is_refused_instead_of_hanging() -> None:
+    """``asyncio.sleep`` in an algorithm would never return: virtual time ignores it."""
     clock = Clock()
     loop = VirtualLoop(clock)
 

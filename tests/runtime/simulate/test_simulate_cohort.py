@@ -1,4 +1,4 @@
-"""Cohorts: a run whose rounds are computed for all nodes at once leaves the same record as one in which nodes run by themselves."""
+"""Cohorts: a run that computes its rounds for all nodes at once has the same record as one that runs each node by itself."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ BASE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _shapes_unchecked(shapes_unchecked: None) -> None:
-    """What a cohort passes to an algorithm is no vector but those of all nodes."""
+    """A cohort passes an algorithm the vectors of all nodes in place of one."""
 
 
 @pytest.fixture
 def advanced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many rounds each cohort has completed, in the end or before the nodes parted ways."""
-    found: list[int] = []
+    """The number of rounds that each cohort completed, to the end or until its nodes diverged."""
+    rounds: list[int] = []
     close = Cohort.close
 
     def counted(self: Cohort) -> None:
         close(self)
-        found.append(self.round)
+        rounds.append(self.round)
 
     monkeypatch.setattr(Cohort, "close", counted)
-    yield found
+    yield rounds
 
 
 def both(folder: Path, **changes: Any) -> tuple[Any, Any]:
-    """What is on record of a run with cohorts, and of one without."""
+    """The records of a run with cohorts and of one without."""
     return record(folder / "with", True, changes), record(folder / "without", False, changes)
 
 
@@ -64,16 +64,16 @@ def record(folder: Path, cohort: bool, changes: dict[str, Any]) -> dict[str, Any
         run = gossamer.run(Experiment.of(described), folder)
     except RunFailed as error:
         failure, run = str(error), gossamer.load_run(error.folder or folder)
-    said: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "failure": failure,
         "status": run.status,
         "outcome": run.outcome,
         "time_s": run.figures.get("time_s"),
     }
-    said["metrics"] = repr(run.metrics.drop("wall_s").to_dicts())  # (NaN is not equal to itself)
-    said["events"] = run.events.drop("wall_s", strict=False).to_dicts()
-    said["models"] = None if failure else run.parameters.numpy().tobytes()
-    return said
+    contents["metrics"] = repr(run.metrics.drop("wall_s").to_dicts())  # (NaN is not equal to itself)
+    contents["events"] = run.events.drop("wall_s", strict=False).to_dicts()
+    contents["models"] = None if failure else run.parameters.numpy().tobytes()
+    return contents
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def record(folder: Path, cohort: bool, changes: dict[str, Any]) -> dict[str, Any
         ),
     ],
 )
-def test_the_record_is_the_same_as_without(
+def test_record_with_cohorts_equals_record_without(
     tmp_path: Path, advanced: list[int], changes: dict[str, Any]
 ) -> None:
     together, alone = both(tmp_path, **changes)
@@ -120,10 +120,10 @@ def test_the_record_is_the_same_as_without(
     assert advanced == [5]
 
 
-def test_sums_of_floats_are_rounded_as_without(
+def test_float_sums_round_the_same_with_cohorts(
     tmp_path: Path, advanced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight of push-sum is a sum of ten shares of 0.1, which is 1 - 1.1e-16 if they are added one by one."""
+    """A push-sum weight is the sum of ten shares of 0.1: 1 - 1.1e-16 if they are added one by one."""
     add = SGP._add
 
     async def recorded(self: SGP, node: Node, inbox: Mapping[int, Payload]) -> None:
@@ -138,7 +138,7 @@ def test_sums_of_floats_are_rounded_as_without(
 
 
 class Odd(Algorithm):
-    """D-PSGD, except for what ``way`` says happens in round 3."""
+    """D-PSGD that deviates in round 3 as ``way`` says."""
 
     runs_as_cohort: ClassVar[bool] = True
     way: str
@@ -212,7 +212,7 @@ class Odd(Algorithm):
 
 
 class Script(Algorithm):
-    """D-PSGD whose node does in each round what ``does`` says, between sending and receiving."""
+    """D-PSGD that runs the script ``does`` in each round, before it mixes."""
 
     runs_as_cohort: ClassVar[bool] = True
     does: str
@@ -274,13 +274,13 @@ except:
 
 
 @pytest.mark.parametrize("does", SCRIPTS)
-def test_python_does_not_hide_differences(tmp_path: Path, does: str) -> None:
+def test_python_constructs_do_not_hide_node_differences(tmp_path: Path, does: str) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Script", "does": does})
     assert together == alone
 
 
 class Loops(Algorithm):
-    """Loops and messages that are unlike those of most algorithms."""
+    """Loops and messages that few algorithms have."""
 
     runs_as_cohort: ClassVar[bool] = True
     way: str
@@ -340,23 +340,22 @@ class Loops(Algorithm):
         "sends ranks",
     ],
 )
-def test_loops_and_messages_of_all_kinds(tmp_path: Path, way: str) -> None:
+def test_unusual_loops_and_messages_record_the_same(tmp_path: Path, way: str) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Loops", "way": way})
     assert together == alone
 
 
-def test_epochs_of_equal_parts_are_computed_together(tmp_path: Path, advanced: list[int]) -> None:
+def test_epochs_of_equal_partitions_run_as_a_cohort(tmp_path: Path, advanced: list[int]) -> None:
     algorithm = {"name": f"{__name__}:Loops", "way": "trains an epoch"}
     together, alone = both(tmp_path, algorithm=algorithm, partition="iid")
     assert together == alone
     assert advanced == [5]
 
 
-def test_every_call_of_a_node_is_the_cohorts_own_or_ends_it() -> None:
-    own = {name for name in vars(Node) if not name.startswith("_") and name in vars(Cohort)}
-    left = {name for name in vars(Node) if not name.startswith("_")} - own
-    # These use what a cohort lacks: the node's runtime, mailbox and host.
-    assert left == {
+def test_node_methods_missing_from_cohort_are_the_known_ones() -> None:
+    missing = {name for name in vars(Node) if not name.startswith("_") and name not in vars(Cohort)}
+    # These need a node's runtime, mailbox or host, which a cohort lacks.
+    assert missing == {
         *("answer", "apply", "ask", "buffers", "compress", "drain", "drain_answers", "evaluate", "gradient"),
         *("next_answer", "peers", "receive", "secret", "send", "traffic", "view"),
     }
@@ -396,9 +395,7 @@ async def _nap(node: Node) -> None:
         ("diverges", 4),
     ],
 )
-def test_nodes_that_part_ways_run_by_themselves(
-    tmp_path: Path, advanced: list[int], way: str, rounds: int
-) -> None:
+def test_cohort_runs_until_nodes_diverge(tmp_path: Path, advanced: list[int], way: str, rounds: int) -> None:
     together, alone = both(tmp_path, algorithm={"name": f"{__name__}:Odd", "way": way})
     assert together == alone
     assert advanced == [rounds]
@@ -418,7 +415,7 @@ def test_nodes_that_part_ways_run_by_themselves(
         ),
     ],
 )
-def test_there_is_no_cohort_where_nodes_differ(
+def test_no_cohort_forms_where_nodes_differ(
     tmp_path: Path, advanced: list[int], changes: dict[str, Any]
 ) -> None:
     record(tmp_path, True, changes)
@@ -428,7 +425,7 @@ def test_there_is_no_cohort_where_nodes_differ(
 # --- values of all nodes
 
 
-def test_operations_are_those_of_each_node() -> None:
+def test_per_node_operations_apply_to_each_node() -> None:
     vectors = PerNode([torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])])
     numbers = PerNode([1, 2])
     assert of(2 * vectors - numbers, 1).tolist() == [4.0, -10.0]
@@ -438,7 +435,7 @@ def test_operations_are_those_of_each_node() -> None:
     assert of(abs(vectors).sum(), 1) == 7.0
     assert of(-numbers, 1) == -2
     assert of(Model(vectors), 1).parameters is vectors.each[1]  # type: ignore[arg-type]
-    assert [of(each, 1) for each in PerNode([[1, 2], [3, 4]])] == [3, 4]
+    assert [of(item, 1) for item in PerNode([[1, 2], [3, 4]])] == [3, 4]
     assert isinstance(vectors, torch.Tensor)
     assert isinstance(vectors, PerNode)
     assert not isinstance(numbers, torch.Tensor)
@@ -468,6 +465,6 @@ def test_operations_are_those_of_each_node() -> None:
         lambda x: isinstance(PerNode([1, "a"]), int),
     ],
 )
-def test_nodes_that_part_ways_are_noticed(parting: Any) -> None:
+def test_diverging_operation_raises_divergence(parting: Any) -> None:
     with pytest.raises(Divergence):
         parting(PerNode([1, 2]))

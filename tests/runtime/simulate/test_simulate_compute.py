@@ -51,7 +51,7 @@ class Scene:
             loop.close()
 
 
-def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_due() -> None:
+def test_concurrent_work_is_one_batch_committed_at_due_times() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -63,7 +63,7 @@ def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_
     assert scene.committed == [(1.0, "job 0"), (2.0, "job 1"), (3.0, "job 2")]
 
 
-def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_before() -> None:
+def test_batches_hold_one_kind_and_one_job_per_node() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -84,7 +84,7 @@ def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_bef
     assert scene.committed == [(1.0, "first"), (1.5, "gradient"), (2.0, "next"), (2.5, "other")]
 
 
-def test_a_cancelled_one_is_neither_computed_nor_committed_and_the_next_starts_at_once() -> None:
+def test_cancelled_computation_is_skipped_and_the_next_starts() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -98,7 +98,7 @@ def test_a_cancelled_one_is_neither_computed_nor_committed_and_the_next_starts_a
     assert scene.committed == [(1.25, "second")]
 
 
-def test_one_that_was_computed_ahead_and_then_cancelled_is_not_committed() -> None:
+def test_result_cancelled_after_computation_is_not_committed() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -114,7 +114,7 @@ def test_one_that_was_computed_ahead_and_then_cancelled_is_not_committed() -> No
     assert scene.committed == [(1.0, "early")]
 
 
-def test_an_error_is_raised_where_its_computation_is_awaited() -> None:
+def test_error_is_raised_where_the_computation_is_awaited() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -126,7 +126,7 @@ def test_an_error_is_raised_where_its_computation_is_awaited() -> None:
     assert scene.committed == [(2.0, "fine")]
 
 
-def test_an_error_of_one_node_is_not_blamed_on_those_that_share_its_batch() -> None:
+def test_error_in_a_batch_fails_only_its_own_node() -> None:
     scene = Scene()
 
     async def script() -> None:
@@ -139,7 +139,7 @@ def test_an_error_of_one_node_is_not_blamed_on_those_that_share_its_batch() -> N
 
 
 def test_vectors_are_written_before_jobs_are_prepared() -> None:
-    """An optimizer may read the parameters when its state begins."""
+    """An optimizer may read the parameters when it makes its state."""
     order: list[str] = []
     clock = Clock()
     compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
@@ -156,8 +156,8 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
     assert order == ["settle", "prepare"]
 
 
-def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> None:
-    """An exception of a user's profile fails its node, whose other computations go on."""
+def test_duration_is_requested_at_the_start_and_may_fail() -> None:
+    """An exception in a user's profile fails that computation; the node's others go on."""
     clock = Clock()
     asked: list[tuple[float, Any]] = []
 
@@ -173,7 +173,7 @@ def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> N
             Computation(ComputationKind.TRAIN, 0, step, 1.0, lambda: None, lambda result: clock.now())
             for step in range(3)
         ]
-        first, broken, last = (asyncio.ensure_future(compute.submit(each)) for each in computations)
+        first, broken, last = (asyncio.ensure_future(compute.submit(item)) for item in computations)
         with pytest.raises(ValueError, match=r"got -1\.0"):
             await broken
         assert (await first, await last) == (2.0, 4.0)

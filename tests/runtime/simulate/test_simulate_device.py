@@ -1,5 +1,5 @@
-"""The simulator on a GPU. Tests that need one are skipped by name; others use torch's device ``meta``, whose tensors have no
-values: to read one is an error, and so are operations on tensors of two devices."""
+"""The simulator on a GPU. Tests that need one are skipped without it; others use torch's device ``meta``, whose tensors have
+no values: reading one is an error, and so is mixing devices in an operation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def final(out: Path, **changes: Any) -> torch.Tensor:
 
 @needs_gpu
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> None:
+def test_gpu_run_matches_cpu_run(tmp_path: Path, trainer: str) -> None:
     on_cpu = final(tmp_path / "cpu", engine={"trainer": trainer})
     on_gpu = final(tmp_path / "gpu", engine={"trainer": trainer, "device": "cuda"})
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
@@ -59,7 +59,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> N
         {"algorithm": {"name": "influence-corrected"}, "topology": {"name": "star", "weights": "uniform"}},
     ],
 )
-def test_a_run_on_a_gpu_repeats_its_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_gpu_run_is_bitwise_repeatable(tmp_path: Path, changes: dict[str, Any]) -> None:
     engine = {"trainer": "sequential", "device": "cuda"}
     first, again = (final(tmp_path / str(k), **changes, engine=engine) for k in range(2))
     assert torch.equal(first, again)
@@ -75,13 +75,13 @@ def task() -> gossamer.Task:
 
 
 def read_back_by(raised: pytest.ExceptionInfo[NotImplementedError]) -> str:
-    """The package's statement that asked for a value."""
-    return str([each for each in raised.traceback if "gossamer" in each.path.parts][-1].statement)
+    """The statement in gossamer that asked for a value."""
+    return str([entry for entry in raised.traceback if "gossamer" in entry.path.parts][-1].statement)
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("name", names("optimizer"))
-def test_steps_read_nothing_back_before_their_losses(
+def test_training_reads_nothing_back_before_its_losses(
     task: gossamer.Task, kind: type[Trainer], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = on_meta(task)
@@ -96,7 +96,7 @@ def test_steps_read_nothing_back_before_their_losses(
     assert "torch.stack" in read_back_by(raised)
 
 
-def test_an_evaluation_reads_its_results_back_at_the_end(task: gossamer.Task) -> None:
+def test_evaluation_reads_back_only_its_totals(task: gossamer.Task) -> None:
     model = on_meta(task)
     evaluator = Evaluator(task, 1, device="meta", rows=Rows(len(model.parameters), "meta"))
     for evaluate in (evaluator.test, lambda model: evaluator._together([model] * 5, "test")):
@@ -123,7 +123,7 @@ def test_fragments_stay_on_the_device() -> None:
     assert assignment.mean(torch.ones(11, device="meta"), [(0, heard)]).device.type == "meta"
 
 
-def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
+def test_gpu_settings_are_restored_after_the_run() -> None:
     def settings() -> list[Any]:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         filling = torch.utils.deterministic.fill_uninitialized_memory
@@ -139,8 +139,8 @@ def test_settings_for_a_gpu_last_as_long_as_the_run() -> None:
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_launches_of_a_round_do_not_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
-    """One kernel copies some hundred vectors, so there are a few more."""
+def test_kernel_launches_barely_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
+    """A kernel copies about a hundred vectors, so more nodes need a few more kernels."""
 
     def launches(nodes: int, rounds: int) -> int:
         changes = {"nodes": nodes, "evaluation": {"every_rounds": None}, "stop": {"rounds": rounds}}

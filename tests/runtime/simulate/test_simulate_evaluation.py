@@ -23,24 +23,24 @@ DIGITS: dict[str, Any] = {
 
 
 class Listening(Observer):
-    """Keeps all remarks."""
+    """Keeps all messages to the user."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.texts.append(text)
 
 
 def play(out: Path, observer: Listening | None = None, **changes: Any) -> gossamer.Run:
     return gossamer.run(Experiment.of({**DIGITS, **changes}), out, observer=observer)
 
 
-def test_auto_is_recorded_as_what_it_stood_for(tmp_path: Path) -> None:
+def test_auto_trainer_is_recorded_by_its_real_name(tmp_path: Path) -> None:
     observer = Listening()
     first = play(tmp_path, observer)
     assert first.experiment["engine"]["trainer"] == "fused"
-    assert "trainer: fused" in observer.said
+    assert "trainer: fused" in observer.texts
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
     assert_frame_equal(first.metrics.drop("wall_s"), again.metrics.drop("wall_s"), check_exact=True)
 
@@ -48,20 +48,18 @@ def test_auto_is_recorded_as_what_it_stood_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("nodes", ["all", "average"])
 def test_both_evaluators_agree(tmp_path: Path, nodes: str) -> None:
     settings: dict[str, Any] = {"evaluation": {"every_rounds": 1, "samples": 130, "nodes": nodes}}
-    one, many = (
+    sequential, batched = (
         play(tmp_path, **settings, engine={"trainer": trainer}) for trainer in ("sequential", "batched")
     )
     columns = ["node", "round", "test_loss", "test_accuracy"]
-    assert_frame_equal(one.metrics.select(columns), many.metrics.select(columns), rel_tol=1e-4)
+    assert_frame_equal(sequential.metrics.select(columns), batched.metrics.select(columns), rel_tol=1e-4)
 
 
 @pytest.mark.parametrize("limit", [{"bytes": 60_000}, {"bytes_per_node": 10_000, "bytes": 1e9}])
-def test_a_run_ends_when_its_nodes_have_sent_the_bytes_they_may(
-    tmp_path: Path, limit: dict[str, Any]
-) -> None:
+def test_run_ends_at_its_byte_limit(tmp_path: Path, limit: dict[str, Any]) -> None:
     run = play(tmp_path, stop=limit)
     sent = run.metrics.filter(node=0)["bytes_sent"].to_list()
-    a_round = sent[1] - sent[0]  # of each of six nodes
+    a_round = sent[1] - sent[0]  # by each of six nodes
     total = run.metrics.filter(run.metrics["node"] >= 0).group_by("node").last()["bytes_sent"].sum()
     assert run.status == "done"
     assert 60_000 <= total < 60_000 + 6 * a_round

@@ -11,14 +11,14 @@ from gossamer.messages.tags import WINDOW
 
 
 @given(st.integers(0, 200_000), st.integers(0, 10**6))
-def test_one_message_takes_latency_and_transmission(length: int, latency_us: int) -> None:
+def test_one_message_takes_latency_plus_transmission(length: int, latency_us: int) -> None:
     scene = Scene(bandwidth_mbps=8.0, latency_s=latency_us / 1e6)
     scene.send(0, 1, length)
     assert scene.play() == [(1, 0, latency_us * US + size(bytes(length)) * BYTE, length)]
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
-def test_the_narrower_of_uplink_and_downlink_counts(up: float, down: float) -> None:
+def test_narrower_of_uplink_and_downlink_limits_a_message(up: float, down: float) -> None:
     scene = Scene(uplink_mbps=up, downlink_mbps=down, latency_s=0.5)
     scene.send(0, 1, 10_000)
     expected = 0.5 + size(bytes(10_000)) * 8 / (min(up, down) * 1e6)
@@ -51,34 +51,34 @@ def test_senders_to_one_downlink_are_served_in_rank_order(lengths: list[int]) ->
     assert scene.play() == expected
 
 
-def test_an_earlier_first_bit_is_served_first() -> None:
+def test_downlink_serves_the_earliest_first_bit_first() -> None:
     scene = Scene(bandwidth_mbps=8.0)
-    each = size(bytes(1000)) * BYTE
+    duration = size(bytes(1000)) * BYTE
     scene.at(100 * US, lambda: scene.send(2, 0, 1000))
     scene.at(200 * US, lambda: scene.send(1, 0, 1000))
-    assert scene.play() == [(0, 2, 100 * US + each, 1000), (0, 1, 100 * US + 2 * each, 1000)]
+    assert scene.play() == [(0, 2, 100 * US + duration, 1000), (0, 1, 100 * US + 2 * duration, 1000)]
 
 
-def test_without_limits_only_the_latency_is_left() -> None:
+def test_unlimited_links_cost_only_latency() -> None:
     scene = Scene(latency_s=0.25)
     for length in (0, 10, 10_000_000):
         scene.send(0, 1, length)
     assert scene.play() == [(1, 0, 250_000 * US, length) for length in (0, 10, 10_000_000)]
 
 
-def test_without_any_cost_a_message_is_there_at_once() -> None:
+def test_message_without_any_cost_arrives_at_once() -> None:
     scene = Scene()
     scene.send(0, 1, 5)
     assert scene.arrived == []  # but not within the call
     assert scene.play() == [(1, 0, 0, 5)]
 
 
-def test_two_directions_do_not_share() -> None:
+def test_opposite_directions_do_not_share_bandwidth() -> None:
     scene = Scene(bandwidth_mbps=8.0)
     scene.send(0, 1, 10_000)
     scene.send(1, 0, 10_000)
-    when = size(bytes(10_000)) * BYTE
-    assert sorted(scene.play()) == [(0, 1, when, 10_000), (1, 0, when, 10_000)]
+    arrival = size(bytes(10_000)) * BYTE
+    assert sorted(scene.play()) == [(0, 1, arrival, 10_000), (1, 0, arrival, 10_000)]
 
 
 @settings(max_examples=40)
@@ -100,7 +100,7 @@ def test_bytes_are_counted_as_they_leave(at_us: int) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 25_000))
-def test_cancelling_at_any_instant_counts_what_is_gone_and_moves_up_what_waits(at_us: int) -> None:
+def test_cancelled_transfer_counts_sent_bytes_and_frees_the_uplink(at_us: int) -> None:
     first, second, third = size(bytes(10_000)), size(bytes(5_000)), size(bytes(1_000))
     scene = Scene(bandwidth_mbps=8.0)
     scene.send(0, 1, 10_000)
@@ -118,8 +118,8 @@ def test_cancelling_at_any_instant_counts_what_is_gone_and_moves_up_what_waits(a
     assert traffic.messages_sent == (2 if outcome[0] else 3)
 
 
-def test_a_cancelled_message_frees_the_receivers_downlink() -> None:
-    """After the bytes that had left, the downlink takes the next sender's."""
+def test_cancelled_message_frees_the_receivers_downlink() -> None:
+    """After the bytes that had left, the downlink serves the next sender."""
     scene = Scene(bandwidth_mbps=8.0, latency_s=0.01)
     sending = scene.send(0, 1, 1_000_000)
     scene.at(100_000 * US, sending.cancel)
@@ -127,7 +127,7 @@ def test_a_cancelled_message_frees_the_receivers_downlink() -> None:
     assert scene.play() == [(1, 2, 210_000 * US + size(bytes(1_000)) * BYTE, 1_000)]
 
 
-def test_a_message_that_waits_behind_a_cancelled_one_does_not_leave_before_it_was_sent() -> None:
+def test_message_sent_after_a_cancellation_leaves_when_sent() -> None:
     scene = Scene(bandwidth_mbps=8.0)
     sending = scene.send(0, 1, 1_000_000)
     scene.at(100_000 * US, sending.cancel)
@@ -137,9 +137,7 @@ def test_a_message_that_waits_behind_a_cancelled_one_does_not_leave_before_it_wa
 
 @settings(max_examples=25)
 @given(st.integers(WINDOW, 400_000), st.sampled_from([0, 10_000]), st.sampled_from([4.0, 8.0, 16.0]))
-def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge(
-    length: int, latency_us: int, down: float
-) -> None:
+def test_send_returns_when_one_window_is_unacknowledged(length: int, latency_us: int, down: float) -> None:
     scene = Scene(uplink_mbps=8.0, downlink_mbps=down, latency_s=latency_us / 1e6)
     slowest = min(8.0, down) * 125_000
 
@@ -152,7 +150,7 @@ def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge(
     scene.live(play)
 
 
-def test_awaiting_after_the_fact_returns_at_once() -> None:
+def test_awaiting_a_finished_send_returns_at_once() -> None:
     scene = Scene(bandwidth_mbps=8.0)
 
     async def play() -> None:
@@ -166,7 +164,7 @@ def test_awaiting_after_the_fact_returns_at_once() -> None:
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_cancelled_message_wakes_who_awaits_it(queued: bool) -> None:
+def test_cancelling_a_message_wakes_its_awaiter(queued: bool) -> None:
     scene = Scene(bandwidth_mbps=8.0, latency_s=0.01)
 
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""Links that all transfers share, against closed forms. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
+"""Links whose rate all transfers share, against closed forms. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.messages.tags import WINDOW
 from gossamer.network import Path
 
 LENGTH = of_size(100_000)
-"""Of a message that takes 100 ms of a whole link."""
+"""The payload of a message that takes 100 ms of a whole link."""
 MS = 1000 * US
 
 
@@ -28,7 +28,7 @@ def times(scene: Scene) -> dict[tuple[int, int], int]:
 
 @settings(max_examples=25)
 @given(st.integers(0, 200_000), st.integers(0, 10**6), st.floats(0.1, 100), st.floats(0.1, 100))
-def test_one_flow_takes_its_latency_and_the_narrowest_link(
+def test_one_flow_takes_latency_plus_its_narrowest_link(
     length: int, latency_us: int, up: float, down: float
 ) -> None:
     scene = fair(star(2, [up, 1.0, 1.0, down], latency_s=latency_us / 1e6), 2)
@@ -46,23 +46,23 @@ def test_flows_over_one_bottleneck_have_equal_shares(flows: int, out: bool) -> N
     assert {round(ns / US) for ns in times(scene).values()} == {flows * 100_000}
 
 
-def test_a_flow_that_joins_half_way_halves_the_rate() -> None:
+def test_flow_that_joins_half_way_halves_the_rate() -> None:
     scene = fair(star(6))
     scene.send(0, 1, LENGTH)
     scene.at(50 * MS, lambda: scene.send(0, 2, LENGTH))
-    # 50 ms alone, then half the rate for 100 ms; the second has 50 ms worth of it left then, alone.
+    # The first: 50 ms alone, then half the rate for 100 ms. The second then has 50 ms left, alone.
     assert times(scene) == {(0, 1): 150 * MS, (0, 2): 200 * MS}
 
 
-def test_a_flow_limited_elsewhere_leaves_its_share() -> None:
+def test_flow_limited_elsewhere_leaves_its_share_to_others() -> None:
     scene = fair(star(3, [2.0, 8.0, 8.0, 8.0, 8.0, 8.0]), 3)
     scene.send(0, 2, of_size(100_000))
     scene.send(1, 2, of_size(300_000))
     assert {round(ns / US) for ns in times(scene).values()} == {400_000}
 
 
-def test_inner_links_and_limits_of_paths_are_kept() -> None:
-    """Two flows cross a link of 6 Mbit/s; one of them may have 2 at most."""
+def test_inner_links_and_path_limits_are_respected() -> None:
+    """Two flows cross a link of 6 Mbit/s; one of them is limited to 2."""
     paths = {(0, 2): Path((0, 8, 6)), (1, 3): Path((1, 8, 7), rate=2 * 125_000)}
     scene = fair(Map([8.0] * 8 + [6.0], lambda source, to: paths[source, to]), 4)
     scene.send(0, 2, of_size(200_000))
@@ -70,7 +70,7 @@ def test_inner_links_and_limits_of_paths_are_kept() -> None:
     assert {round(ns / US) for ns in times(scene).values()} == {400_000}
 
 
-def test_shares_by_round_trip_time() -> None:
+def test_rtt_fair_shares_are_inverse_to_round_trip_time() -> None:
     """Latencies of 10 and 30 ms: three quarters and a quarter; a path without latency counts as one of 0.05 ms."""
     latencies = {1: 0.01, 2: 0.03, 3: 0.0, 4: 0.00015}
     first = Map([8.0] * 10, lambda source, to: Path((source, 5 + to), latencies[to]))
@@ -88,7 +88,7 @@ def test_messages_of_one_pair_follow_one_another() -> None:
     scene = fair(star(3, latency_s=0.01), 3)
     for length in (of_size(50_000), of_size(20_000), of_size(30_000)):
         scene.send(0, 1, length)
-    scene.send(0, 2, of_size(100_000))  # has half of the uplink all along
+    scene.send(0, 2, of_size(100_000))  # has half of the uplink throughout
     assert [(to, ns) for to, _, ns, _ in scene.play()] == [
         (1, 110 * MS),
         (1, 150 * MS),
@@ -97,7 +97,7 @@ def test_messages_of_one_pair_follow_one_another() -> None:
     ]
 
 
-def test_without_limits_only_the_latency_is_left() -> None:
+def test_unlimited_links_cost_only_latency() -> None:
     first = Map([math.inf] * 6, lambda source, to: Path((source, 3 + to), 0.1 * to))
     scene = fair(first, 3)
     for to in (1, 2, 1):
@@ -109,7 +109,7 @@ def in_turn(nodes: int, mbps: float | list[float]) -> Scene:
     return Scene(nodes, Drawn(sharing="in-turn", first=star(nodes, mbps)))
 
 
-def test_in_turn_a_node_sends_one_message_after_another() -> None:
+def test_in_turn_sharing_sends_one_message_at_a_time() -> None:
     scene = in_turn(4, 8.0)
     for to in (2, 1, 2, 3):
         scene.send(0, to, LENGTH)
@@ -121,8 +121,8 @@ def test_in_turn_a_node_sends_one_message_after_another() -> None:
     ]
 
 
-def test_in_turn_a_slow_receiver_holds_its_senders_back() -> None:
-    """Node 3 takes 2 Mbit/s: two senders share that, and what they have for node 2 waits behind it."""
+def test_in_turn_sharing_lets_a_slow_receiver_block_senders() -> None:
+    """Node 3 takes 2 Mbit/s: two senders share that, and their messages to node 2 wait behind it."""
     scene = in_turn(4, [8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 2.0])
     for source in (0, 1):
         scene.send(source, 3, LENGTH)
@@ -130,22 +130,22 @@ def test_in_turn_a_slow_receiver_holds_its_senders_back() -> None:
     assert times(scene) == {(0, 3): 800 * MS, (1, 3): 800 * MS, (0, 2): 1000 * MS, (1, 2): 1000 * MS}
 
 
-def test_in_turn_what_is_taken_back_gives_way_to_the_next() -> None:
+def test_in_turn_sharing_skips_cancelled_messages() -> None:
     scene = in_turn(4, 8.0)
     first, second = scene.send(0, 1, LENGTH), scene.send(0, 2, LENGTH)
     scene.send(0, 3, LENGTH)
     taken: list[bool] = []
-    scene.at(50 * MS, lambda: taken.extend(each.cancel() for each in (second, first)))
+    scene.at(50 * MS, lambda: taken.extend(sending.cancel() for sending in (second, first)))
     assert times(scene) == {(0, 3): 150 * MS}
     assert taken == [True, True]
     assert scene.links.traffic(0).bytes_sent == 150_000
 
 
 @settings(max_examples=30)
-@example(294)  # whose progress in binary is a little less than it is
+@example(294)  # its binary progress is rounded slightly down
 @given(st.integers(0, 450))
-def test_cancelling_at_any_instant_counts_what_is_gone_and_gives_way(at_ms: int) -> None:
-    """Two messages of a pair share an uplink with another pair's; the second of them is cancelled."""
+def test_cancelled_transfer_counts_sent_bytes_and_frees_its_share(at_ms: int) -> None:
+    """Two messages of a pair share an uplink with another pair's message; the second is cancelled."""
     scene = fair(star(3), 3)
     scene.send(0, 1, of_size(50_000))
     second = scene.send(0, 1, of_size(100_000))
@@ -163,7 +163,7 @@ def test_cancelling_at_any_instant_counts_what_is_gone_and_gives_way(at_ms: int)
     assert scene.busy(0)[0] == pytest.approx((200_000 + gone) / 1e6)
 
 
-def test_a_cancelled_message_lets_the_next_of_its_pair_begin() -> None:
+def test_cancelled_message_lets_the_next_of_its_pair_begin() -> None:
     scene = fair(star(2), 2)
     first = scene.send(0, 1, LENGTH)
     scene.send(0, 1, of_size(10_000))
@@ -188,20 +188,20 @@ def test_bytes_are_counted_as_they_leave(at_ms: int) -> None:
     assert seen[0][1] == pytest.approx(min(at_ms / 1000, 0.3), abs=1e-5)
 
 
-def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge() -> None:
+def test_send_returns_when_one_window_is_unacknowledged() -> None:
     scene = fair(star(3, latency_s=0.02), 3)
 
     async def play() -> None:
         sending, small = scene.send(0, 1, of_size(WINDOW + 100_000)), scene.send(0, 2, of_size(50_000))
         await small
         assert scene.clock.now_ns == 0
-        await sending  # 50 KB leave at half the rate along with the other's 50, the other 50 alone
+        await sending  # 50 KB leave at half the rate beside the other message, the next 50 KB alone
         assert scene.clock.now_ns == pytest.approx(150 * MS + 2 * 20 * MS, abs=2)
 
     scene.live(play)
 
 
-def test_a_cancelled_message_wakes_who_awaits_it() -> None:
+def test_cancelling_a_message_wakes_its_awaiter() -> None:
     scene = fair(star(2), 2)
 
     async def play() -> None:
@@ -224,13 +224,11 @@ sends = st.lists(
 
 @settings(max_examples=25)
 @given(sends, st.sampled_from(SHARINGS))
-def test_what_is_sent_arrives_in_order_and_no_link_carries_more_than_it_can(
-    sent: Sends, sharing: str
-) -> None:
+def test_messages_arrive_in_order_within_link_capacity(sent: Sends, sharing: str) -> None:
     rates = [2.0, 8.0, 4.0, 8.0, 1.0, 8.0, 1.0, 4.0, 8.0, 16.0]
     scene = Scene(5, Drawn(sharing=sharing, first=star(5, rates, latency_s=0.003)))
     lengths = defaultdict(list)
-    for source, hop, length, at_ms in sorted(sent, key=lambda each: each[3]):
+    for source, hop, length, at_ms in sorted(sent, key=lambda send: send[3]):
         to = (source + hop) % 5
         lengths[source, to].append(length)
         scene.at(at_ms * MS, lambda source=source, to=to, length=length: scene.send(source, to, length))
@@ -239,16 +237,18 @@ def test_what_is_sent_arrives_in_order_and_no_link_carries_more_than_it_can(
         received[source, to].append(length)
     assert received == lengths
     for rank in range(5):
-        own = [each for each in scene.watched if each[0] == rank]
+        transfers = [transfer for transfer in scene.watched if transfer[0] == rank]
         traffic = scene.links.traffic(rank)
-        assert traffic.bytes_sent == sum(each[4] for each in own)
+        assert traffic.bytes_sent == sum(transfer[4] for transfer in transfers)
         incoming = sum(
             size(bytes(length)) for pair, all_ in lengths.items() for length in all_ if pair[1] == rank
         )
         assert traffic.bytes_received == incoming
-        for begin in {each[2] for each in own}:
-            for end in {each[3] for each in own if each[3] > begin}:
-                inside = sum(each[4] for each in own if begin <= each[2] and each[3] <= end)
+        for begin in {transfer[2] for transfer in transfers}:
+            for end in {transfer[3] for transfer in transfers if transfer[3] > begin}:
+                inside = sum(
+                    nbytes for _, _, start, stop, nbytes in transfers if begin <= start and stop <= end
+                )
                 assert inside <= rates[rank] * 125_000 * (end - begin) / 1e9 + 1
 
 
@@ -264,7 +264,7 @@ def test_unrelated_pairs_and_timers_change_nothing(sharing: str) -> None:
             if unrelated:
                 scene.at(step * 1_111_111, lambda n=step: scene.send(4 + n % 2, 6 + n % 2, 3000 + n))
                 scene.at(step * 777_777, lambda: None)
-        return [each for each in scene.play() if each[0] < 4]
+        return [arrival for arrival in scene.play() if arrival[0] < 4]
 
     alone = arrivals(False)
     assert 40 < len(alone) < 60

@@ -1,4 +1,4 @@
-"""Max-min fair shares against a naive filling, and against what can be worked out by hand."""
+"""Max-min fair shares against naive progressive filling, and against cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.runtime.simulate.fair import Flow, MaxMin
 
 
 def maxmin(rates: list[float], flows: list[Flow]) -> None:
-    """Set the rates of flows that come all at once."""
+    """Set the rates of flows that start together."""
     links = MaxMin[Flow](rates)
     for flow in flows:
         links.add(flow)
@@ -52,7 +52,7 @@ Spec = tuple[tuple[int, ...], float, float]
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[float], list[Spec]]:
-    """Rates of links, and what flows are made of."""
+    """Rates of links, and the arguments of flows."""
     links = draw(st.integers(1, 8))
     rate = st.sampled_from([1.0, 3.0, 10.0, 10.0, 64.0, math.inf])
     rates = draw(st.lists(rate, min_size=links, max_size=links))
@@ -62,7 +62,7 @@ def networks(draw: st.DrawFn) -> tuple[list[float], list[Spec]]:
 
 @settings(max_examples=150)
 @given(networks())
-def test_shares_are_those_of_filling_all_links_together(network: tuple[list[float], list[Spec]]) -> None:
+def test_shares_match_progressive_filling(network: tuple[list[float], list[Spec]]) -> None:
     rates, flows = network[0], [Flow(*spec) for spec in network[1]]
     maxmin(rates, flows)
     assert [flow.rate for flow in flows] == pytest.approx(filled(rates, flows), rel=1e-7)
@@ -70,7 +70,7 @@ def test_shares_are_those_of_filling_all_links_together(network: tuple[list[floa
 
 @settings(max_examples=100)
 @given(networks(), st.data())
-def test_flows_that_come_and_go_leave_no_trace(
+def test_incremental_shares_match_progressive_filling(
     network: tuple[list[float], list[Flow]], data: st.DataObject
 ) -> None:
     rates, specs = network
@@ -92,7 +92,7 @@ def test_flows_that_come_and_go_leave_no_trace(
     assert [flow.rate for flow in present] == pytest.approx(filled(rates, present), rel=1e-7)
 
 
-def test_only_flows_whose_share_changed_are_named() -> None:
+def test_settle_reports_only_flows_with_changed_shares() -> None:
     links = MaxMin[Flow]([10.0, 10.0, 10.0, 10.0])
     first, apart, second = Flow((0, 1)), Flow((2, 3)), Flow((0, 3))
     links.add(first)
@@ -104,10 +104,10 @@ def test_only_flows_whose_share_changed_are_named() -> None:
     assert dict(links.settle()) == {first: 5.0, apart: 5.0, second: 5.0}
     first.rate = apart.rate = second.rate = 5.0
     links.remove(first)
-    assert links.settle() == []  # the second still shares with the one apart
+    assert links.settle() == []  # the second still shares with the separate one
 
 
-def test_a_link_without_bandwidth_gives_nothing() -> None:
+def test_flow_over_a_link_without_bandwidth_gets_nothing() -> None:
     flows = [Flow((0, 1)), Flow((1,))]
     maxmin([0.0, 10.0], flows)
     assert [flow.rate for flow in flows] == [0.0, 10.0]

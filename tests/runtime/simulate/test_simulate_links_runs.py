@@ -1,4 +1,4 @@
-"""Whole runs over networks: refusals, and the effects of losses."""
+"""Complete runs over networks: refusals, and the effects of losses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def described(**fields: Any) -> Experiment:
 
 
 class Idle(Algorithm):
-    """Waits for nobody."""
+    """Never waits for a peer."""
 
     gathers = False
 
@@ -54,21 +54,21 @@ NOWHERE = Drawn(first=Map([8.0] * 12, lambda source, to: None))
 
 
 @pytest.mark.parametrize("network", [LOSSY, NOWHERE])
-def test_waiting_for_ever_on_a_network_that_loses_is_refused(network: Any) -> None:
-    said = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
-    with pytest.raises(BadInput, match=said):
+def test_unbounded_gather_on_a_lossy_network_is_refused(network: Any) -> None:
+    message = r"gather\.timeout_s: null, although messages are lost; accepted: seconds"
+    with pytest.raises(BadInput, match=message):
         prepare(described(network=network))
     prepare(described(network=network, gather={"timeout_s": 1.0}))
     prepare(described(network=network, algorithm=Idle()))
 
 
-def test_a_network_that_does_not_fit_is_refused_before_the_start() -> None:
+def test_network_of_the_wrong_size_is_refused_before_the_run() -> None:
     with pytest.raises(BadInput, match="network: 6 nodes; accepted: 2"):
         prepare(described(network=Tiny()))
 
 
-def test_a_synchronous_algorithm_loses_the_same_messages_however_links_are_shared(tmp_path: Path) -> None:
-    seen = []
+def test_synchronous_losses_do_not_depend_on_link_sharing(tmp_path: Path) -> None:
+    outcomes = []
     for sharing in SHARINGS:
         network = {
             "name": "uniform",
@@ -79,6 +79,6 @@ def test_a_synchronous_algorithm_loses_the_same_messages_however_links_are_share
         }
         recorded = run(described(network=network, gather={"timeout_s": 1.0}), tmp_path)
         rows = recorded.metrics.filter((pl.col("node") >= 0) & (pl.col("round") == 10)).sort("node")
-        seen.append((rows["messages_lost"].to_list(), recorded.parameters.tolist()))
-    assert 8 < sum(seen[0][0]) < 50
-    assert seen[0] == seen[1] == seen[2]
+        outcomes.append((rows["messages_lost"].to_list(), recorded.parameters.tolist()))
+    assert 8 < sum(outcomes[0][0]) < 50
+    assert outcomes[0] == outcomes[1] == outcomes[2]

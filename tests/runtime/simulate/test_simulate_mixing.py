@@ -1,4 +1,4 @@
-"""Sums that are owed: whenever they are computed, nobody can tell."""
+"""Deferred sums: results do not depend on when they are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P = 100
 
 
 class Scene:
-    """Some nodes that mix; ``held`` is each node's parameters, as the node has them."""
+    """Nodes that mix; ``held`` has the parameters that each node holds."""
 
     def __init__(self, nodes: int) -> None:
         self.clock, self.rows = Clock(), Rows(P)
@@ -34,7 +34,7 @@ class Scene:
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
 
     def mix(self, node: int, inbox: dict[int, Any], read: bool = False) -> None:
-        """Mix at one instant, to its end."""
+        """Mix at one instant, and wait for the result."""
 
         async def step() -> None:
             await self.mixing.submit(node, Held(self, node, inbox, dict.fromkeys(inbox, 0.2)), read=read)
@@ -42,7 +42,7 @@ class Scene:
         self.loop.run_until_complete(step())
 
     def value(self, node: int) -> torch.Tensor:
-        """A node's parameters, read."""
+        """Read a node's parameters."""
         self.mixing.settle_for(self.held[node])
         return self.held[node]
 
@@ -57,8 +57,8 @@ class Held(Mix):
     def prepare(self) -> None:
         self.own = self.scene.held[self.node]
 
-    def commit(self, found: torch.Tensor) -> None:
-        self.scene.held[self.node] = found
+    def commit(self, result: torch.Tensor) -> None:
+        self.scene.held[self.node] = result
 
 
 @settings(max_examples=60)
@@ -73,9 +73,7 @@ class Held(Mix):
     ),
     st.booleans(),
 )
-def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
-    steps: list[tuple[int, set[int], str]], compiled: bool
-) -> None:
+def test_deferred_sums_equal_immediate_sums(steps: list[tuple[int, set[int], str]], compiled: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "LOADING_NS", 0.0 if compiled else torch.inf)
         patch.setattr(module, "MAX_DEFERRED", 8)
@@ -85,7 +83,7 @@ def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
             if kind == "look":
                 assert torch.equal(scene.value(node), expected[node])
                 continue
-            # A vector that is sent has been read.
+            # Sending a vector reads it.
             inbox: dict[int, Any] = {other: scene.value(other) for other in others}
             clone: dict[int, Any] = {other: expected[other].clone() for other in others}
             if kind == "part" and others:
@@ -99,12 +97,12 @@ def test_deferred_sums_are_those_of_a_loop_that_defers_nothing(
     scene.loop.close()
 
 
-def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
+def test_sum_is_computed_only_when_read() -> None:
     scene = Scene(3)
     neighbour = scene.held[1]
     own = scene.held[0].clone()
     scene.mix(0, {1: neighbour})
-    scene.mixing.settle_for(scene.held[2])  # somebody else's
+    scene.mixing.settle_for(scene.held[2])  # another node's
     version = scene.held[0]._version
     with pytest.MonkeyPatch.context() as patch:
         calls: list[int] = []
@@ -120,7 +118,7 @@ def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
     scene.loop.close()
 
 
-def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None:
+def test_inbox_may_change_after_mixing_is_submitted() -> None:
     scene = Scene(2)
     inbox, weights = {1: scene.held[1]}, {1: 0.5}
     expected = 0.5 * scene.held[0] + 0.5 * scene.held[1]
@@ -135,7 +133,7 @@ def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None
     scene.loop.close()
 
 
-def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
+def test_mix_to_be_read_is_computed_when_awaited() -> None:
     scene = Scene(2)
 
     async def step() -> torch.Tensor:
@@ -148,7 +146,7 @@ def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
     scene.loop.close()
 
 
-def test_mixing_steps_that_were_cancelled_are_not_carried_out() -> None:
+def test_cancelled_mixing_step_is_not_carried_out() -> None:
     scene = Scene(2)
 
     async def step() -> None:

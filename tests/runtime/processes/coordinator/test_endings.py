@@ -1,4 +1,4 @@
-"""How a run of real processes ends: in order, and then nothing cuts it short; or since its record can't be written."""
+"""How a run of real processes ends: in order, with nothing to cut that short; or because its record cannot be written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gossamer.runtime.outcome import Outcome
 
 NODES = 4
 EASY = 0.2
-"""A loss that is reached after some rounds."""
+"""A test loss that is reached after a few rounds."""
 
 
 def described(**changes: Any) -> Experiment:
@@ -40,7 +40,7 @@ def described(**changes: Any) -> Experiment:
 
 
 def check_end(run: Run, evaluated: int = NODES) -> None:
-    """All nodes have ended in order: each with its row of the end, if it is evaluated, and its model."""
+    """Check that all nodes ended in order, with a final model and, if evaluated, a final row."""
     assert run.status == "done"
     ends = run.metrics.filter(run.metrics["moment"].str.contains("end"))
     assert ends.filter(ends["node"] >= 0)["node"].sort().to_list() == list(range(NODES))
@@ -48,7 +48,7 @@ def check_end(run: Run, evaluated: int = NODES) -> None:
     assert run.parameters is not None
     assert bool(run.parameters.isfinite().all())
     assert bool((run.parameters != 0).any(dim=1).all())
-    # What is on record of the end is how they ended, and nothing came after it.
+    # The recorded end is that of the final models, and no row comes after it.
     [distance] = ends.filter(node=-1)["consensus_distance"].to_list()
     assert distance == pytest.approx(consensus_distance(list(run.parameters)))
     lasts = run.metrics.group_by("node").agg(pl.col("round").max()).sort("node")
@@ -56,7 +56,7 @@ def check_end(run: Run, evaluated: int = NODES) -> None:
 
 
 class Impatient(Observer):
-    """Asks for the end when it has begun."""
+    """Interrupts the run when its end has begun."""
 
     asked = False
 
@@ -67,7 +67,7 @@ class Impatient(Observer):
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_neither_a_target_met_again_nor_the_user_cuts_an_end_short(tmp_path: Path) -> None:
+def test_second_target_and_interrupt_do_not_cut_an_end_short(tmp_path: Path) -> None:
     observer = Impatient()
     run = gossamer.run(
         described(
@@ -98,22 +98,22 @@ class Talker(DPSGD):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
+def test_node_with_unwritable_stdout_ends_normally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is no second supervisor, which would end the others."""
+    """It must not act as a second supervisor, which would end the others."""
     (tmp_path / "talker.py").write_text(TALKER)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # so that it is written as the node ends
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # so that output is written when the node ends
     experiment = described(algorithm="talker:Talker", stop={"rounds": 4})
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         with Path("/dev/full").open("w") as full:
             os.dup2(full.fileno(), 1)
         run = gossamer.run(experiment, tmp_path / "runs")
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
     assert run.status == "done"
     assert run.events.is_empty()
     assert run.parameters is not None
@@ -122,7 +122,7 @@ def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
 
 
 class Saboteur(Observer):
-    """Leaves no place for a file that the supervisor will want to write."""
+    """Blocks the path of a file that the supervisor has to write."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -133,7 +133,7 @@ class Saboteur(Observer):
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same(tmp_path: Path) -> None:
+def test_unwritable_record_is_a_one_line_recorded_failure(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"events-0.jsonl can't be written: Is a directory$") as caught:
         gossamer.run(described(), tmp_path, observer=Saboteur(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
@@ -142,9 +142,11 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
     assert (run.status, run.error) == ("failed", str(caught.value))
 
 
-def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the user interrupts a run that is asked to end."""
-    did: list[str] = []
+def test_engine_is_closed_before_tables_are_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the user interrupts the run."""
+    calls: list[str] = []
 
     class Interrupted:
         description: ClassVar[dict[str, Any]] = {}
@@ -156,29 +158,29 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
             return self
 
         def __exit__(self, *_: object) -> None:
-            did.append("closed")
+            calls.append("closed")
 
     def compact(folder: RunFolder) -> None:
-        did.append("tables")
+        calls.append("tables")
 
     monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
     monkeypatch.setattr(recorder, "compact", compact)
     with pytest.raises(KeyboardInterrupt):
         gossamer.run(described(), tmp_path)
-    assert did[:2] == ["closed", "tables"]
+    assert calls[:2] == ["closed", "tables"]
     assert load_run(tmp_path).status == "stopped"
 
 
 class Slow(Observer):
-    """Takes its time for each row."""
+    """Takes 20 ms for each row."""
 
     def row(self, row: Mapping[str, Any]) -> None:
         time.sleep(0.02)
 
 
-def test_nodes_wait_for_a_coordinator_that_is_slower_than_they_are(tmp_path: Path) -> None:
+def test_nodes_wait_for_a_slower_coordinator(tmp_path: Path) -> None:
     experiment = described(nodes=2, evaluation={"every_rounds": 1, "nodes": "average"}, stop={"rounds": 60})
     run = gossamer.run(experiment, tmp_path, observer=Slow(), command=["test"])
-    # Otherwise models gather in the memory of the fork server.
+    # Otherwise models would pile up in the memory of the fork server.
     rows = run.metrics.filter(pl.col("node") >= 0)
     assert rows["wall_s"].max() > 0.02 * 0.9 * len(rows)

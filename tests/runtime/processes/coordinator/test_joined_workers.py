@@ -1,4 +1,4 @@
-"""Workers that joined: one that is lost, one that comes back wrongly, and files that can't be written."""
+"""Joined workers: lost ones, returns with a wrong message count, and files that cannot be written."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gossamer.runtime.processes.protocol import Event, FromWorker, JoinRequest, 
 
 
 class Scene:
-    """A worker that runs nodes 1 and 2, and what the coordinator hears of them."""
+    """A worker that runs nodes 1 and 2, and the reports that reach the coordinator."""
 
     def __init__(self, folder: Path) -> None:
         self.heard: list[NodeReport] = []
-        self.said: list[str] = []
+        self.notices: list[str] = []
         self.ours, self.theirs = socket.socketpair()
         self.session = Session[FromWorker](
             FromWorker, selectors.DefaultSelector(), lambda message: None, lambda why: None
@@ -33,7 +33,7 @@ class Scene:
         workers: Any = JoinedWorkers.__new__(JoinedWorkers)
         workers._workers, workers._at = {"a": self.worker}, {1: self.worker, 2: self.worker}
         workers._incarnations, workers._closing, workers._model_bytes = {}, False, 0
-        workers._emit, workers._say, workers._silent_s = self.heard.append, self.said.append, 10.0
+        workers._emit, workers._say, workers._silent_s = self.heard.append, self.notices.append, 10.0
         workers._folder = SimpleNamespace(path=folder)
         workers._listener = SimpleNamespace(proof=lambda *parts: b"", drop_silent=lambda: None)
         self.workers: JoinedWorkers = workers
@@ -41,9 +41,9 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
-    yield made
-    for end in (made.ours, made.theirs):
+    scene = Scene(tmp_path)
+    yield scene
+    for end in (scene.ours, scene.theirs):
         end.close()
 
 
@@ -54,21 +54,21 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         (Saved(None, 5, 1.0), Event("checkpoint", "its checkpoint could not be written: the disk is full")),
     ],
 )
-def test_a_file_of_a_checkpoint_that_the_coordinator_cannot_write_costs_only_the_checkpoint(
+def test_failed_checkpoint_write_costs_only_the_checkpoint(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, saved: Saved, reported: Saved | Event
 ) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(results_folder, "sync", full)
-    place = "restart" if saved.number is None else "checkpoints/3"
-    scene.workers._take(scene.worker, NodeReport(1, 0, saved, {f"{place}/node-1.safetensors": b"x"}))
-    [heard] = scene.heard
-    assert type(heard.message) is type(reported)
-    assert "No space left on device" in str(heard.message)
+    folder = "restart" if saved.number is None else "checkpoints/3"
+    scene.workers._take(scene.worker, NodeReport(1, 0, saved, {f"{folder}/node-1.safetensors": b"x"}))
+    [report] = scene.heard
+    assert type(report.message) is type(reported)
+    assert "No space left on device" in str(report.message)
 
 
-def test_a_worker_is_lost_before_all_of_its_nodes_have_joined(scene: Scene) -> None:
+def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
     deaths: list[int] = []
     coordinator: Any = Coordinator.__new__(Coordinator)
     coordinator._lifecycle = SimpleNamespace(
@@ -80,10 +80,10 @@ def test_a_worker_is_lost_before_all_of_its_nodes_have_joined(scene: Scene) -> N
     coordinator._rows = SimpleNamespace(reached=False)
     scene.workers._emit = coordinator._take
     scene.workers._lose("a", "it was out of reach for 10 s")
-    assert deaths == [1]  # node 2 will join on another worker
+    assert deaths == [1]  # node 2 has not joined yet, and will on another worker
 
 
-def test_a_worker_that_comes_back_with_a_wrong_count_is_still_away(
+def test_worker_that_returns_with_a_wrong_count_stays_away(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What is decided about a run of real processes, without any: events in, commands out."""
+"""The decisions about a run of real processes, without the processes: events in, commands out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class End(NamedTuple):
 
 
 class Scene:
-    """A run of some nodes, which the test plays, a clock, and what is to be done."""
+    """A run whose nodes and clock the test plays, and the commands that it gives."""
 
     def __init__(self, nodes: int = 2, *, room: bool = True, **changes: Any) -> None:
         settings = {
@@ -94,8 +94,8 @@ class Scene:
     def without(self, rank: int, *, keep: bool) -> None:
         self.do(Without(rank, keep))
 
-    def rejoin(self, *asked: Any) -> None:
-        self.do(Rejoin(*asked))
+    def rejoin(self, *arguments: Any) -> None:
+        self.do(Rejoin(*arguments))
 
     def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
         self.do(Record(rank, event, text, show))
@@ -104,7 +104,7 @@ class Scene:
         self.do(Say(text))
 
     def _new(self, call: Callable[..., object], *arguments: Any) -> list[Any]:
-        """What a call has done."""
+        """The commands that a call gives."""
         before = len(self.commands)
         try:
             call(*arguments)
@@ -131,26 +131,26 @@ class Scene:
         return self._new(self.lifecycle.give_up)
 
     def pass_time(self, seconds: float) -> list[Any]:
-        found: list[Any] = []
+        commands: list[Any] = []
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            found += self._new(self.lifecycle.run_due, self.now)
-        return found
+            commands += self._new(self.lifecycle.run_due, self.now)
+        return commands
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [command for command in self.commands if type(command) is kind]
 
     def events(self) -> list[tuple[int | None, str]]:
-        return [(each.rank, each.event) for each in self.of(Record)]
+        return [(record.rank, record.event) for record in self.of(Record)]
 
     def shown(self) -> list[str]:
-        return [each.text for each in self.of(Say)]
+        return [say.text for say in self.of(Say)]
 
     def failure(self) -> str | None:
-        return next((each.reason for each in self.of(End) if each.failed), None)
+        return next((end.reason for end in self.of(End) if end.failed), None)
 
 
-def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
+def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
     scene = Scene(3)
     assert scene.commands == [Fork(rank, 0, []) for rank in range(3)]
     assert not scene.lifecycle.up
@@ -169,13 +169,13 @@ def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
     assert scene.give_up() == []
 
 
-def test_a_node_that_says_again_that_it_is_ready_changes_nothing() -> None:
+def test_second_ready_message_changes_nothing() -> None:
     scene = Scene(3).begin()
     assert scene.take(0, Ready("127.0.0.1", 2)) == []
     assert scene.lifecycle.nodes[0].address == ("127.0.0.1", 1)
 
 
-def test_a_node_that_does_not_end_is_killed() -> None:
+def test_node_that_does_not_end_is_killed() -> None:
     scene = Scene().begin()
     scene.finish("stopped", None)
     scene.take(0, LAST)
@@ -195,14 +195,14 @@ def test_nodes_that_are_not_up_in_time_are_named() -> None:
 
 
 @pytest.mark.parametrize("reason", ["stopped", "time", "target"])
-def test_an_end_in_order_comes_with_the_next_look(reason: str) -> None:
+def test_requested_end_takes_effect_at_the_next_poll(reason: str) -> None:
     scene = Scene().begin()
     scene.lifecycle.end(reason)
     scene.lifecycle.end("another")
     assert scene.pass_time(0.5) == [End(reason)]
 
 
-def test_a_run_ends_when_its_nodes_have_sent_their_bytes() -> None:
+def test_bytes_per_node_limit_counts_all_nodes_together() -> None:
     scene = Scene(stop={"bytes_per_node": 100}).begin()
     scene.take(0, Progress(1, 0.0, 150))
     assert scene.pass_time(0.5) == []
@@ -210,12 +210,12 @@ def test_a_run_ends_when_its_nodes_have_sent_their_bytes() -> None:
     assert scene.pass_time(0.5) == [End("bytes")]
 
 
-def test_a_node_that_dies_is_lost_to_the_others() -> None:
+def test_other_nodes_are_told_of_a_death() -> None:
     scene = Scene(3).begin()
     scene.take(1, Progress(7, 0.0))
     commands = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
-    assert [each for each in commands if type(each) is Tell] == [
+    assert [command for command in commands if type(command) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
     assert Without(1, keep=False) in commands
@@ -228,7 +228,7 @@ def test_a_node_that_dies_is_lost_to_the_others() -> None:
     )
 
 
-def test_a_run_that_needs_all_nodes_ends_with_the_first_that_dies() -> None:
+def test_run_that_needs_all_nodes_ends_at_the_first_death() -> None:
     scene = Scene(gather={"lost_peer": "fail"}).begin()
     scene.take(1, Exited("exit code 3"))
     assert scene.failure() == "node 1 died in round 0: exit code 3"
@@ -241,7 +241,7 @@ RESTARTED: dict[str, Any] = {
 }
 
 
-def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in() -> None:
+def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     scene = Scene(4, **RESTARTED).begin()
     scene.take(1, Progress(7, 0.0))
     scene.room = False
@@ -262,8 +262,8 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     assert len(scene.of(Fork)) == 5  # restart_limit
 
 
-def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
-    """Or it would wait for them (make chaos, seed 1004 among real processes)."""
+def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
+    """Otherwise it would wait for them (make chaos, seed 1004 of real processes)."""
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
@@ -271,11 +271,11 @@ def test_a_node_hears_of_those_that_are_lost_while_it_is_introduced() -> None:
     scene.take(0, CurrentRound(1, 3))
     commands = scene.take(2, Exited("killed by SIGKILL"))
     assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
-    assert any(type(each) is Rejoin for each in commands)
+    assert any(type(command) is Rejoin for command in commands)
 
 
-def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
-    """(make chaos, seed 1144 among real processes)"""
+def test_run_whose_last_nodes_leave_is_not_done() -> None:
+    """make chaos, seed 1144 of real processes."""
     scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
     assert scene.pass_time(1.0) == [Tell(rank, Note("leave")) for rank in (0, 1)]
     for rank in (0, 1):
@@ -290,19 +290,19 @@ def test_a_run_is_not_done_because_the_last_nodes_leave() -> None:
     ]
 
 
-def test_a_node_that_can_not_be_started_again_is_on_record() -> None:
+def test_failed_restart_is_recorded() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
     scene.take(1, Exited("it can't be started: no memory"))
-    assert [each for each in scene.events() if each[0] == 1] == [(1, "lost"), (1, "lost")]
+    assert [event for event in scene.events() if event[0] == 1] == [(1, "lost"), (1, "lost")]
     for rank in (0, 2):
         scene.take(rank, Done(100))
     assert scene.pass_time(0.5) == [End("rounds")]
 
 
 @pytest.mark.parametrize("seconds", [DETECTION_S - 0.5, DETECTION_S + 0.5])
-def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on(seconds: float) -> None:
+def test_frozen_node_is_lost_only_after_the_detection_time(seconds: float) -> None:
     freeze = {"name": "freeze", "nodes": [1], "at_s": 1.0, "for_s": seconds}
     scene = Scene(faults=[freeze]).begin()
     scene.pass_time(1.0)
@@ -313,14 +313,14 @@ def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on(secon
     assert list(scene.lifecycle.away) == ([1] if seconds > DETECTION_S else [])
 
 
-def test_one_that_was_taken_for_dead_is_introduced_when_it_is_heard() -> None:
+def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene = Scene(3).begin()
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
     assert scene.take(2, Progress(4, 0.0)) == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
-def test_it_is_said_from_time_to_time_what_nodes_wait_for_while_no_round_ends() -> None:
+def test_waits_are_reported_while_no_round_ends() -> None:
     scene = Scene(3).begin()
     for rank in range(3):
         scene.take(rank, Progress(1, 0.0, waits=["a message"]))
@@ -334,15 +334,15 @@ def test_it_is_said_from_time_to_time_what_nodes_wait_for_while_no_round_ends() 
     assert scene.shown() == ["no round has ended for 30 s: nodes 0, 1 for a message"] * 2
 
 
-def test_a_peer_that_lives_and_is_unreachable_ends_a_run_that_needs_all() -> None:
+def test_unreachable_peer_ends_a_run_that_needs_all_nodes() -> None:
     scene = Scene(3, gather={"lost_peer": "fail", "timeout_s": None}).begin()
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.failure() == "node 0 can't reach node 2: timed out"
     assert scene.events() == [(0, "unreachable")]
 
 
-def test_a_peer_that_leaves_in_order_is_not_unreachable() -> None:
-    """Its peers see its connections close before they are told, and before its process has ended."""
+def test_leaving_peer_is_not_reported_unreachable() -> None:
+    """Its peers see its connections close before they are told, and before its process ends."""
     leave = {"name": "leave", "nodes": [2], "at_s": 1.0}
     scene = Scene(3, algorithm="divshare", gather={"lost_peer": "fail", "timeout_s": None}, faults=[leave])
     scene.begin()

@@ -1,4 +1,4 @@
-"""Where workers join: both ends prove that they know the token, and strangers cost little."""
+"""The listener that workers join: both ends prove that they know the token, and strangers cost little."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKEN = "a token for the tests"
 
 
 class Scene:
-    """A listener, and what has reached it."""
+    """A listener, and the requests and messages that reach it."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -42,9 +42,9 @@ class Scene:
         self.joined: list[tuple[str, int]] = []
         self.heard: list[Any] = []
 
-    def admit(self, said: JoinRequest, host: str, release: Callable[[], socket.socket]) -> str | None:
+    def admit(self, request: JoinRequest, host: str, release: Callable[[], socket.socket]) -> str | None:
         if self.refusal is None:
-            self.joined.append((said.session, said.slots))
+            self.joined.append((request.session, request.slots))
             channel: SelectorChannel[FromWorker] = SelectorChannel(
                 release(),
                 FromWorker,
@@ -52,7 +52,7 @@ class Scene:
                 self.heard.append,
                 lambda why: None,
             )
-            channel.send(Welcome(self.listener.proof("coordinator", said.nonce), said.received, 7.0))
+            channel.send(Welcome(self.listener.proof("coordinator", request.nonce), request.received, 7.0))
         return self.refusal
 
     def serve(self) -> None:
@@ -60,21 +60,21 @@ class Scene:
             key.data(events)
 
     def dial(self, token: str = TOKEN) -> Any:
-        """What a worker gets that joins with a token: a connection and an answer, or an error."""
-        found: list[Any] = []
+        """Join as a worker with a token; gives a connection and an answer, or an error."""
+        outcome: list[Any] = []
 
         def work() -> None:
             try:
-                found.append(join(self.listener.address, token, "me", 3, 5))
+                outcome.append(join(self.listener.address, token, "me", 3, 5))
             except (RunFailed, OSError) as error:
-                found.append(error)
+                outcome.append(error)
 
         thread = threading.Thread(target=work)
         thread.start()
-        while not found:
+        while not outcome:
             self.serve()
         thread.join()
-        return found[0]
+        return outcome[0]
 
     def strangers(self) -> int:
         return len(self.listener._strangers)
@@ -82,16 +82,16 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    made = Scene()
-    yield made
-    made.listener.close()
-    for key in list(made.selector.get_map().values()):
-        made.selector.unregister(key.fileobj)
+    scene = Scene()
+    yield scene
+    scene.listener.close()
+    for key in list(scene.selector.get_map().values()):
+        scene.selector.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
-    made.selector.close()
+    scene.selector.close()
 
 
-def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
+def test_worker_with_the_token_joins_and_is_heard(scene: Scene) -> None:
     end, welcome = scene.dial()
     assert (welcome.received, welcome.clock) == (5, 7.0)
     assert scene.joined == [("me", 3)]
@@ -103,41 +103,41 @@ def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
     assert not scene.strangers()
 
 
-def test_another_token_opens_no_door(scene: Scene) -> None:
+def test_worker_with_a_wrong_token_is_refused(scene: Scene) -> None:
     for _ in range(2):
         assert "refuses this worker: it has the wrong token" in str(scene.dial("another token, quite long"))
         while scene.strangers():
             scene.serve()
     assert scene.joined == []
-    # Once for each host.
+    # Reported once for each host.
     assert scene.refused == ["a worker at 127.0.0.1 does not know the token of this run: it has not joined"]
 
 
-def test_a_worker_joins_no_coordinator_that_does_not_know_the_token(
+def test_worker_refuses_a_coordinator_without_the_token(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.listener.token = "another token, quite long"
-    monkeypatch.setattr(module, "hmac", mock.Mock(**{"compare_digest.return_value": True}))  # accepts any
+    monkeypatch.setattr(
+        module, "hmac", mock.Mock(**{"compare_digest.return_value": True})
+    )  # accepts any proof
     assert "does not know the token" in str(scene.dial())
 
 
-def test_a_worker_of_another_version_or_of_another_run_is_told_why(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_of_another_run_or_version_is_told_why(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.refusal = "it belongs to another run"
     assert str(scene.dial()).endswith("refuses this worker: it belongs to another run")
     monkeypatch.setattr(worker, "__version__", "0.0")
     assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
 
 
-def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unidentified_connections_are_few_and_time_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_STRANGERS", 2)
     host, _, port = scene.listener.address.rpartition(":")
     ends = [socket.create_connection((host, int(port))) for _ in range(3)]
     scene.serve()
     while scene.strangers() < 2:
         scene.serve()
-    ends[1].sendall(bytes(range(256)) * 50)  # which is no TLS
+    ends[1].sendall(bytes(range(256)) * 50)  # not TLS
     while scene.strangers() > 1:
         scene.serve()
     scene.listener._strangers = dict.fromkeys(scene.listener._strangers, 0.0)
@@ -148,7 +148,7 @@ def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytes
         end.close()
 
 
-def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input() -> None:
+def test_short_token_and_malformed_address_are_bad_input() -> None:
     with pytest.raises(BadInput, match="accepted: at least 16"):
         WorkerListener("127.0.0.1:0", "short")
     for address in ("host", "host:", "1::2:3", "host:65536"):
@@ -156,8 +156,8 @@ def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input()
             WorkerListener(address, TOKEN)
 
 
-def test_a_session_sends_again_what_has_not_arrived() -> None:
-    """Nothing is lost or arrives twice, wherever a connection breaks."""
+def test_session_resends_what_has_not_arrived() -> None:
+    """No message is lost or duplicated, wherever a connection breaks."""
     selector = selectors.DefaultSelector()
     heard: list[Any] = []
     gone: list[str | None] = []
@@ -165,17 +165,17 @@ def test_a_session_sends_again_what_has_not_arrived() -> None:
     theirs: Session[ToWorker] = Session(ToWorker, selector, heard.append, gone.append)
 
     def serve() -> None:
-        while found := selector.select(0):
-            for key, events in found:
+        while ready := selector.select(0):
+            for key, events in ready:
                 key.data(events)
 
     sent = [NodeReport(0, number, Exited("x" * 50_000)) for number in range(20)]
     for message in sent[:10]:
         theirs.send(message)
     for broken in range(3):
-        one, other = socket.socketpair()
-        theirs.attach(one, ours.received)
-        ours.attach(other, theirs.received)
+        near, far = socket.socketpair()
+        theirs.attach(near, ours.received)
+        ours.attach(far, theirs.received)
         if broken < 2:  # in the middle of a message
             for key, events in selector.select(0):
                 key.data(events)

@@ -1,4 +1,4 @@
-"""Checkpoints of real processes whose connections break meanwhile: given up, or right, and never waited for in vain."""
+"""Checkpoints of real processes whose connections break meanwhile: consistent or abandoned, and never awaited in vain."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ EXPERIMENT = Experiment.of(
 
 
 class Member:
-    """A node that sends, receives, ends rounds, and takes snapshots."""
+    """A node that sends, receives, ends rounds and takes snapshots."""
 
     def __init__(self, rank: int, run: Run, listener: Any, addresses: list[tuple[str, int]]) -> None:
         self.rank, self.round = rank, 0
         self.sent: Counter[int] = Counter()
-        self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
+        self.sent_before: dict[int, dict[int, int]] = {}  # by completed rounds, then by receiver
         node: Any = SimpleNamespace(deliver=lambda message: None)
         context: Any = SimpleNamespace(
             folder=run.folder, checkpoint=None, job=SimpleNamespace(digest=None, next_checkpoint=1)
@@ -71,20 +71,22 @@ class Member:
         self.round += 1
 
     def break_connection(self, to: int, members: list[Member]) -> None:
-        """What the other has not read by now is lost."""
+        """Lose the bytes that the other node has not read yet."""
         if (contact := members[to].peer.transport.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
 class Run:
-    """Some members, and who puts their checkpoints together; what these tell each other arrives in order, a little later."""
+    """Members and the coordinator of their checkpoints; messages between them arrive in order, a little later."""
 
-    def __init__(self, place: Path) -> None:
-        self.folder = RunFolder.create(place, "run", experiment="", environment={})
-        self.said: list[str] = []
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder.create(path, "run", experiment="", environment={})
+        self.notices: list[str] = []
         self.members: list[Member] = []
         self._waiting: deque[Any] = deque()
-        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.said.append)
+        self.checkpoints = CheckpointCoordinator(
+            EXPERIMENT, self.folder, None, self._tell, self.notices.append
+        )
 
     def _later(self, call: Any) -> None:
         self._waiting.append(call)
@@ -102,8 +104,8 @@ class Run:
 
 
 @asynccontextmanager
-async def run_in(place: Path) -> AsyncIterator[Run]:
-    run = Run(place)
+async def run_in(path: Path) -> AsyncIterator[Run]:
+    run = Run(path)
     listeners = [listen() for _ in range(NODES)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     run.members = [Member(rank, run, listeners[rank], addresses) for rank in range(NODES)]
@@ -128,7 +130,7 @@ async def all_send(run: Run) -> None:
 
 
 @on_loop
-async def test_a_connection_that_breaks_after_a_snapshot_costs_no_checkpoint(tmp_path: Path) -> None:
+async def test_connection_break_after_a_snapshot_costs_no_checkpoint(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         contact = run.members[1].peer.transport.peers[0]
@@ -140,34 +142,34 @@ async def test_a_connection_that_breaks_after_a_snapshot_costs_no_checkpoint(tmp
         await settle()
         run.members[0].break_connection(1, run.members)
         await run.until_complete(1)
-        assert run.said == []
+        assert run.notices == []
         check(run, run.folder.checkpoints / "1")
 
 
 @on_loop
-async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Path) -> None:
+async def test_abandoned_last_checkpoint_releases_its_waiters(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         waiting = [asyncio.ensure_future(member.cutting.last(7, 1000.0)) for member in run.members[:2]]
         await settle()
         run.checkpoints.away(2)
         await asyncio.gather(*waiting)
-        assert len(run.said) == 1
+        assert len(run.notices) == 1
 
 
 @on_loop
-async def test_nobody_waits_for_a_last_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_unwritable_last_checkpoint_releases_its_waiters(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         run.folder.checkpoints.write_text("in the way of the folder")
         await asyncio.gather(*(member.cutting.last(7, 1000.0) for member in run.members))
-        [said] = run.said
-        assert said.startswith("checkpoint 7 is abandoned: [Errno")
+        [notice] = run.notices
+        assert notice.startswith("checkpoint 7 is abandoned: [Errno")
 
 
 @pytest.mark.parametrize("event", ["away", "back"])
 @on_loop
-async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: str, tmp_path: Path) -> None:
+async def test_checkpoint_is_abandoned_when_a_node_goes_or_returns(event: str, tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
         if event == "back":
@@ -186,26 +188,26 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
         checkpoint = newest(run.folder.checkpoints)
         assert checkpoint is not None
         assert sorted(checkpoint.rounds) == [0, 1, 2]
-        assert len(run.said) == 1
+        assert len(run.notices) == 1
 
 
-def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
+def test_death_of_the_last_nodes_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
     assembly.hear(0, Marked(1, {}))
-    (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
+    (folder.checkpoints / "1").mkdir(parents=True)  # a node has begun to write its part
     for rank in (1, 0):
         assembly.away(rank)
     assert not (folder.checkpoints / "1").exists()
 
 
 @on_loop
-async def test_a_second_resume_knows_the_messages_of_sources_that_were_silent_since_the_first(
+async def test_second_resume_keeps_messages_of_silent_sources(
     tmp_path: Path,
 ) -> None:
     async with run_in(tmp_path) as run:
-        told: list[Any] = []
+        messages: list[Any] = []
         context: Any = SimpleNamespace(
             folder=run.folder,
             checkpoint=SimpleNamespace(snapshots=lambda asked: 5),
@@ -220,18 +222,18 @@ async def test_a_second_resume_knows_the_messages_of_sources_that_were_silent_si
             None,
             {},
             {},
-            arriving=[Message(1, ("t",), 5, 0.0, number=5)],  # the last one that node 1 had sent
+            arriving=[Message(1, ("t",), 5, 0.0, number=5)],  # the last message that node 1 had sent
             engine={"traffic": asdict(Traffic()), "received": {1: 5}, "sent": {1: 6}},
         )
         node: Any = SimpleNamespace(deliver=lambda message: None)
-        resumed = NodeCheckpoints(node, EXPERIMENT, context, told.append)
+        resumed = NodeCheckpoints(node, EXPERIMENT, context, messages.append)
         resumed.begin(run.members[0].peer.transport, saved, resumed=True)
         resumed.snapshot(1)
-        resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing more
-        while not any(isinstance(each, Saved) for each in told):
+        resumed.hear(Expect(1, {2: 0}))  # node 1 has sent nothing since
+        while not any(isinstance(message, Saved) for message in messages):
             await asyncio.sleep(0.001)
         again = read(run.folder.checkpoints / "1" / "node-0.safetensors")
-        assert [each.payload for each in again.arriving] == [5]
+        assert [message.payload for message in again.arriving] == [5]
         assert {int(rank): count for rank, count in again.engine["sent"].items()} == {1: 6, 2: 0}
 
 
@@ -246,20 +248,20 @@ steps = st.one_of(
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=40))
-def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tuple[str, list[int]]]) -> None:
+def test_complete_checkpoint_is_consistent_despite_breaks(schedule: list[tuple[str, list[int]]]) -> None:
     @on_loop
     async def play() -> None:
-        with tempfile.TemporaryDirectory() as place:
-            async with run_in(Path(place)) as run:
-                for what, (one, other) in schedule:
-                    member = run.members[one]
-                    match what:
+        with tempfile.TemporaryDirectory() as path:
+            async with run_in(Path(path)) as run:
+                for step, (rank, peer) in schedule:
+                    member = run.members[rank]
+                    match step:
                         case "send":
-                            member.send(other)
+                            member.send(peer)
                         case "end":
                             member.end_round()
                         case "break":
-                            member.break_connection(other, run.members)
+                            member.break_connection(peer, run.members)
                         case "settle":
                             await settle()
                 await all_send(run)
@@ -268,7 +270,7 @@ def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tupl
                     while member.round <= last:
                         member.end_round()
                 await run.until_complete(last)
-                assert run.said == []
+                assert run.notices == []
                 for folder in run.folder.checkpoints.iterdir():
                     if (folder / "manifest.json").exists():
                         check(run, folder)
@@ -277,11 +279,11 @@ def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tupl
 
 
 def check(run: Run, folder: Path) -> None:
-    """Each node's part has what each other one had sent before its snapshot: received by then, or to come."""
+    """Check that each part has all messages sent before the sender's snapshot, as received or as arriving."""
     parts = {rank: read(folder / f"node-{rank}.safetensors") for rank in range(NODES)}
     for rank, part in parts.items():
         for source in set(range(NODES)) - {rank}:
             before = run.members[source].sent_before[parts[source].round].get(rank, 0)
             received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
-            coming = [each.payload for each in part.arriving if each.source == source]
-            assert coming == list(range(received, before)), (rank, source, received, before)
+            arriving = [message.payload for message in part.arriving if message.source == source]
+            assert arriving == list(range(received, before)), (rank, source, received, before)

@@ -49,10 +49,10 @@ def test_messages_survive_any_division_of_the_stream(
     stream = b"".join(map(pack, sent))
     ends = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     unpacker: Unpacker[ProtocolMessage] = Unpacker(FromNode)
-    came: list[ProtocolMessage] = []
+    received: list[ProtocolMessage] = []
     for start, stop in zip([0, *ends], [*ends, len(stream)], strict=True):
-        came += unpacker.feed(stream[start:stop])
-    assert came == sent
+        received += unpacker.feed(stream[start:stop])
+    assert received == sent
 
 
 @pytest.mark.parametrize(
@@ -60,25 +60,25 @@ def test_messages_survive_any_division_of_the_stream(
     [
         b"\x92\xa2At\x01",  # a field is missing
         b"\x93\xa2At\x01\xa1x",  # a string for a number
-        b"\x91\xa5Hello",  # no such message
-        b"\x93\xa4Note\xa5leave\x01",  # one of the other direction
-        b"\x80",  # no array
-        b"\xc1",  # no msgpack
+        b"\x91\xa5Hello",  # an unknown message
+        b"\x93\xa4Note\xa5leave\x01",  # a message of the other direction
+        b"\x80",  # not an array
+        b"\xc1",  # not msgpack
     ],
 )
-def test_anything_but_the_messages_of_a_channel_is_refused(body: bytes) -> None:
+def test_unexpected_messages_are_refused(body: bytes) -> None:
     with pytest.raises(ChannelError, match="can't be read"):
         Unpacker(FromNode).feed(len(body).to_bytes(4, "little") + body)
 
 
-def test_a_message_that_is_too_long_is_refused_before_it_has_come() -> None:
+def test_too_long_message_is_refused_before_it_arrives() -> None:
     whole = pack(Event("kind", "x" * 100))
     assert Unpacker(FromNode, len(whole) - 4).feed(whole) == [Event("kind", "x" * 100)]
     with pytest.raises(ChannelError, match="a message of 114 bytes; accepted: 113"):
         Unpacker(FromNode, len(whole) - 5).feed(whole[:4])
 
 
-def test_a_closed_channel_says_so_on_both_sides() -> None:
+def test_closing_a_channel_is_seen_on_both_sides() -> None:
     ends = socket.socketpair()
     ours: Channel[FromNode] = Channel(ends[0], FromNode)
     theirs: Channel[FromNode] = Channel(ends[1], FromNode)
@@ -92,7 +92,7 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
 
 
 class Watched:
-    """A channel on a selector, and what was heard on it."""
+    """A channel on a selector, and the messages received on it."""
 
     def __init__(self) -> None:
         self.heard: list[FromNode] = []
@@ -108,8 +108,8 @@ class Watched:
             key.data(events)
 
 
-def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
-    """As where a process was stopped: more than its socket takes."""
+def test_unread_messages_are_queued_without_blocking() -> None:
+    """As for a stopped process: more than its socket holds."""
     watched = Watched()
     theirs: Channel[Event] = Channel(watched.theirs, FromNode)
     sent = 0
@@ -120,12 +120,12 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
         watched.channel.send(Event(str(number), "x" * 1000))
     assert not watched.selector.select(0)
     for number in range(sent + 10):
-        said = theirs.receive()
-        assert said is not None
-        assert said.kind == str(number)
+        message = theirs.receive()
+        assert message is not None
+        assert message.kind == str(number)
         watched.serve()
     assert not watched.channel.waiting
-    assert not watched.selector.select(0)  # there is room, and nothing to say
+    assert not watched.selector.select(0)  # there is room, but nothing to send
     theirs.close()
     watched.serve()
     assert watched.gone == [None]
@@ -137,15 +137,15 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     ("data", "why"),
     [(b"\x01\0\0\0\xc1", "can't be read"), ((2001).to_bytes(4, "little"), "2001 bytes; accepted: 2000")],
 )
-def test_a_channel_ends_with_what_should_not_be_said(data: bytes, why: str) -> None:
+def test_invalid_message_ends_the_channel(data: bytes, why: str) -> None:
     watched = Watched()
     watched.theirs.sendall(pack(CurrentRound(1, 2)))
     watched.serve()
     watched.theirs.sendall(data)
     watched.serve()
     assert watched.heard == [CurrentRound(1, 2)]
-    [said] = watched.gone
-    assert said is not None
-    assert why in said
+    [reason] = watched.gone
+    assert reason is not None
+    assert why in reason
     assert not watched.selector.get_map()
     watched.theirs.close()

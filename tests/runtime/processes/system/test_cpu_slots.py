@@ -1,4 +1,4 @@
-"""CpuSlots to compute in: limited, freed by death, and no waiter waits for one whose holder stands still."""
+"""CPU slots: limited, freed by death, and a stopped holder blocks no waiter while another slot is free."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Fork = Callable[[Callable[[], object]], int]
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    with tempfile.TemporaryFile() as made:
-        yield made.fileno()
+    with tempfile.TemporaryFile() as temporary:
+        yield temporary.fileno()
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[int, int]]:
-    made = wakeup()
-    yield made
-    for end in made:
+    ends = wakeup()
+    yield ends
+    for end in ends:
         os.close(end)
 
 
 @pytest.fixture
 def fork() -> Iterator[Fork]:
-    """Does something in a process that is not there any more afterwards."""
+    """Run a function in a child process that is killed after the test."""
     children = []
 
     def forked(deed: Callable[[], object]) -> int:
@@ -52,7 +52,7 @@ def fork() -> Iterator[Fork]:
 
 
 class Telling(CpuSlots):
-    """Says when it waits."""
+    """Reports when it waits."""
 
     tell = -1
 
@@ -71,8 +71,8 @@ def until_stopped(child: int) -> None:
     os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_places_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
-    """A child takes the only place and is killed in it: the place is free again, and not before."""
+def test_slots_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
+    """A child takes the only slot and is killed: only then is the slot free again."""
     inside, tell = os.pipe()
     os.ftruncate(file, 1)
     shared = Telling(file, ends)
@@ -101,11 +101,11 @@ def _enter(shared: CpuSlots) -> bool:
         return True
 
 
-def test_one_free_place_is_enough_where_another_holder_stands_still(
+def test_waiter_takes_a_freed_slot_despite_a_stopped_holder(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:
-    """Both places are taken when one begins to wait; one of the holders never goes on, the other leaves."""
-    monkeypatch.setattr(cpu_slots, "WAIT_S", 1000.0)  # so that it's the one that leaves who wakes it
+    """Both slots are taken when a process begins to wait; one holder is stopped for good, the other leaves."""
+    monkeypatch.setattr(cpu_slots, "WAIT_S", 1000.0)  # so that only the leaving holder wakes the waiter
     ends, (waits, tell), (go, leave) = wakeup(), os.pipe(), os.pipe()
     os.ftruncate(file, 2)
     shared = Telling(file, ends)
@@ -128,7 +128,7 @@ def test_one_free_place_is_enough_where_another_holder_stands_still(
         os.close(descriptor)
 
 
-def test_who_waits_for_one_that_stands_still_takes_a_place_that_is_added(
+def test_waiter_takes_an_added_slot_despite_a_stopped_holder(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:
     monkeypatch.setattr(cpu_slots, "WAIT_S", 0.01)

@@ -1,4 +1,4 @@
-"""A clock and its timers, in a test's hands."""
+"""A clock and timers that a test controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Timer:
 
 
 class FakeLoop:
-    """A clock that stands where the test puts it; timers are late by a time that may be set."""
+    """A clock that the test sets; timers may be late by a set time."""
 
     def __init__(self) -> None:
         self.now, self.late = 100.0, 0.0

@@ -9,7 +9,7 @@ from gossamer.network import Conditions, Network
 
 
 class Given(Network):
-    """A network that a test makes up."""
+    """A network whose conditions and changes a test sets."""
 
     at: Any
     later: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""Signs of life: a peer that stands still is noticed, and one that does not is left alone."""
+"""Heartbeats: a silent peer is lost, and an idle one is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def meet(a: Peer, b: Peer) -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_a_peer_that_stands_still_is_lost() -> None:
+async def test_silent_peer_is_lost() -> None:
     async with proxied([[], []], **BEATS) as ((a, b), proxies):
         await meet(a, b)
         for proxy in proxies:
@@ -33,20 +33,20 @@ async def test_a_peer_that_stands_still_is_lost() -> None:
 
 
 @on_loop
-async def test_a_peer_that_has_nothing_to_say_is_not_lost() -> None:
+async def test_idle_peer_is_not_lost() -> None:
     async with proxied([[], []], **BEATS) as ((a, b), (_, before_b)):
         await meet(a, b)
-        came = len(before_b.passed)
-        while len(before_b.passed) < came + 40 * len(BEAT):  # both ways: four times what detection takes
+        passed = len(before_b.passed)
+        while len(before_b.passed) < passed + 40 * len(BEAT):  # both ways: four detection times
             await asyncio.sleep(0.01)
         assert a.lost == b.lost == []
-        # Heartbeats are no traffic.
+        # Heartbeats do not count as traffic.
         assert a.traffic.bytes_sent == b.traffic.bytes_received == wire_bytes("t", "t")
         assert b.traffic.bytes_sent == a.traffic.bytes_received == 0
 
 
 @on_loop
-async def test_without_heartbeats_silence_means_nothing() -> None:
+async def test_silence_means_nothing_without_heartbeats() -> None:
     async with proxied([[], []], detection_s=0.05) as ((a, b), proxies):
         await meet(a, b)
         proxies[1].flowing.clear()
@@ -58,18 +58,18 @@ async def test_without_heartbeats_silence_means_nothing() -> None:
 
 
 @on_loop
-async def test_a_node_that_was_stopped_itself_blames_no_peer() -> None:
+async def test_stopped_node_blames_no_peer() -> None:
     async with proxied([[], []], **BEATS) as ((a, b), (_, before_b)):
         await meet(a, b)
-        time.sleep(0.5)  # both, longer than the detection
-        came = len(before_b.passed)
-        while len(before_b.passed) < came + 10 * len(BEAT):
+        time.sleep(0.5)  # stops both nodes, for longer than detection takes
+        passed = len(before_b.passed)
+        while len(before_b.passed) < passed + 10 * len(BEAT):
             await asyncio.sleep(0.01)
         assert a.lost == b.lost == []
 
 
 @on_loop
-async def test_a_node_that_leaves_says_so() -> None:
+async def test_closing_node_tells_its_peers() -> None:
     async with network(2) as ((a, b), _):
         await meet(a, b)
         await a.transport.close()
@@ -77,7 +77,7 @@ async def test_a_node_that_leaves_says_so() -> None:
         assert b.lost == [(0, "closed its connections")]
 
 
-def test_heartbeats_are_events_and_no_traffic() -> None:
+def test_heartbeats_are_events_but_not_traffic() -> None:
     decoder = Decoder(LIMIT)
     _, *events = decoder.feed(hello(1, TOKEN) + BEAT + BEAT + LEAVE + BEAT)
     assert events == [Kind.BEAT, Kind.BEAT, Kind.LEAVE, Kind.BEAT]
@@ -86,7 +86,7 @@ def test_heartbeats_are_events_and_no_traffic() -> None:
 
 
 @on_loop
-async def test_a_stranger_s_heartbeat_is_refused() -> None:
+async def test_heartbeat_of_a_stranger_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, BEAT * 4) as end:
             await end.until_closed()

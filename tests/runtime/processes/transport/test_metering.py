@@ -1,4 +1,4 @@
-"""Buckets, lines and downlinks, on a clock in the test's hands: closed forms."""
+"""Buckets, lines and downlinks on a clock that the test controls, against closed forms."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def ignore(*_: Any) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 100)), min_size=1, max_size=20))
-def test_bytes_pass_one_after_another_and_only_when_they_are_there(
+def test_bucket_passes_bytes_in_order_and_not_before_arrival(
     taken: list[tuple[int, float]],
 ) -> None:
-    """The closed form: the last byte of what came i-th passes at max over j <= i of (its start + all from j to i)."""
+    """The closed form: the last byte of message i passes at the maximum over j <= i of (start of j + time of j to i)."""
     bucket = Bucket(RATE)
     for i, (nbytes, since) in enumerate(taken):
         due = max(taken[j][1] + sum(n for n, _ in taken[j : i + 1]) / RATE for j in range(i + 1))
         assert bucket.take(nbytes, since) == pytest.approx(due, abs=1e-9)
 
 
-def test_an_unlimited_bucket_takes_no_time() -> None:
+def test_unlimited_bucket_takes_no_time() -> None:
     bucket = Bucket()
     assert bucket.take(10**9, 3.0) == 3.0
     assert bucket.take(10**9, -math.inf) == 3.0
@@ -44,7 +44,7 @@ def test_an_unlimited_bucket_takes_no_time() -> None:
     assert bucket.take(10**6, 4.0) == 5.0
 
 
-def test_what_has_not_passed_when_the_rate_changes_passes_at_the_new_one() -> None:
+def test_rate_change_applies_to_bytes_still_to_pass() -> None:
     bucket = Bucket(RATE)
     bucket.take(3_000_000, 0.0)
     bucket.change(RATE / 2, 1.0)
@@ -55,7 +55,7 @@ def test_what_has_not_passed_when_the_rate_changes_passes_at_the_new_one() -> No
     assert bucket.free == 3.125
 
 
-def test_a_link_of_rate_zero_goes_on_where_it_was() -> None:
+def test_stalled_bucket_continues_where_it_was() -> None:
     bucket = Bucket(RATE)
     bucket.take(2_000_000, 0.0)
     bucket.change(0.0, 1.0)
@@ -64,7 +64,7 @@ def test_a_link_of_rate_zero_goes_on_where_it_was() -> None:
     assert bucket.free == pytest.approx(8.0, abs=1e-4)
 
 
-def test_what_is_given_back_takes_no_time() -> None:
+def test_returned_bytes_take_no_time() -> None:
     bucket = Bucket(RATE)
     bucket.take(2_000_000, 0.0)
     bucket.give_back(0.5)
@@ -76,30 +76,30 @@ def test_what_is_given_back_takes_no_time() -> None:
 # --- a line
 
 
-def test_a_line_keeps_its_order_whatever_is_due_first() -> None:
-    loop, made = FakeLoop(), []
+def test_line_keeps_its_order_regardless_of_due_times() -> None:
+    loop, calls = FakeLoop(), []
     line = OrderedCalls(loop)
     for name, instant in [("a", 101.0), ("b", 100.5), ("c", 102.0), ("d", 102.0)]:
-        line.add(instant, lambda name=name: made.append((name, loop.now)))
-    assert made == []
+        line.add(instant, lambda name=name: calls.append((name, loop.now)))
+    assert calls == []
     loop.run()
-    assert made == [("a", 101), ("b", 101), ("c", 102), ("d", 102)]
-    line.add(50.0, lambda: made.append("at once"))
-    assert made[-1] == "at once"
+    assert calls == [("a", 101), ("b", 101), ("c", 102), ("d", 102)]
+    line.add(50.0, lambda: calls.append("at once"))
+    assert calls[-1] == "at once"
 
 
 # --- a downlink
 
 
 def pour(loop: FakeLoop, downlink: Downlink, at: float, size: int, up: float, turn: int = 0) -> list[float]:
-    """A message, whose pieces come in as an uplink of a rate lets them; gives where its arrival is noted."""
+    """Send a message whose pieces arrive at the rate ``up`` of an uplink; gives the list that notes its arrival."""
     arrived: list[float] = []
     ends = [*range(PIECE, size, PIECE), size]
     for begin, end in itertools.pairwise([0, *ends]):
-        when, nbytes = loop.now + at + end / up, end - begin
+        instant, nbytes = loop.now + at + end / up, end - begin
         done = arrived.append if end == size else None
         loop.call_at(
-            when,
+            instant,
             lambda nbytes=nbytes, done=done: downlink.enter(
                 nbytes, loop.now - nbytes / up, turn, ignore, done
             ),
@@ -117,18 +117,18 @@ def test_one_flow_arrives_at_the_rate_of_the_slower_link(up: float, size: int) -
     assert arrived == [pytest.approx(start + size / min(up, RATE), abs=1e-9)]
 
 
-def test_a_downlink_serves_one_message_after_another() -> None:
+def test_downlink_serves_one_message_after_another() -> None:
     loop = FakeLoop()
     downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
     flows = [pour(loop, downlink, 0.0, size, RATE, turn) for turn in range(3)]
     loop.run()
-    # What the others have here by then is taken up to LATE_S ahead of the first one's next piece.
+    # Pieces of later messages may be taken up to LATE_S ahead of the first one's next piece.
     for number, [at] in enumerate(flows, start=1):
         assert number * size / RATE <= at - start + 1e-9 <= number * size / RATE + LATE_S + 3 * PIECE / RATE
     assert flows[-1][0] == pytest.approx(start + 3 * size / RATE)
 
 
-def test_a_downlink_is_shared_by_what_comes_in_at_the_same_time() -> None:
+def test_downlink_is_shared_by_simultaneous_messages() -> None:
     loop = FakeLoop()
     downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
     flows = [pour(loop, downlink, 0.0, size, RATE) for _ in range(3)]
@@ -138,8 +138,8 @@ def test_a_downlink_is_shared_by_what_comes_in_at_the_same_time() -> None:
     assert min(at for [at] in flows) > last - 3 * PIECE / RATE
 
 
-def test_a_flow_that_joins_half_way() -> None:
-    """Alone for half a second, then at half of the rate: 0.5 + 2 * 0.5 seconds; the other has the rest to itself."""
+def test_flow_that_joins_half_way_halves_the_rate() -> None:
+    """The first: half a second alone, then half the rate, 0.5 + 2 * 0.5 seconds. The second has the rest alone."""
     loop = FakeLoop()
     downlink, start = Downlink(RATE, loop), loop.now
     first = pour(loop, downlink, 0.0, 1_000_000, RATE)
@@ -149,8 +149,8 @@ def test_a_flow_that_joins_half_way() -> None:
     assert second == [pytest.approx(start + 2.0)]
 
 
-def test_late_timers_don_t_slow_a_flow() -> None:
-    """Each piece comes in up to some time late, but for the last one; the message does not."""
+def test_late_timers_do_not_slow_a_flow() -> None:
+    """Each piece except the last may arrive late; the message does not."""
     loop, rng = FakeLoop(), np.random.default_rng(1)
     downlink, start, size, arrived = Downlink(RATE, loop), loop.now, 100 * PIECE, []
     for number in range(1, 101):
@@ -167,7 +167,7 @@ def test_late_timers_don_t_slow_a_flow() -> None:
     assert arrived == [pytest.approx(start + size / RATE)]
 
 
-def test_places_are_filled_again_a_little_before_their_turn() -> None:
+def test_pieces_are_taken_slightly_before_their_turn() -> None:
     loop, taken = FakeLoop(), []
     downlink, start = Downlink(RATE, loop), loop.now
     for number in range(20):
@@ -178,7 +178,7 @@ def test_places_are_filled_again_a_little_before_their_turn() -> None:
         assert at == pytest.approx(max(start, start + number * PIECE / RATE - LATE_S), abs=PIECE / RATE)
 
 
-def test_a_downlink_whose_rate_changes_under_way() -> None:
+def test_downlink_rate_change_applies_under_way() -> None:
     loop, arrived = FakeLoop(), []
     downlink, start = Downlink(RATE, loop), loop.now
     for _ in range(9):
@@ -190,5 +190,5 @@ def test_a_downlink_whose_rate_changes_under_way() -> None:
     assert arrived == []
     downlink.change(RATE)
     loop.run()
-    # 0.25 s, then 2 s at a quarter, then the last quarter of the bytes.
+    # 0.25 s, then 2 s at a quarter of the rate, then the last quarter of the bytes.
     assert arrived == [pytest.approx(start + 2.5)]

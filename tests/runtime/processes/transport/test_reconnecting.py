@@ -1,4 +1,4 @@
-"""Connections that break, peers that come back, and what old bytes can do (nothing)."""
+"""Connections that break, peers that return, and bytes of old connections, which do nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gossamer.runtime.processes.transport.wire import Arrived, Hello, Kind, cred
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dial again at once."""
+    """Redial at once."""
     monkeypatch.setattr(module, "REDIAL_FIRST_S", 0.001)
     monkeypatch.setattr(module, "REDIAL_LAST_S", 0.02)
 
 
 def contents(draw: random.Random, count: int) -> list[Any]:
-    """Payloads of all sizes, each of which says which one it is."""
+    """Numbered payloads of all sizes."""
     return [
         {"n": n, "v": torch.full((draw.choice([0, 1, 500, 20_000, 60_000]),), float(n))} for n in range(count)
     ]
@@ -38,7 +38,7 @@ def contents(draw: random.Random, count: int) -> list[Any]:
 @pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize("seed", range(3))
 @on_loop
-async def test_nothing_is_lost_or_doubled_however_often_connections_are_cut(seed: int) -> None:
+async def test_messages_arrive_exactly_once_despite_repeated_cuts(seed: int) -> None:
     draw = random.Random(seed)
     cuts = [[draw.randrange(1, 400_000) for _ in range(8)] for _ in range(2)]
     async with proxied(cuts) as (peers, proxies):
@@ -60,12 +60,12 @@ async def test_nothing_is_lost_or_doubled_however_often_connections_are_cut(seed
             assert peer.traffic.messages_lost == 0
             assert peer.lost == peer.found == []
             assert peer.events == []
-        assert not any(proxy.cuts for proxy in proxies)  # all of them took place
+        assert not any(proxy.cuts for proxy in proxies)  # all cuts took place
 
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_cancelled_messages_stay_cancelled_over_a_break() -> None:
+async def test_cancelled_messages_stay_cancelled_after_a_break() -> None:
     async with proxied([[], [100_000]]) as ((a, b), _):
         first = a.send(1, torch.zeros(900_000), "first")
         a.send(1, 1, "t")
@@ -81,7 +81,7 @@ async def test_cancelled_messages_stay_cancelled_over_a_break() -> None:
 
 
 @on_loop
-async def test_what_the_peer_has_got_is_not_sent_again_and_the_rest_is() -> None:
+async def test_only_undelivered_messages_are_resent() -> None:
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         sendings = [a.send(1, n, "t") for n in range(4)]
         async with await accept(listener, 1) as end:
@@ -90,7 +90,7 @@ async def test_what_the_peer_has_got_is_not_sent_again_and_the_rest_is() -> None
         for sending in sendings:
             await sending
         assert not sendings[3].cancel()
-        # The peer has taken two of them, though it had no time to say so.
+        # The peer has taken two of them, but did not acknowledge them.
         async with await accept(listener, 1, connection=2, expected=2) as end:
             await end.until(lambda: len(end.events) == 1)
             assert end.events == [Hello(0, TOKEN, 0, 2, 0)]
@@ -104,7 +104,7 @@ async def test_what_the_peer_has_got_is_not_sent_again_and_the_rest_is() -> None
 
 
 @on_loop
-async def test_what_was_acknowledged_is_let_go() -> None:
+async def test_acknowledged_messages_are_released() -> None:
     async with network(2) as ((a, b), _):
         for n in range(50):
             await a.send(1, torch.zeros(3000), n)
@@ -114,7 +114,7 @@ async def test_what_was_acknowledged_is_let_go() -> None:
 
 
 @on_loop
-async def test_a_message_that_was_changed_meanwhile_is_reported_and_not_sent_again() -> None:
+async def test_message_modified_before_resending_is_reported_not_sent() -> None:
     tensor = torch.zeros(3)
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         a.send(1, encode(tensor), "t")
@@ -132,7 +132,7 @@ async def test_a_message_that_was_changed_meanwhile_is_reported_and_not_sent_aga
 
 
 @on_loop
-async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
+async def test_absent_peer_does_not_hold_up_other_peers() -> None:
     async with network(2, raw_ranks=1) as ((a, b), (listener,)):
         listener.close()
         away = [a.send(2, n, "t") for n in range(3)]
@@ -145,19 +145,19 @@ async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("data", "reason"),
     [
         (hello(1, TOKEN, 3, 1), "claims to be rank 1, on a connection that is known already"),
         (hello(1, TOKEN, 2, 9), "claims to be rank 1, in its incarnation 2, which is over"),
     ],
 )
 @on_loop
-async def test_old_greetings_are_refused(said: bytes, reason: str) -> None:
-    """A replay, or what is left of an earlier life."""
+async def test_old_greetings_are_refused(data: bytes, reason: str) -> None:
+    """A replay, or bytes of an earlier incarnation."""
     async with network(1, raw_ranks=1) as ((a,), _):
         async with await dial(a, hello(1, TOKEN, 3, 1)) as first:
             await first.until(lambda: first.events)
-            async with await dial(a, said) as end:
+            async with await dial(a, data) as end:
                 await end.until_closed()
                 assert end.events == []
             await first.say(message(0, "still here")[0])
@@ -167,7 +167,7 @@ async def test_old_greetings_are_refused(said: bytes, reason: str) -> None:
 
 
 @on_loop
-async def test_a_newer_connection_takes_the_place_of_the_one_before_and_goes_on_there() -> None:
+async def test_newer_connection_replaces_the_older_and_continues_it() -> None:
     async with network(1, raw_ranks=1) as ((a,), _):
         async with await dial(a, hello(1, TOKEN)) as first:
             large = message(1, torch.zeros(50_000))
@@ -186,7 +186,7 @@ async def test_a_newer_connection_takes_the_place_of_the_one_before_and_goes_on_
 
 @pytest.mark.parametrize("number", [0, 2, 2**32 - 1])
 @on_loop
-async def test_messages_out_of_turn_are_refused_and_not_delivered(number: int) -> None:
+async def test_out_of_order_messages_are_refused_and_not_delivered(number: int) -> None:
     async with network(1, raw_ranks=1) as ((a,), _):
         async with await dial(a, hello(1, TOKEN) + message(0, "first")[0]) as end:
             await a.receive(1)
@@ -194,10 +194,10 @@ async def test_messages_out_of_turn_are_refused_and_not_delivered(number: int) -
             await end.until_closed()
         assert len(a.inbox) == 1
         assert a.lost == [(1, f"refused: began message {number} where message 1 was due")]
-        # In this life, nobody talks with it any more.
+        # This incarnation stays refused.
         async with await dial(a, hello(1, TOKEN, 0, 2)) as end:
             await end.until_closed()
-        # In another one, it begins anew.
+        # The next one starts from zero.
         async with await dial(a, hello(1, TOKEN, 1, 1) + message(0, "second")[0]):
             assert [got.payload for got in await a.receive(2)] == ["first", "second"]
         assert a.found == [1]
@@ -205,7 +205,7 @@ async def test_messages_out_of_turn_are_refused_and_not_delivered(number: int) -
 
 
 @on_loop
-async def test_a_peer_that_was_started_again_begins_anew() -> None:
+async def test_restarted_peer_gets_unfinished_and_queued_messages() -> None:
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         a.send(1, "sent", "t")
         a.send(1, torch.zeros(100_000), "t")
@@ -213,7 +213,7 @@ async def test_a_peer_that_was_started_again_begins_anew() -> None:
             await end.until(lambda: end.decoder.chunk_bytes > WINDOW // 2)
             end.reset()
         a.send(1, "queued", "t")
-        # What was whole may have arrived in its last life; what was not goes to the new one.
+        # A complete message may have reached the last incarnation; unfinished ones go to the new one.
         async with await accept(listener, 1, incarnation=1, connection=2) as end:
             while len(end.events) < 3:
                 taken = end.decoder.chunk_bytes
@@ -230,35 +230,35 @@ async def test_a_peer_that_was_started_again_begins_anew() -> None:
 
 
 @on_loop
-async def test_numbers_begin_anew_with_each_life_of_either() -> None:
+async def test_message_numbers_restart_with_each_incarnation() -> None:
     listeners = [listen() for _ in range(2)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     a = Peer(0, listeners[0], addresses)
     await a.transport.start()
-    for life in range(3):
-        losses = life + 1
-        b = Peer(1, listeners[1], addresses, incarnation=life)
+    for incarnation in range(3):
+        losses = incarnation + 1
+        b = Peer(1, listeners[1], addresses, incarnation=incarnation)
         await b.transport.start()
         for n in range(3):
-            await b.send(0, f"({life}, {n})", "t")
-        await a.receive(3 * life + 3)
+            await b.send(0, f"({incarnation}, {n})", "t")
+        await a.receive(3 * incarnation + 3)
         for n in range(3):
             a.send(1, n, "t")
         assert [got.payload for got in await b.receive(3)] == [0, 1, 2]
-        assert a.transport.peers[1].incarnation == life
+        assert a.transport.peers[1].incarnation == incarnation
         await b.transport.close()
         await a.until(lambda losses=losses: len(a.lost) == losses)
-        if life < 2:
+        if incarnation < 2:
             listeners[1] = listen(*addresses[1])
     await a.transport.close()
-    assert [got.payload for got in a.inbox] == [f"({life}, {n})" for life in range(3) for n in range(3)]
+    assert [got.payload for got in a.inbox] == [f"({k}, {n})" for k in range(3) for n in range(3)]
     assert a.found == [1, 1]
     assert a.lost == [(1, "closed its connections")] * 3
     assert a.traffic.messages_lost == 0
 
 
 @on_loop
-async def test_a_lost_peer_is_found_when_it_can_be_reached_again() -> None:
+async def test_lost_peer_is_found_when_it_can_be_reached_again() -> None:
     async with proxied([[], []], detection_s=0.2, heartbeat_s=0.05) as ((a, b), proxies):
         await a.send(1, "before", "t")
         await b.send(0, "before", "t")
@@ -279,7 +279,7 @@ async def test_a_lost_peer_is_found_when_it_can_be_reached_again() -> None:
 
 
 @on_loop
-async def test_a_life_that_is_over_is_not_listened_to() -> None:
+async def test_ended_incarnation_is_ignored() -> None:
     async with network(1, raw_ranks=1) as ((a,), _):
         a.transport.mark_lost(1, "killed", incarnation=4)
         async with await dial(a, hello(1, TOKEN, 4)) as end:
@@ -288,7 +288,7 @@ async def test_a_life_that_is_over_is_not_listened_to() -> None:
         async with await dial(a, hello(1, TOKEN, 5)) as end:
             await end.until(lambda: end.events)
         assert a.found == [1]
-        a.transport.mark_lost(1, "killed", incarnation=4)  # late news
+        a.transport.mark_lost(1, "killed", incarnation=4)  # outdated news
         assert a.transport.peers[1].lost is None
 
 
@@ -300,7 +300,7 @@ async def test_a_life_that_is_over_is_not_listened_to() -> None:
     ],
 )
 @on_loop
-async def test_answers_that_do_not_fit_are_refused(answer: bytes, reason: str) -> None:
+async def test_inconsistent_answers_are_refused(answer: bytes, reason: str) -> None:
     async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         a.send(1, 1, "t")
         end, _ = await asyncio.get_running_loop().sock_accept(listener)
@@ -313,7 +313,7 @@ async def test_answers_that_do_not_fit_are_refused(answer: bytes, reason: str) -
 
 
 @on_loop
-async def test_what_was_taken_back_has_no_number() -> None:
+async def test_cancelled_message_uses_no_number() -> None:
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         large = a.send(1, torch.zeros(100_000), "t")
         async with await accept(listener, 1) as end:
@@ -328,7 +328,7 @@ async def test_what_was_taken_back_has_no_number() -> None:
 
 
 async def break_on_the_uplink(a: Peer, listener: Any) -> None:
-    """Send three messages to node 1, and break the connection during the second one, which takes half a second."""
+    """Send three messages to node 1, and break the connection during the second, which takes half a second."""
     for payload in (0, torch.ones(15_000), 2):
         a.send(1, payload, "t")
     async with await accept(listener, 1) as end:
@@ -337,19 +337,19 @@ async def break_on_the_uplink(a: Peer, listener: Any) -> None:
 
 
 @on_loop
-async def test_messages_keep_their_order_if_a_connection_breaks_while_one_passes_the_uplink() -> None:
+async def test_break_during_an_uplink_transfer_keeps_message_order() -> None:
     shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
     async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
         await break_on_the_uplink(a, listener)
-        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first one did not arrive
+        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first did not arrive
             await end.until(lambda: sum(isinstance(event, Arrived) for event in end.events) == 3)
             arrived = [event.payload for event in end.events if isinstance(event, Arrived)]
             assert (arrived[0], len(arrived[1]), arrived[2]) == (0, 15_000, 2)
 
 
 @on_loop
-async def test_a_snapshot_counts_the_messages_before_it() -> None:
-    """Messages of three rounds wait for a peer, behind an older one to another peer."""
+async def test_snapshot_counts_the_messages_before_it() -> None:
+    """Messages of three rounds wait for a peer, behind an older message to another peer."""
     async with network(1, raw_ranks=2) as ([a], [first, second]):
         a.send(1, 0, "t")
         a.send(2, torch.zeros(WINDOW), "t")  # waits for credit
@@ -377,7 +377,7 @@ async def test_a_snapshot_counts_the_messages_before_it() -> None:
 
 
 @on_loop
-async def test_a_peer_that_hangs_up_whenever_it_has_answered_is_lost_and_not_dialled_all_the_time() -> None:
+async def test_peer_that_keeps_hanging_up_is_lost_without_rapid_redials() -> None:
     async with network(1, raw_ranks=1, detection_s=0.2) as ((a,), (listener,)):
         a.send(1, 1, "t")
 
@@ -394,13 +394,11 @@ async def test_a_peer_that_hangs_up_whenever_it_has_answered_is_lost_and_not_dia
         assert (
             "could not be reached for 0.2 s: its connections break as soon as they are made" in a.lost[0][1]
         )
-        assert a.transport.peers[1].dialled < 30  # with pauses of 0.02 s at last
+        assert a.transport.peers[1].dialled < 30  # pauses grow to 0.02 s
 
 
 @on_loop
-async def test_a_message_that_the_network_loses_is_not_sent_again_if_its_connection_breaks_meanwhile() -> (
-    None
-):
+async def test_lost_message_is_not_resent_after_a_break() -> None:
     shaper = Shaper.of(0, UniformNetwork(bandwidth_mbps=1, loss=0.5), 2, 0, asyncio.get_running_loop())
     lost = [False, True, False]
     drawn: list[int] = []

@@ -1,4 +1,4 @@
-"""The transport over TLS: who is let in, who is not, and what can be seen on the way."""
+"""The transport over TLS: which peers are accepted, and what is visible on the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("tls")
 
 
 async def still_works(a: Peer, b: Peer) -> None:
-    """Honest nodes don't notice strangers."""
+    """Check that honest nodes are undisturbed."""
     before = len(a.inbox)
     await b.send(0, "honest", "t")
     assert (await a.receive(before + 1))[-1].payload == "honest"
@@ -36,7 +36,7 @@ async def still_works(a: Peer, b: Peer) -> None:
 
 
 @on_loop
-async def test_parameters_are_not_on_the_wire() -> None:
+async def test_parameters_are_not_readable_on_the_wire() -> None:
     secret = torch.arange(30_000, dtype=torch.float32)
     content = bytes(raw(secret))
     for options, seen in (({}, False), ({"security": None}, True)):
@@ -51,21 +51,21 @@ async def test_parameters_are_not_on_the_wire() -> None:
 
 
 @on_loop
-async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None:
+async def test_peer_with_wrong_key_is_refused(strangers: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2, security=strangers[1]) as ((_, stranger), _):
         stranger.transport.addresses[0] = a.address
         stranger.send(0, "let me in", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].startswith("stranger at 127.0.0.1:")
         assert a.inbox == []
-        # It has noticed that node 0 isn't one of its own before it had said anything.
+        # It rejects node 0, which it does not trust either, before it sends anything.
         await stranger.until(lambda: stranger.events)
         assert "certificate verify failed" in stranger.events[0][1]
         await still_works(a, b)
 
 
 @on_loop
-async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> None:
+async def test_rank_cannot_impersonate_another(securities: list[Security]) -> None:
     async with network(3) as ((a, b, _), _), network(3, security=securities[2]) as ((_, liar, _), _):
         liar.transport.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
@@ -76,7 +76,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
 
 
 @on_loop
-async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -> None:
+async def test_answer_of_another_rank_is_refused(securities: list[Security]) -> None:
     async with network(3) as ((a, _, c), _):
         a.transport.addresses[1] = c.address
         a.send(1, "for node 1 alone", "t")
@@ -85,9 +85,9 @@ async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -
         assert c.inbox == []
 
 
-def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
-    """What a server answers to the client's first words, with something that it says before it has heard more: TLS 1.3
-    lets it, the module ssl does not."""
+def first_flight(key: Path, greeting: bytes, early_data: bytes) -> bytes:
+    """A server's answer to a client's greeting together with early application data, which TLS 1.3 allows and the
+    module ssl does not offer."""
     openssl = Binding().lib
     ffi = Binding().ffi
     context = openssl.SSL_CTX_new(openssl.TLS_server_method())
@@ -103,8 +103,8 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
     openssl.SSL_set_accept_state(end)
     assert openssl.BIO_write(incoming, greeting, len(greeting)) == len(greeting)
     buffer, count = ffi.new("char[]", 65_536), ffi.new("size_t *")
-    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # there is none
-    assert openssl.SSL_write_early_data(end, said, len(said), count) == 1
+    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # the client sent none
+    assert openssl.SSL_write_early_data(end, early_data, len(early_data), count) == 1
     flight = bytes(ffi.buffer(buffer, openssl.BIO_read(outgoing, buffer, len(buffer))))
     openssl.SSL_free(end)
     openssl.SSL_CTX_free(context)
@@ -112,7 +112,7 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
 
 
 @on_loop
-async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_whose_it_is(
+async def test_early_data_is_held_until_the_peer_is_verified(
     tmp_path: Path,
 ) -> None:
     identities = [issue() for _ in range(3)]
@@ -121,7 +121,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
     for path, identity in zip(keys, identities, strict=True):
         path.write_bytes(identity.pem)
     security = Security(identities[0].pem, certificates)
-    said = hello(1, TOKEN, 2**32 - 1) + BEAT
+    early_data = hello(1, TOKEN, 2**32 - 1) + BEAT
     loop = asyncio.get_running_loop()
     for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
         async with network(1, raw_ranks=2, security=security) as ((a,), (listener, _)):
@@ -130,7 +130,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
             with end:
                 end.setblocking(False)
                 greeting = await loop.sock_recv(end, 65_536)
-                await loop.sock_sendall(end, first_flight(keys[answers], greeting, said))
+                await loop.sock_sendall(end, first_flight(keys[answers], greeting, early_data))
                 peer = a.transport.peers[1]
                 while not (a.events or peer.outgoing):
                     await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_another_run_of_the_same_nodes_is_refused(securities: list[Securit
     ],
 )
 @on_loop
-async def test_what_is_not_tls_is_refused(said: bytes) -> None:
+async def test_non_tls_bytes_are_refused(said: bytes) -> None:
     async with network(2) as ((a, b), _):
         async with await dial(a, said) as end:
             while not end.eof:
@@ -174,14 +174,14 @@ async def test_what_is_not_tls_is_refused(said: bytes) -> None:
 
 
 def trusting() -> ssl.SSLContext:
-    """Of a client that trusts everybody."""
+    """The context of a client that trusts every server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 async def is_refused(context: ssl.SSLContext, reason: str) -> None:
-    """A client gets no further than the handshake."""
+    """Check that a client does not get past the handshake."""
     async with network(2) as ((a, b), _):
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
             reader, writer = await asyncio.open_connection(*a.address, ssl=context)
@@ -196,19 +196,19 @@ async def is_refused(context: ssl.SSLContext, reason: str) -> None:
 
 
 @on_loop
-async def test_tls_of_yesterday_is_refused() -> None:
+async def test_old_tls_version_is_refused() -> None:
     context = trusting()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     await is_refused(context, "broke TLS: unsupported protocol")
 
 
 @on_loop
-async def test_who_shows_no_key_is_refused() -> None:
+async def test_client_without_a_key_is_refused() -> None:
     await is_refused(trusting(), "broke TLS: peer did not return a certificate")
 
 
 @on_loop
-async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
+async def test_client_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     context = trusting()
     (tmp_path / "key.pem").write_bytes(issue().pem)
     context.load_cert_chain(tmp_path / "key.pem")
@@ -216,7 +216,7 @@ async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_handshake_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HELLO_TIMEOUT_S", 0.05)
     async with network(2) as ((a, b), _):
         async with await dial(a, b"\x16\x03\x01"):
@@ -227,8 +227,8 @@ async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.Monk
 
 
 @on_loop
-async def test_no_session_is_resumed(securities: list[Security]) -> None:
-    """Each connection proves its key anew: there is nothing to resume with."""
+async def test_tls_sessions_are_not_resumed(securities: list[Security]) -> None:
+    """Every connection proves its key again: there is no session ticket."""
     async with network(2) as ((a, _), _):
         reader, writer = await asyncio.open_connection(
             *a.address, ssl=securities[1].client, server_hostname=""
@@ -241,8 +241,8 @@ async def test_no_session_is_resumed(securities: list[Security]) -> None:
         writer.transport.abort()
 
 
-def test_dates_mean_nothing() -> None:
-    """Keys end with their run; clocks decide nothing."""
+def test_certificate_dates_are_ignored() -> None:
+    """A key is valid for its run, regardless of clocks."""
     keys, certificates = [], []
     for rank, (since, until) in enumerate([(2001, 2002), (2900, 2901)]):
         key = Ed25519PrivateKey.generate()
@@ -276,11 +276,11 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
 
 
 @on_loop
-async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path) -> None:
-    """The certificates of the run are what is trusted, not what their keys sign."""
+async def test_certificate_signed_by_a_peer_is_refused(tmp_path: Path) -> None:
+    """Only the run's certificates are trusted, not those that their keys sign."""
     identities = [issue() for _ in range(2)]
     transport_scene.securities[:] = [
-        Security(each.pem, [one.certificate for one in identities]) for each in identities
+        Security(identity.pem, [peer.certificate for peer in identities]) for identity in identities
     ]
     key_text = identities[1].pem
     signer = serialization.load_pem_private_key(key_text, None)
@@ -325,11 +325,11 @@ async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: s
         ):
             build(security=None)
         identities = [issue() for _ in range(2)]
-        security = Security(identities[0].pem, [each.certificate for each in identities])
+        security = Security(identities[0].pem, [identity.certificate for identity in identities])
         await build(security=security).transport.close()
 
 
-def test_the_handshake_needs_the_very_key(securities: list[Security], strangers: list[Security]) -> None:
+def test_handshake_requires_the_exact_key(securities: list[Security], strangers: list[Security]) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(securities[0].client, strangers[1].server)
     assert securities[0].belongs_to(handshake(securities[0].client, securities[2].server), 2)
@@ -338,11 +338,11 @@ def test_the_handshake_needs_the_very_key(securities: list[Security], strangers:
     assert not securities[0].belongs_to(securities[0]._certificates[1], 99)
 
 
-def test_a_signature_is_of_one_rank_and_one_text() -> None:
+def test_signature_is_bound_to_rank_and_text() -> None:
     identities = [issue() for _ in range(2)]
-    certificates = [each.certificate for each in identities]
-    one, other = (Security(each.pem, certificates) for each in identities)
-    signature = one.sign(b"key")
-    assert other.verify(0, b"key", signature)
+    certificates = [identity.certificate for identity in identities]
+    signer, verifier = (Security(identity.pem, certificates) for identity in identities)
+    signature = signer.sign(b"key")
+    assert verifier.verify(0, b"key", signature)
     wrong = [(1, b"key", signature), (0, b"another", signature), (-2, b"key", signature), (0, b"key", b"")]
-    assert not any(other.verify(*each) for each in (*wrong, (2, b"key", signature)))
+    assert not any(verifier.verify(*claim) for claim in (*wrong, (2, b"key", signature)))

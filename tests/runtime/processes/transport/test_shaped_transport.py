@@ -1,7 +1,7 @@
 """Shaped transports over loopback.
 
-What is asserted about real time is measured in a process of its own, in which no types are checked, and measured again if
-the machine was busy.
+Real time is measured in a separate process without type checks, and measured again if the machine
+was busy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain_process() -> Iterator[None]:
 
 
 def measured(scenario: Scenario, *args: Any) -> Any:
-    """What a scenario gives when it is played in a process of its own."""
+    """Run a scenario in a separate process; gives its result."""
     return _plain[0].submit(_play, scenario, *args).result(60)
 
 
@@ -79,7 +79,7 @@ def now() -> float:
 
 
 def tried_again(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test that measures real time fail all but one of its tries."""
+    """Repeat a test that measures real time until it passes, up to TRIES times."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ def tried_again(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Peer:
-    """A shaped transport, and what it delivered when."""
+    """A shaped transport, and its deliveries with their times."""
 
     def __init__(self, rank: int, listener: Any, addresses: list[tuple[str, int]], network: Network) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Peer:
 
 @dataclass(frozen=True, eq=False)
 class Paths(Access):
-    """A path of the test's own for each pair; None where it names none."""
+    """Paths that the test sets by pair; None for other pairs."""
 
     paths: dict[tuple[int, int], Path] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class Paths(Access):
 
 @asynccontextmanager
 async def shaped(size: int, network: Network) -> AsyncIterator[list[Peer]]:
-    """Transports that have exchanged a first message, so that their connections are there."""
+    """Start several shaped transports."""
     listeners = [listen() for _ in range(size)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
     peers = [Peer(rank, listener, addresses, network) for rank, listener in enumerate(listeners)]
@@ -160,7 +160,7 @@ async def shaped(size: int, network: Network) -> AsyncIterator[list[Peer]]:
 
 
 async def meet(source: Peer, to: int, receiver: Peer) -> None:
-    """Connect two peers; what it took is forgotten."""
+    """Connect two peers, and forget the message that did it."""
     source.send(to, None, "hello")
     await receiver.receive(1)
     receiver.inbox.clear()
@@ -168,7 +168,7 @@ async def meet(source: Peer, to: int, receiver: Peer) -> None:
 
 
 def vector(mbps: float, seconds: float) -> Encoded:
-    """What takes some seconds at a rate, give or take a chunk header."""
+    """A payload that takes some seconds at a rate, up to a chunk header."""
     return encode(torch.zeros(round(mbps * 125_000 * seconds / 4)))
 
 
@@ -176,7 +176,7 @@ def due_s(payload: Any, mbps: float, tag: str = "t") -> float:
     return wire_bytes(tag, payload) / (mbps * 125_000)
 
 
-# --- what takes how long
+# --- durations
 
 
 async def one_message(network: Network, payload: Encoded) -> float:
@@ -190,7 +190,7 @@ async def one_message(network: Network, payload: Encoded) -> float:
 
 @pytest.mark.parametrize("mbps", [1, 10, 60, 200, 500])
 @tried_again
-def test_a_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
+def test_message_takes_its_bytes_over_the_rate(mbps: float) -> None:
     payload = vector(mbps, 0.6)
     took, due = measured(one_message, UniformNetwork(bandwidth_mbps=mbps), payload), due_s(payload, mbps)
     assert took == pytest.approx(due, rel=TOLERANCE)
@@ -221,14 +221,14 @@ async def two_receivers(network: Network, first: Encoded, second: Encoded) -> tu
 @tried_again
 def test_messages_follow_each_other_on_the_uplink() -> None:
     payload = vector(20, 0.2)
-    each = due_s(payload, 20)
+    single = due_s(payload, 20)
     first, second = measured(two_receivers, UniformNetwork(bandwidth_mbps=20), payload, payload)
-    assert first == pytest.approx(each, rel=TOLERANCE)
-    assert second == pytest.approx(2 * each, rel=TOLERANCE)
+    assert first == pytest.approx(single, rel=TOLERANCE)
+    assert second == pytest.approx(2 * single, rel=TOLERANCE)
 
 
 @tried_again
-def test_a_path_s_own_rate_and_the_links_between_limit_a_message() -> None:
+def test_path_rate_and_inner_links_limit_a_message() -> None:
     paths = {(0, 1): Path((0, 3 + 1), rate=2.5e6), (0, 2): Path((0, 6, 3 + 2))}
     network = Given(at=Paths.of([1e7] * 6 + [1.25e6], paths))
     slow, slower = vector(20, 0.2), vector(10, 0.2)
@@ -252,14 +252,14 @@ async def several_senders(network: Network, payload: Encoded) -> list[float]:
 @tried_again
 def test_senders_share_one_downlink(sharing: str) -> None:
     payload = vector(20, 0.2)
-    each = due_s(payload, 20)
+    single = due_s(payload, 20)
     network = UniformNetwork(downlink_mbps=20, uplink_mbps=60, sharing=sharing)
     first, _, last = measured(several_senders, network, payload)
-    assert last == pytest.approx(3 * each, rel=TOLERANCE)
+    assert last == pytest.approx(3 * single, rel=TOLERANCE)
     if sharing == "fair":
-        assert first > 2.5 * each
+        assert first > 2.5 * single
     else:
-        assert first < 1.5 * each
+        assert first < 1.5 * single
 
 
 async def small_messages(network: Network, count: int) -> list[float]:
@@ -276,7 +276,7 @@ async def small_messages(network: Network, count: int) -> list[float]:
 
 
 @tried_again
-def test_a_latency_is_added_and_nothing_else() -> None:
+def test_latency_is_added_and_nothing_else() -> None:
     added = measured(small_messages, UniformNetwork(latency_s=0.05), 7)
     assert min(added) >= 0.05
     assert np.median(added) < 0.06
@@ -293,12 +293,12 @@ async def acceptance(network: Network, payload: Encoded) -> tuple[float, float]:
 
 
 @tried_again
-def test_a_window_does_not_throttle_a_long_path() -> None:
-    """20 Mbps over 0.2 s of latency: the window alone would let 64 KiB pass every 0.4 s."""
+def test_window_does_not_throttle_a_long_path() -> None:
+    """20 Mbps over 0.2 s of latency: the window alone would allow 64 KiB every 0.4 s."""
     payload = vector(20, 0.4)
     accepted, took = measured(acceptance, UniformNetwork(latency_s=0.2, bandwidth_mbps=20), payload)
     assert took == pytest.approx(due_s(payload, 20) + 0.2, rel=TOLERANCE)
-    # All but a window is acknowledged a round trip after it went.
+    # All but a window is acknowledged a round trip after it was sent.
     assert accepted == pytest.approx(due_s(payload, 20) - WINDOW / 2.5e6 + 0.4, rel=TOLERANCE)
 
 
@@ -315,7 +315,7 @@ async def changing(network: Network, payload: Encoded) -> float:
 
 
 @tried_again
-def test_a_network_that_changes_under_way() -> None:
+def test_rate_change_applies_to_a_message_under_way() -> None:
     """0.3 s at 8 Mbps, the rest at 40."""
     slow, fast = (UniformNetwork(bandwidth_mbps=mbps).conditions(2, SEED) for mbps in (8, 40))
     payload = encode(torch.zeros(325_000))  # 1.3 MB
@@ -324,11 +324,11 @@ def test_a_network_that_changes_under_way() -> None:
     assert took == pytest.approx(due, rel=TOLERANCE)
 
 
-# --- what is lost or taken back
+# --- lost and cancelled messages
 
 
 @on_loop
-async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender() -> None:
+async def test_losses_follow_the_seed_and_are_counted_at_the_sender() -> None:
     path = Path((0, 3), loss=0.3)
     async with shaped(2, UniformNetwork(loss=0.3)) as (a, b):
         payloads = [torch.zeros(10 * k) for k in range(60)]
@@ -347,7 +347,7 @@ async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender(
 
 
 @on_loop
-async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() -> None:
+async def test_messages_without_a_path_take_their_time_and_are_lost() -> None:
     rate = 1e6
     async with shaped(3, Given(at=Paths.of([rate] * 6, {(0, 2): Path((0, 5))}))) as (a, b, c):
         await meet(a, 2, c)
@@ -365,7 +365,7 @@ async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() ->
 
 
 @on_loop
-async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
+async def test_vanished_path_loses_the_message_on_it() -> None:
     both = {(0, 1): Path((0, 3)), (0, 2): Path((0, 5))}
     rates = [1e6] * 6
     later = ((0.05, Paths.of(rates, {(0, 2): both[0, 2]})), (0.2, Paths.of(rates, both)))
@@ -386,8 +386,8 @@ async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
 
 
 @on_loop
-async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
-    """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is taken back."""
+async def test_cancelling_removes_queued_and_metered_messages() -> None:
+    """At 0.4 Mbps a chunk takes a third of a second: nothing has left when the first message is cancelled."""
     async with shaped(2, UniformNetwork(bandwidth_mbps=0.4)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent
@@ -402,7 +402,7 @@ async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
         await last
         [got] = await b.receive(1)
         assert got.payload.numel() == 3
-        # It needn't wait for what was taken back (400 kB: eight seconds).
+        # It does not wait for cancelled bytes (400 kB: eight seconds).
         assert now() - start < 4
         assert a.traffic.bytes_sent - before == wire_bytes("t", torch.zeros(3))
         assert a.traffic.messages_cancelled == 2
@@ -410,21 +410,21 @@ async def test_cancelling_takes_back_what_is_queued_or_metered() -> None:
 
 
 @on_loop
-async def test_what_is_gone_of_a_cancelled_message_is_counted() -> None:
+async def test_sent_bytes_of_a_cancelled_message_are_counted() -> None:
     async with shaped(2, UniformNetwork(bandwidth_mbps=8)) as (a, b):
         await meet(a, 1, b)
         before = a.traffic.bytes_sent
         sending = a.send(1, torch.zeros(250_000), "t")
         while a.traffic.bytes_sent - before < 3 * CHUNK_BYTES:
             await asyncio.sleep(0.001)
-        gone = a.traffic.bytes_sent - before
+        sent = a.traffic.bytes_sent - before
         assert sending.cancel()
         await a.send(1, "after", "t")
         [got] = await b.receive(1)
         assert got.payload == "after"
         await a.transport.flush()
         abort_bytes = 5
-        assert a.traffic.bytes_sent - before == gone + abort_bytes + wire_bytes("t", "after")
+        assert a.traffic.bytes_sent - before == sent + abort_bytes + wire_bytes("t", "after")
         assert b.traffic.bytes_received == a.traffic.bytes_sent
         assert a.traffic.messages_cancelled == 1
         assert a.traffic.messages_lost == 0

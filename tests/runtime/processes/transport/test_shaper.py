@@ -1,4 +1,4 @@
-"""A node's part of a network, on a clock in the test's hands: closed forms."""
+"""A node's part of a network on a clock that the test controls, against closed forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE = 16_384
 
 
 class Fixed(Conditions):
-    """Rates and paths as a test gives them; of pairs that it doesn't name, there is no path."""
+    """Rates and paths that a test sets; other pairs have no path."""
 
     def __init__(self, rates: list[float], paths: dict[tuple[int, int], Path]) -> None:
         self.rates, self._paths = np.array(rates), paths
@@ -36,7 +36,7 @@ def ignore(*_: Any) -> None:
 # --- a node's part of a network
 
 
-def test_nothing_is_shaped_where_nothing_is_limited() -> None:
+def test_unlimited_network_needs_no_shaper() -> None:
     free = Access(np.full(6, math.inf))
     for network, limited in [
         (UniformNetwork(), False),
@@ -52,7 +52,7 @@ def test_nothing_is_shaped_where_nothing_is_limited() -> None:
         assert (Shaper.of(0, network, 3, 1, FakeLoop()) is not None) is limited
 
 
-def test_what_is_simplified_is_said() -> None:
+def test_simplifications_are_reported() -> None:
     assert simplified(UniformNetwork(bandwidth_mbps=5), 3, 1) == []
     [text] = simplified(UniformNetwork(sharing="rtt-fair"), 3, 1)
     assert text.startswith("network.sharing: the engine processes approximates rtt-fair")
@@ -65,7 +65,7 @@ def shaper(network: Network, rank: int = 0, nodes: int = 3) -> tuple[Shaper, Fak
     return Shaper(rank, network, nodes, 7, loop), loop
 
 
-def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> None:
+def test_message_rate_is_the_slowest_link_before_the_receiver() -> None:
     rates = [8e6, 9e6, 9e6, 1e3, 1e3, 1e3, 4e6, 5e6]
     paths = {
         (0, 1): Path((0, 4)),
@@ -83,8 +83,8 @@ def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> No
     assert other.uplink.rate == 9e6
 
 
-def test_what_is_lost_takes_the_uplink_alone() -> None:
-    """As in the simulator: also when the rates change under way, and after its path is gone and back."""
+def test_lost_message_occupies_only_the_uplink() -> None:
+    """As in the simulator, also when rates change under way, and after its path vanished and returned."""
     narrow, rates = {(0, 1): Path((0, 4), rate=1e3)}, [8e6] * 6
     sure = Fixed(rates, {(0, 1): Path((0, 4), rate=1e3, loss=1.0)})
     halved = Fixed([4e6] * 6, narrow)
@@ -104,8 +104,8 @@ def test_what_is_lost_takes_the_uplink_alone() -> None:
     assert node.uplink.rate == 8e6
 
 
-def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() -> None:
-    """It left while there was another one; no number of draws would find its latency now."""
+def test_message_is_delivered_though_its_path_now_loses_all() -> None:
+    """It left on an earlier path; with a loss of 1, no draw would give a latency now."""
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.0, 1.0)))
     arrived: list[float] = []
     node.arrive(1, 100, ignore, True, lambda: arrived.append(loop.now))
@@ -114,7 +114,7 @@ def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() ->
     assert arrived == [start]
 
 
-def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
+def test_losses_are_determined_by_pair_and_message_number() -> None:
     node, _ = shaper(UniformNetwork(loss=0.3, latency_s=0.1), rank=2)
     path = Path((2, 3), loss=0.3, latency_s=0.1)
     fates: dict[int, list[tuple[bool, float]]] = {0: [], 1: []}
@@ -126,8 +126,8 @@ def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
     assert fates[0] != fates[1]
 
 
-def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() -> None:
-    """The receiver counts the messages that were lost, so that both ends mean the same by a message's number."""
+def test_latency_follows_the_message_number_and_keeps_order() -> None:
+    """The receiver counts lost messages too, so that both ends number messages alike."""
     path = Path((1, 3), latency_s=0.05, jitter_s=0.03, loss=0.4)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.03, 0.4)))
     latencies = {k: latency for k in range(200) if (latency := delivery(path, 7, 1, 0, k)) is not None}
@@ -145,7 +145,7 @@ def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() ->
         assert at == pytest.approx(latest)
 
 
-def test_a_message_that_was_cut_has_a_number_too() -> None:
+def test_cut_message_uses_a_number() -> None:
     path = Path((1, 3), jitter_s=0.03)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.0, 0.03)))
     start, arrived = loop.now, []
@@ -156,7 +156,7 @@ def test_a_message_that_was_cut_has_a_number_too() -> None:
     assert arrived == [pytest.approx(start + delivery(path, 7, 1, 0, 1))]
 
 
-def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:
+def test_senders_do_not_wait_for_each_others_latency() -> None:
     far, near = Path((1, 3), latency_s=0.2), Path((2, 3), latency_s=0.01)
     node, loop = shaper(Given(at=Fixed([math.inf] * 6, {(1, 0): far, (2, 0): near})))
     start, arrived = loop.now, []
@@ -168,8 +168,8 @@ def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:
     assert arrived == [(2, pytest.approx(0.01)), (1, pytest.approx(0.2))]
 
 
-def test_by_default_a_node_receives_one_message_at_a_time() -> None:
-    """Of two messages whose pieces come in by turns, the one that began first passes first; shared, both pass together."""
+def test_fifo_takes_messages_in_turn_and_fair_shares_the_rate() -> None:
+    """Pieces of two messages arrive alternately: fifo passes the earlier message first, fair passes both together."""
     ends: dict[str, list[tuple[int, float]]] = {}
     for sharing in ("fifo", "fair"):
         node, loop = shaper(UniformNetwork(downlink_mbps=8, sharing=sharing))
@@ -185,11 +185,11 @@ def test_by_default_a_node_receives_one_message_at_a_time() -> None:
     assert ends["fair"] == [(1, pytest.approx(whole - PIECE / RATE)), (2, pytest.approx(whole))]
 
 
-def test_the_network_changes_from_the_run_s_start_on() -> None:
-    def at(mbps: float) -> Conditions:
+def test_network_changes_count_from_the_start_of_the_run() -> None:
+    def conditions(mbps: float) -> Conditions:
         return UniformNetwork(bandwidth_mbps=mbps).conditions(3, 1)
 
-    node, loop = shaper(Given(at=at(8), later=((1.0, at(16)), (3.0, Fixed([1e6] * 6, {})))))
+    node, loop = shaper(Given(at=conditions(8), later=((1.0, conditions(16)), (3.0, Fixed([1e6] * 6, {})))))
     noted, arrived = [], []
     node.changed = lambda: noted.append(loop.now)
     loop.run(until=150.0)
@@ -202,7 +202,7 @@ def test_the_network_changes_from_the_run_s_start_on() -> None:
     assert noted == [151.0]
     assert node.uplink.free == pytest.approx(152.5)  # 1 s at 1 MB/s, 1.5 s at 2 MB/s
     loop.run(until=152.6)
-    # The first of them began a tenth of a second, at the sender's rate, before it was here.
+    # The first began a tenth of a second, at the sender's rate, before it arrived.
     assert arrived[-1] == pytest.approx(152.45)
     assert len(arrived) == 40
     loop.run()

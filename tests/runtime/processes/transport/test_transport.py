@@ -1,4 +1,4 @@
-"""The transport over loopback: several nodes in one event loop, and raw sockets where a peer misbehaves."""
+"""The transport over loopback: several nodes in one event loop, and raw sockets as misbehaving peers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_every_kind_of_payload_arrives_bit_for_bit() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_a_payload_changed_after_send_was_sent_as_it_was() -> None:
+async def test_payload_changed_after_send_arrives_unchanged() -> None:
     tensor = torch.zeros(100_000)
     async with network(2) as ((a, b), _):
         payload = [tensor]
@@ -85,7 +85,7 @@ async def test_a_payload_changed_after_send_was_sent_as_it_was() -> None:
 
 
 @on_loop
-async def test_a_timeline_that_can_not_be_written_is_reported() -> None:
+async def test_unwritable_timeline_is_reported() -> None:
     def watch(*_: object) -> None:
         raise RecordError(Path("timeline-0.jsonl"), OSError(28, "No space left on device"))
 
@@ -96,8 +96,8 @@ async def test_a_timeline_that_can_not_be_written_is_reported() -> None:
 
 
 @on_loop
-async def test_writing_what_was_handed_over_uncopied_is_reported_and_not_sent() -> None:
-    """An encoded payload is not copied: its sender must leave it alone until it has left."""
+async def test_encoded_payload_modified_early_is_reported_not_sent() -> None:
+    """An encoded payload is not copied: its owner must not modify it until it has left."""
     tensor, other = torch.zeros(100_000), torch.ones(3)
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         sending = a.send(1, encode(tensor), "t")
@@ -112,7 +112,7 @@ async def test_writing_what_was_handed_over_uncopied_is_reported_and_not_sent() 
             await after
             [failure] = a.failures
             assert "a vector of a message to node 1 was modified in place after it was sent" in str(failure)
-            # What had left of it is called off; what was queued behind it arrives.
+            # The part that had left is aborted; the message behind it arrives.
             _, aborted, arrived = end.events
             assert aborted is Kind.ABORT
             assert isinstance(arrived, Arrived)
@@ -123,7 +123,7 @@ async def test_writing_what_was_handed_over_uncopied_is_reported_and_not_sent() 
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_writing_a_small_message_before_it_left_is_reported_too() -> None:
+async def test_small_encoded_payload_modified_early_is_reported() -> None:
     tensor = torch.zeros(3)
     async with network(2) as ((a, b), _):
         sending = a.send(1, encode({"v": [tensor]}), "t")
@@ -136,7 +136,7 @@ async def test_writing_a_small_message_before_it_left_is_reported_too() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_what_is_written_after_it_left_is_nobodys_business() -> None:
+async def test_payload_may_be_modified_once_it_has_left() -> None:
     tensor = torch.zeros(100_000)
     async with network(2) as ((a, b), _):
         a.send(1, encode(tensor), "t")
@@ -150,7 +150,7 @@ async def test_what_is_written_after_it_left_is_nobodys_business() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_traffic_is_what_wire_bytes_says_and_both_sides_agree() -> None:
+async def test_traffic_matches_wire_bytes_on_both_sides() -> None:
     payloads = [
         None,
         torch.zeros(100_000),
@@ -170,7 +170,7 @@ async def test_traffic_is_what_wire_bytes_says_and_both_sides_agree() -> None:
 
 
 @on_loop
-async def test_bytes_on_the_socket_are_what_wire_bytes_says() -> None:
+async def test_bytes_on_the_socket_match_wire_bytes() -> None:
     async with network(1, raw_ranks=1) as ((a,), (listener,)):
         a.send(1, torch.zeros(15_000), "t")
         async with await accept(listener, 1) as end:
@@ -192,7 +192,7 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
         large = a.send(1, torch.zeros(100_000), "l")
         async with await accept(listener, 1) as end:
             await small
-            # A small chunk, then whole ones: another one would go beyond the window.
+            # A small chunk, then full ones: one more would exceed the window.
             await end.until(lambda: end.decoder.chunk_bytes > WINDOW - CHUNK_BYTES)
             await settle()
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
@@ -200,13 +200,13 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert not await is_done(large)
             with pytest.raises(TimeoutError):
                 await a.transport.flush(0.01)
-            # Credit for one chunk lets one more go.
+            # Credit for one chunk releases one more.
             taken = end.decoder.chunk_bytes
             await end.say(credit(CHUNK_BYTES))
             await end.until(lambda: end.decoder.chunk_bytes == taken + CHUNK_BYTES)
             await settle()
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
-            # The sending is over while the last window of it is still unacknowledged.
+            # The send completes while its last window is still unacknowledged.
             while not await is_done(large):
                 uncredited = a.transport.peers[1].outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))
@@ -267,7 +267,7 @@ async def test_receiver_discards_a_cancelled_message() -> None:
 
 @pytest.mark.parametrize("how", ["reset", "close"])
 @on_loop
-async def test_death_of_a_peer_is_reported_once_and_nobody_waits_for_it(how: str) -> None:
+async def test_death_of_a_peer_is_reported_once_and_frees_waiters(how: str) -> None:
     async with network(2, raw_ranks=1, detection_s=0.3) as ((a, b), (listener,)):
         sendings = [a.send(2, torch.zeros(100_000), i) for i in range(3)]
         back = await dial(a, hello(2, TOKEN))
@@ -291,7 +291,7 @@ async def test_death_of_a_peer_is_reported_once_and_nobody_waits_for_it(how: str
 
 
 @on_loop
-async def test_a_refused_dial_loses_the_peer() -> None:
+async def test_refused_dial_loses_the_peer() -> None:
     async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         listener.close()
         await a.send(1, 1, "t")
@@ -303,7 +303,7 @@ async def test_a_refused_dial_loses_the_peer() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_mark_lost_and_found() -> None:
+async def test_peer_marked_lost_can_be_marked_found() -> None:
     async with network(2, detection_s=0.3) as ((a, b), _):
         await a.send(1, 1, "t")
         await b.receive(1)
@@ -333,7 +333,7 @@ async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_larger_messages_than_the_limit_are_not_sent() -> None:
+async def test_messages_over_the_limit_are_not_sent() -> None:
     async with network(2, limit=1000) as ((a, b), _):
         with pytest.raises(ValueError, match=r"a message of 4025 bytes to rank 1; the limit is 1000 bytes"):
             a.send(1, torch.zeros(1000), "t")
@@ -343,7 +343,7 @@ async def test_larger_messages_than_the_limit_are_not_sent() -> None:
 
 
 @on_loop
-async def test_larger_messages_than_the_limit_are_refused() -> None:
+async def test_messages_over_the_limit_are_refused() -> None:
     async with network(3, limit=1000) as ((a, b, _), _):
         async with await dial(
             a, hello(2, TOKEN) + message(0, 7)[0] + message(1, torch.zeros(1000))[0]
@@ -366,7 +366,7 @@ async def test_larger_messages_than_the_limit_are_refused() -> None:
     ],
 )
 @on_loop
-async def test_strangers_are_refused_and_disturb_nobody(said: bytes, reason: str) -> None:
+async def test_strangers_are_refused_without_disturbing_peers(said: bytes, reason: str) -> None:
     async with network(2) as ((a, b), _):
         b.send(0, 1, "t")
         await a.receive(1)
@@ -382,7 +382,7 @@ async def test_strangers_are_refused_and_disturb_nobody(said: bytes, reason: str
 
 
 @on_loop
-async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_does_not_identify_itself_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.02)
     async with network(2) as ((a, b), _):
         async with await dial(a, hello(1, TOKEN)[:5]) as end:
@@ -393,11 +393,11 @@ async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyP
         await a.receive(1)
 
 
-@pytest.mark.parametrize("said", [b"", hello(1, TOKEN)[:5]])
+@pytest.mark.parametrize("data", [b"", hello(1, TOKEN)[:5]])
 @on_loop
-async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies(said: bytes) -> None:
+async def test_disconnect_during_the_greeting_is_not_reported(data: bytes) -> None:
     async with network(2) as ((a, b), _):
-        async with await dial(a, said):
+        async with await dial(a, data):
             while not a.transport.strangers:
                 await asyncio.sleep(0)
         while a.transport.strangers:
@@ -408,7 +408,7 @@ async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies
 
 
 @on_loop
-async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
+async def test_peer_that_sends_beyond_its_window_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, hello(1, TOKEN)) as end:
             await end.until(lambda: end.events)
@@ -429,7 +429,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
     ],
 )
 @on_loop
-async def test_answers_are_checked_too(answer: bytes, reason: str) -> None:
+async def test_malformed_answers_are_refused(answer: bytes, reason: str) -> None:
     async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         sending = a.send(1, torch.zeros(100_000), "t")
         end, _ = await asyncio.get_running_loop().sock_accept(listener)
@@ -443,7 +443,7 @@ async def test_answers_are_checked_too(answer: bytes, reason: str) -> None:
 
 
 @on_loop
-async def test_all_to_all() -> None:
+async def test_all_to_all_messages_arrive() -> None:
     async with network(8) as (peers, _):
         for source, to in itertools.permutations(range(8), 2):
             peers[source].send(to, torch.full((250_000,), float(source)), "t")
@@ -459,7 +459,7 @@ async def test_all_to_all() -> None:
 
 
 @on_loop
-async def test_close_releases_who_waits() -> None:
+async def test_close_releases_waiting_sends() -> None:
     async with network(1, raw_ranks=1) as ((a,), _):
         sendings = [a.send(1, torch.zeros(100_000), "t") for _ in range(2)]
 
@@ -477,7 +477,7 @@ async def test_close_releases_who_waits() -> None:
 
 @pytest.mark.usefixtures("wire")
 @on_loop
-async def test_closing_while_connections_come_in() -> None:
+async def test_close_during_incoming_connections_is_quiet() -> None:
     async with network(3) as ((a, b, c), _):
         b.send(0, torch.zeros(500_000), "t")
         c.send(0, torch.zeros(500_000), "t")
@@ -487,14 +487,14 @@ async def test_closing_while_connections_come_in() -> None:
 
 
 @on_loop
-async def test_bad_arguments() -> None:
+async def test_unsendable_payload_is_refused() -> None:
     async with network(2) as ((a, _), _):
         with pytest.raises(TypeError, match="set can't be sent"):
             a.send(1, {1}, "t")
 
 
 @on_loop
-async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in(
+async def test_connection_flood_is_bounded_and_peers_still_connect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport, "STRANGERS", 5)

@@ -1,4 +1,4 @@
-"""Frames: round trips under any split, and what a hostile stream can do (nothing)."""
+"""Frames: round trips under any split, and hostile streams, which do no harm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOKEN = bytes(range(16))
 HELLO = hello(3, TOKEN)
 LIMIT = 200_000
 
-Said = tuple[tuple[str | int, ...], Any]
+Content = tuple[tuple[str | int, ...], Any]
 
 payloads = st.one_of(
     st.none(),
@@ -47,10 +47,10 @@ payloads = st.one_of(
 messages = st.lists(st.tuples(st.tuples(st.text(max_size=3), st.integers(0, 999)), payloads), max_size=3)
 
 
-def stream(said: list[Said]) -> bytes:
-    """HELLO and messages, as the side that dialled writes them."""
+def stream(contents: list[Content]) -> bytes:
+    """HELLO and messages, as the dialling side writes them."""
     frames = [HELLO]
-    for number, (tag, payload) in enumerate(said):
+    for number, (tag, payload) in enumerate(contents):
         encoded = encode(payload)
         message = chunks(number, pack_head(tag, 1.5, encoded.structure), encoded.buffers)
         frames.extend(chunk.frame for chunk in message)
@@ -58,7 +58,7 @@ def stream(said: list[Said]) -> bytes:
 
 
 def read(decoder: Decoder, data: bytes, cuts: list[int]) -> list[Event]:
-    """Feed data, cut at some places."""
+    """Feed data in pieces; gives the events."""
     edges = [0, *sorted(cuts), len(data)]
     return [event for start, end in itertools.pairwise(edges) for event in decoder.feed(data[start:end])]
 
@@ -72,14 +72,14 @@ def alike(left: Any, right: Any) -> bool:
 
 
 @given(messages, st.data())
-def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> None:
-    sent = stream(said)
+def test_round_trip_under_any_split(contents: list[Content], data: st.DataObject) -> None:
+    sent = stream(contents)
     cuts = data.draw(st.lists(st.integers(0, len(sent)), max_size=8))
     decoder = Decoder(LIMIT)
     greeting, *arrived = read(decoder, sent, cuts)
     assert greeting == Hello(3, TOKEN, 0, 1, 0)
-    assert len(arrived) == len(said)
-    for event, (tag, payload) in zip(arrived, said, strict=True):
+    assert len(arrived) == len(contents)
+    for event, (tag, payload) in zip(arrived, contents, strict=True):
         assert isinstance(event, Arrived)
         assert event.tag == tag
         assert event.sent_at == 1.5
@@ -88,30 +88,30 @@ def test_round_trip_under_any_split(said: list[Said], data: st.DataObject) -> No
     assert (
         decoder.frame_bytes
         == len(sent) - len(HELLO)
-        == sum(wire_bytes(tag, payload) for tag, payload in said)
+        == sum(wire_bytes(tag, payload) for tag, payload in contents)
     )
-    encodings = [(tag, encode(payload)) for tag, payload in said]
+    encodings = [(tag, encode(payload)) for tag, payload in contents]
     assert decoder.chunk_bytes == sum(
         len(pack_head(tag, 0.0, encoded.structure)) + sum(buffer.nbytes for buffer in encoded.buffers)
         for tag, encoded in encodings
     )
 
 
-def test_byte_by_byte() -> None:
+def test_stream_decodes_byte_by_byte() -> None:
     sent = stream([(("a",), [torch.arange(20), None]), ((), "text")])
     events = read(Decoder(LIMIT), sent, list(range(len(sent))))
     assert [type(event) for event in events] == [Hello, Arrived, Arrived]
 
 
 def test_received_tensors_are_aligned() -> None:
-    """Matrix kernels round by alignment: receive buffers are as well aligned as the simulator's rows."""
+    """Rounding in matrix kernels depends on alignment: receive buffers are aligned like the simulator's rows."""
     payload = [torch.ones(count) for count in (1, 3, 17, 1000, 20_000)]
     *_, arrived = Decoder(LIMIT).feed(stream([(("a",), payload)]))
     assert isinstance(arrived, Arrived)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in arrived.payload)
 
 
-def test_credit_goes_back() -> None:
+def test_credit_frames_are_decoded() -> None:
     assert list(Decoder(None).feed(HELLO + credit(0) + credit(2**32 - 1))) == [
         Hello(3, TOKEN, 0, 1, 0),
         Credited(0),
@@ -179,7 +179,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
         ),
     ],
 )
-def test_what_is_refused(sent: bytes, reason: str | None) -> None:
+def test_malformed_streams_are_refused(sent: bytes, reason: str | None) -> None:
     for cuts in ([], list(range(len(sent)))):
         if reason is None:
             read(Decoder(LIMIT), sent, cuts)
@@ -190,29 +190,29 @@ def test_what_is_refused(sent: bytes, reason: str | None) -> None:
 
 def test_chunks_of_another_message_are_refused() -> None:
     payload = encode(torch.zeros(10_000))
-    one, two, three = chunks(0, pack_head("a", 0.0, payload.structure), payload.buffers)
+    first, second, third = chunks(0, pack_head("a", 0.0, payload.structure), payload.buffers)
     later, *_ = chunks(1, pack_head("a", 0.0, payload.structure), payload.buffers)
     short = DATA.pack(2, 0, 5)
     for wrong, reason in [
-        (one.frame, "began message 0 before the end of message 0"),
+        (first.frame, "began message 0 before the end of message 0"),
         (DATA.pack(2, 1, CHUNK_BYTES), "message 1, which is not in progress"),
         (short, "chunk of 5 bytes where 16384 were due"),
         (abort(1), "message 1, which is not in progress"),
-        (two.frame + three.frame + three.frame, "message 0, which is not in progress"),
-        (abort(0) + two.frame, "message 0, which is not in progress"),
+        (second.frame + third.frame + third.frame, "message 0, which is not in progress"),
+        (abort(0) + second.frame, "message 0, which is not in progress"),
         (abort(0) + later.frame, "began message 1 where message 0 was due"),
     ]:
         with pytest.raises(FrameError, match=reason):
-            list(Decoder(LIMIT).feed(HELLO + one.frame + wrong))
+            list(Decoder(LIMIT).feed(HELLO + first.frame + wrong))
 
 
-def test_only_credit_comes_back_to_the_side_that_dialled() -> None:
+def test_dialling_side_accepts_only_credit() -> None:
     for frame in (begin(), abort(0)):
         with pytest.raises(FrameError, match="unexpected frame"):
             list(Decoder(None).feed(HELLO + frame))
 
 
-def test_what_was_complete_before_an_error_is_given() -> None:
+def test_complete_messages_before_an_error_are_delivered() -> None:
     events = Decoder(LIMIT).feed(stream([(("a",), 1), (("b",), 2)]) + b"\xff")
     assert [type(next(events)) for _ in range(3)] == [Hello, Arrived, Arrived]
     with pytest.raises(FrameError, match="type 255"):
@@ -251,7 +251,7 @@ def test_hostile_announcements_allocate_nothing(allocated: list[int]) -> None:
         begin(total=LIMIT + 1, head=LIMIT),
         begin(total=len(lying), head=len(lying)) + lying,
         begin(total=len(lying) + 4, head=len(lying)) + lying,
-        # Arrays that each announce 2^32 - 1 elements, one inside the other.
+        # Nested arrays that each announce 2^32 - 1 elements.
         begin(total=12 + 160, head=12 + 160) + EMPTY_HEAD[:-1] + b"\xdd\xff\xff\xff\xff" * 32,
     ]
     for attack in attacks:
@@ -260,6 +260,6 @@ def test_hostile_announcements_allocate_nothing(allocated: list[int]) -> None:
     assert allocated == []
 
 
-def test_allocates_exactly_what_was_announced(allocated: list[int]) -> None:
+def test_decoder_allocates_exactly_the_announced_bytes(allocated: list[int]) -> None:
     list(Decoder(LIMIT).feed(stream([(("a",), [torch.zeros(100), torch.zeros(7, dtype=torch.int8)])])))
     assert allocated == [400, 7]

@@ -1,4 +1,4 @@
-"""Strangers' bytes: whatever they are, a decoder gives events or one :class:`FrameError`, in bounded memory and work."""
+"""Arbitrary bytes of strangers: a decoder gives events or one :class:`FrameError`, in bounded memory and work."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gossamer.runtime.processes.transport.wire import BEAT, LEAVE, Arrived, Deco
 LIMIT = 100_000
 HELLO = hello(3, bytes(range(16)))
 PYTHON_BYTES = 10 * LIMIT + 256 * MAX_ITEMS
-"""A message's bytes a few times over, and the objects that its structure may be made of."""
+"""A few times the bytes of a message, and the objects that its structure may hold."""
 REASON = 1000
-"""Characters that a refusal may have: it is one line of a log."""
+"""The most characters of a refusal, which is one line of a log."""
 
-# --- what strangers send
+# --- streams of strangers
 
 NEAR = (
     0,
@@ -56,7 +56,7 @@ edges = st.sampled_from(sorted({value + off for value in NEAR for off in (-1, 0,
 
 
 def number(width: int) -> st.SearchStrategy[int]:
-    """A number of so many bytes, mostly at an edge."""
+    """A number of ``width`` bytes, mostly at an edge."""
     return edges.map(lambda value: value % 256**width)
 
 
@@ -83,12 +83,12 @@ HONEST: list[object] = [
     {"part": Part(torch.ones(3), torch.tensor([1, 4, 6]), 9), "other": Model(Coded([torch.ones(2), 7]))},
     torch.zeros(CHUNK_BYTES // 4 * 2 + 3),
 ]
-# (Made beforehand: strategies may not call what checks its types at random.)
+# (Encoded in advance: strategies may not call functions whose type checks draw at random.)
 HEAD = pack_head("a", 0.5, b"")
 ENCODED = [encode(item) for item in HONEST]
 BODIES = [b"".join(bytes(raw(buffer)) for buffer in encoded.buffers) for encoded in ENCODED]
-places = st.integers(0, len(HONEST) - 1)
-honest_structures = places.map(lambda place: ENCODED[place].structure)
+indices = st.integers(0, len(HONEST) - 1)
+honest_structures = indices.map(lambda index: ENCODED[index].structure)
 
 
 def extension(code: int, inner: bytes) -> bytes:
@@ -136,13 +136,13 @@ heads = st.one_of(
 )
 
 
-def framed(head: bytes, body: bytes, said: int = 0, count: int = 0) -> list[bytes]:
-    """The count-th message of a stream, framed as it should be but for ``said``, which is added to its total."""
+def framed(head: bytes, body: bytes, excess: int = 0, count: int = 0) -> list[bytes]:
+    """Message number ``count`` of a stream, correctly framed except that ``excess`` is added to its total."""
     whole, frames = head + body, []
     for at in range(0, max(len(whole), 1), CHUNK_BYTES):
         piece = whole[at : at + CHUNK_BYTES]
         if at == 0:
-            header = wire.BEGIN.pack(1, count, len(piece), (len(whole) + said) % 2**64, len(head))
+            header = wire.BEGIN.pack(1, count, len(piece), (len(whole) + excess) % 2**64, len(head))
         else:
             header = wire.DATA.pack(2, count, len(piece))
         frames.append(header + piece)
@@ -150,11 +150,11 @@ def framed(head: bytes, body: bytes, said: int = 0, count: int = 0) -> list[byte
 
 
 def honest(chosen: Sequence[int]) -> list[bytes]:
-    """The frames of some of the honest messages."""
-    heads = [HEAD + ENCODED[place].structure for place in chosen]
+    """The frames of the chosen honest messages."""
+    heads = [HEAD + ENCODED[index].structure for index in chosen]
     parts = zip(heads, chosen, strict=True)
     return [
-        frame for count, (head, place) in enumerate(parts) for frame in framed(head, BODIES[place], 0, count)
+        frame for count, (head, index) in enumerate(parts) for frame in framed(head, BODIES[index], 0, count)
     ]
 
 
@@ -162,12 +162,12 @@ bodies = st.binary(max_size=40) | st.integers(0, 300).map(bytes)
 disguised = st.tuples(heads, bodies, st.just(0) | st.sampled_from([-1, 1, 2**20, 2**63])).map(
     lambda drawn: framed(*drawn)
 )
-messages = st.lists(places, min_size=1, max_size=8).map(honest)
+messages = st.lists(indices, min_size=1, max_size=8).map(honest)
 
 
 @st.composite
 def disturbed(draw: st.DrawFn) -> list[bytes]:
-    """An honest stream with frames left out, repeated and in another order, and bytes changed, cut and put in."""
+    """An honest stream with frames dropped, repeated and reordered, and bytes changed, cut and inserted."""
     frames = draw(messages)
     chance = random.Random(draw(st.integers(0, 2**32)))
     for _ in range(chance.randint(0, 3)):
@@ -175,7 +175,7 @@ def disturbed(draw: st.DrawFn) -> list[bytes]:
             break
         at = chance.randrange(len(frames))
         frame = bytearray(frames[at])
-        if not frame:  # cut to nothing before
+        if not frame:  # an earlier step cut it to nothing
             continue
         match chance.randrange(7):
             case 0:
@@ -192,7 +192,7 @@ def disturbed(draw: st.DrawFn) -> list[bytes]:
                 frame[chance.randrange(min(len(frame), 60))] = chance.randrange(256)
                 frames[at] = bytes(frame)
             case 6:
-                frame[(place := chance.randrange(len(frame))) : place] = chance.randbytes(8)
+                frame[(index := chance.randrange(len(frame))) : index] = chance.randbytes(8)
                 frames[at] = bytes(frame)
     return frames
 
@@ -207,16 +207,16 @@ parts = st.one_of(
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Some such parts, one after the other."""
+    """A sequence of such parts."""
     return [frame for _ in range(draw(st.integers(2, 6))) for frame in draw(parts)]
 
 
-# --- what becomes of it
+# --- their effects
 
 
 @dataclass
 class Counted:
-    """What decoders have done so far."""
+    """Counters of the work of decoders."""
 
     allocated: int = 0
     values: int = 0
@@ -224,7 +224,7 @@ class Counted:
 
 @pytest.fixture
 def counted() -> Iterator[Counted]:
-    """Counts the bytes of tensors that are allocated, and the values that are read."""
+    """Count the bytes of allocated tensors, and the values read."""
     count = Counted()
     allocate, value = wire._allocate, encoding.Reader.value
 
@@ -244,24 +244,24 @@ def counted() -> Iterator[Counted]:
 
 
 def outcome(pieces: Sequence[bytes], limit: int | None) -> list[str]:
-    """What a decoder makes of a stream: its events, and why it refused to go on if it did."""
+    """The events of a decoder, and the reason of its refusal if it refuses the stream."""
     decoder = Decoder(limit)
-    said: list[str] = []
+    events: list[str] = []
     try:
         for piece in pieces:
             for event in decoder.feed(piece):
-                said.append(repr(event.tag) if isinstance(event, Arrived) else repr(event))
+                events.append(repr(event.tag) if isinstance(event, Arrived) else repr(event))
     except FrameError as error:
         reason = str(error)
         assert reason.isprintable()
         assert len(reason) <= REASON
-        said.append(reason)
-    return said
+        events.append(reason)
+    return events
 
 
 def survive(frames: Sequence[bytes], cuts: Sequence[int], greeted: bool, count: Counted) -> int:
-    """Feed a stream in one go, in pieces, and to the side that dialled; gives how many frames that
-    were, the first two times."""
+    """Feed a stream at once, in pieces, and to the dialling side; gives the number of frames of the first
+    two."""
     sent = b"".join([HELLO, *frames] if greeted else frames)
     ends = sorted({cut % (len(sent) + 1) for cut in cuts} | {0, len(sent)})
     pieces = [sent[start:end] for start, end in itertools.pairwise(ends)]
@@ -271,9 +271,9 @@ def survive(frames: Sequence[bytes], cuts: Sequence[int], greeted: bool, count: 
     whole = outcome([sent], LIMIT)
     _, peak = tracemalloc.get_traced_memory()
     assert peak - before < PYTHON_BYTES
-    # Every message has had its bytes, but the last one and those that were taken back.
+    # All bytes of every message have arrived, except for the last one and aborted ones.
     assert count.allocated <= len(sent) + (1 + whole.count(repr(wire.Kind.ABORT))) * LIMIT
-    assert count.values <= 3 * len(sent) + 3  # head, description, payload: a byte a value at least
+    assert count.values <= 3 * len(sent) + 3  # head, description, payload: at least a byte a value
     assert outcome(pieces, LIMIT) == whole
     outcome(pieces, None)
     return 2 * len(frames)
@@ -283,7 +283,7 @@ quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_
 
 
 def fuzz(examples: int, count: Counted) -> int:
-    """Feed so many streams to decoders; gives how many frames they were given."""
+    """Feed ``examples`` streams to decoders; gives the number of frames fed."""
     fed = 0
 
     @settings(max_examples=examples, suppress_health_check=quiet, database=None)
@@ -300,19 +300,19 @@ def fuzz(examples: int, count: Counted) -> int:
     return fed
 
 
-def test_hundreds_of_hostile_frames(counted: Counted) -> None:
-    assert fuzz(120, counted) >= 500  # some 1,000; how many frames an example has is drawn
+def test_hundreds_of_hostile_frames_do_no_harm(counted: Counted) -> None:
+    assert fuzz(120, counted) >= 500  # about 1,000: the number of frames in an example varies
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("shapes_unchecked")
-def test_a_hundred_thousand_hostile_frames(counted: Counted) -> None:
+def test_a_hundred_thousand_hostile_frames_do_no_harm(counted: Counted) -> None:
     assert fuzz(14_000, counted) >= 100_000
 
 
 def test_honest_streams_still_arrive(counted: Counted) -> None:
-    """That the fuzz would notice a decoder which refuses everything."""
+    """The fuzz test would miss a decoder that refuses everything."""
     sent = b"".join([HELLO, *honest(range(len(HONEST)))])
     assert outcome([sent], LIMIT)[1:] == ["('a',)"] * len(HONEST)
     assert counted.allocated == sum(map(len, BODIES))
@@ -334,15 +334,15 @@ def test_announced_bytes_are_not_allocated(total: int, head: int, counted: Count
 
 @pytest.mark.parametrize("item", [b"\x90", b"\x80"], ids=["lists", "dicts"])
 def test_objects_of_a_structure_are_limited(item: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty container is one byte to send and some sixty to hold."""
+    """An empty container takes one byte on the wire and about sixty in memory."""
     monkeypatch.setattr(encoding, "MAX_ITEMS", 2000)
 
     def held(count: int) -> tuple[str, int]:
         frames = framed(HEAD + struct.pack(">BI", 0xDD, count) + item * count, b"")
         tracemalloc.start()
         try:
-            [_, said] = outcome([HELLO, *frames], LIMIT)
-            return said, tracemalloc.get_traced_memory()[1]
+            [_, event] = outcome([HELLO, *frames], LIMIT)
+            return event, tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
