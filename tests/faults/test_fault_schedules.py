@@ -93,13 +93,13 @@ def test_an_invalid_fault_is_refused(fault: dict[str, Any]) -> None:
         described(fault)
 
 
-NODES_ACCEPTED = "a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"
+NODES_ACCEPTED = "a list of ranks from 0, a number of nodes from 1, a fraction of them below 1, or 'all'"
 GROUPS_ACCEPTED = "a list of lists of ranks from 0, or 'halves'"
 LINKS_ACCEPTED = "a list of pairs of ranks from 0, [from, to] each"
 
 
 @pytest.mark.parametrize(
-    "nodes", [[-1], [0, "x"], [1.5], 0, -1, 1.5, 0.0, "al", None, True, {"a": 1}], ids=str
+    "nodes", [[-1], [0, "x"], [1.5], 0, -1, 1.0, 1.5, 0.0, "al", None, True, {"a": 1}], ids=str
 )
 def test_invalid_nodes_are_refused_in_one_line(nodes: Any) -> None:
     said = refused({**CRASH, "nodes": nodes})

@@ -31,9 +31,9 @@ if it has none), its initial model, or the model of a neighbour."""
 Nodes = Annotated[
     tuple[NonNegativeInt, ...]
     | Annotated[int, Field(ge=1, strict=True)]
-    | Annotated[float, Field(gt=0, le=1, strict=True)]
+    | Annotated[float, Field(gt=0, lt=1, strict=True)]
     | Literal["all"],
-    accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"),
+    accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them below 1, or 'all'"),
 ]
 """The nodes that a fault affects: a list of ranks, a number or a fraction of nodes (drawn with the
 experiment's seed), or all."""
