@@ -268,9 +268,7 @@ def test_node_waits_for_outstanding_answers_at_the_end(
     assert run.parameters.std(dim=0).max() < 0.8 * start.std(axis=0).max()  # averaging did take place
 
 
-def test_outstanding_questions_are_saved_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outstanding_questions_are_saved_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions without an answer are remembered, up to a bound."""
     described = experiment(
         {"name": "ad-psgd", "timeout_s": 0.75},

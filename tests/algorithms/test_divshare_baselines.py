@@ -142,6 +142,8 @@ def test_full_backlog_makes_a_node_wait(tmp_path: Path) -> None:
         ({"name": "ad-psgd-artifact"}, 1, r"nodes: 1 for ad-psgd-artifact; accepted: at least 2"),
     ],
 )
-def test_invalid_settings_are_refused(tmp_path: Path, algorithm: dict[str, Any], nodes: int, named: str) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, algorithm: dict[str, Any], nodes: int, named: str
+) -> None:
     with pytest.raises(BadInput, match=named):
         play(experiment(algorithm, SECONDS[:nodes], LATENCY, stop={"rounds": 1}), tmp_path)

@@ -144,7 +144,9 @@ def test_in_degrees_of_epidemic_local_vary() -> None:
         ({"name": "epidemic-local", "local_steps": 0}, 5, r"algorithm\.local_steps"),
     ],
 )
-def test_invalid_degrees_are_refused(algorithm: dict[str, Any], nodes: int, named: str, tmp_path: Path) -> None:
+def test_invalid_degrees_are_refused(
+    algorithm: dict[str, Any], nodes: int, named: str, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput, match=named):
         gossamer.run(experiment(algorithm, nodes, 1), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -146,6 +146,8 @@ def test_every_rank_has_data_or_the_outcome(case: tuple[int, int]) -> None:
         (4, {"clients": 3}, r"algorithm\.clients"),
     ],
 )
-def test_invalid_settings_are_refused(tmp_path: Path, nodes: int, algorithm: dict[str, Any], named: str) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, nodes: int, algorithm: dict[str, Any], named: str
+) -> None:
     with pytest.raises(BadInput, match=named):
         play(tmp_path, nodes=nodes, **algorithm)

@@ -157,7 +157,9 @@ def on_receipt_model(data: Data, peers: list[list[int]], create: str, period: fl
 
 @pytest.mark.parametrize("create", ["rw", "mu", "um"])
 @pytest.mark.parametrize(("period", "steps"), [(1.7, 1), (0.9, 2)])
-def test_training_on_receipt_matches_an_event_model(tmp_path: Path, create: str, period: float, steps: int) -> None:
+def test_training_on_receipt_matches_an_event_model(
+    tmp_path: Path, create: str, period: float, steps: int
+) -> None:
     """Updates outlast the shorter period, so that models wait in the queue."""
     timing.clear()
     algorithm = {

@@ -49,9 +49,7 @@ PATH = [(0, 1), (1, 2), (2, 3)]
         (1, "initial", [[3, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1], [0, 0, 1, 3]]),
     ],
 )
-def test_first_round_on_a_path(
-    tmp_path: Path, rounds: int, stand_in: str, mixture: list[list[int]]
-) -> None:
+def test_first_round_on_a_path(tmp_path: Path, rounds: int, stand_in: str, mixture: list[list[int]]) -> None:
     algorithm = {"name": "relay-sum", "stand_in": stand_in}
     run, data = relay(tmp_path, rounds, PATH, algorithm=algorithm)
     np.testing.assert_allclose(models(run), np.array(mixture) / 4 @ data.initial, atol=1e-6)

@@ -644,7 +644,9 @@ SOME = ("top-k", "jwins", "entropy", "sign")
     ],
 )
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda algorithm: str(algorithm["name"]))
+@pytest.mark.parametrize(
+    "algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda algorithm: str(algorithm["name"])
+)
 def test_codecs_work_with_every_algorithm_that_sends_models(
     algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path
 ) -> None:

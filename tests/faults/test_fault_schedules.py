@@ -148,9 +148,7 @@ def test_faults_must_be_a_list(faults: Any) -> None:
         ),
     ],
 )
-def test_absences_are_refused_where_not_tolerated(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_absences_are_refused_where_not_tolerated(changes: dict[str, Any], reason: str) -> None:
     assert refused(CRASH, **changes).startswith(reason)
 
 
@@ -213,7 +211,9 @@ def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
 
 def test_churn_is_read_from_a_file(tmp_path: Path) -> None:
     fault = write(tmp_path, "5,1,join", "2,0,crash", "4,0,join", "6,0,leave", "7,3,crash")
-    assert [(interval.node, interval.from_s, interval.to_s, interval.kind) for interval in intervals(fault)] == [
+    assert [
+        (interval.node, interval.from_s, interval.to_s, interval.kind) for interval in intervals(fault)
+    ] == [
         (1, 0.0, 5.0, "join"),
         (0, 2.0, 4.0, "crash"),
         (0, 6.0, math.inf, "leave"),

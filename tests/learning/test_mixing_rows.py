@@ -120,9 +120,7 @@ def test_sums_of_rows_have_the_bits_of_combine(
 @given(
     length=st.integers(0, 200), terms=st.integers(1, 33), aligned=st.booleans(), seed=st.integers(0, 2**31)
 )
-def test_unfused_sums_have_the_bits_of_numpy(
-    length: int, terms: int, aligned: bool, seed: int
-) -> None:
+def test_unfused_sums_have_the_bits_of_numpy(length: int, terms: int, aligned: bool, seed: int) -> None:
     """torch sums this way on machines without fused multiply-add."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(terms, length)).astype(np.float32)

@@ -237,9 +237,7 @@ FROZEN_OPTIMIZERS = [
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("optimizer", FROZEN_OPTIMIZERS, ids=str)
-def test_training_with_frozen_parameters_matches_torch(
-    optimizer: Optimizer, kind: type[Trainer]
-) -> None:
+def test_training_with_frozen_parameters_matches_torch(optimizer: Optimizer, kind: type[Trainer]) -> None:
     task = images("frozen")
     work = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
     names = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}

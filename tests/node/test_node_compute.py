@@ -378,9 +378,7 @@ def test_auto_trainer_is_sequential_for_a_random_forward_pass(tmp_path: Path) ->
 
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("how", ["train", "apply"])
-def test_optimizer_reset_survives_a_cancelled_step(
-    tmp_path: Path, how: str, queued: bool
-) -> None:
+def test_optimizer_reset_survives_a_cancelled_step(tmp_path: Path, how: str, queued: bool) -> None:
     async def script(node: Node) -> Any:
         await node.train()
         node.reset_optimizer()
@@ -424,9 +422,7 @@ def half_frozen() -> Any:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_frozen_parameters_use_the_common_seed_and_are_in_no_vector(
-    tmp_path: Path, trainer: str
-) -> None:
+def test_frozen_parameters_use_the_common_seed_and_are_in_no_vector(tmp_path: Path, trainer: str) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         await node.train(3)

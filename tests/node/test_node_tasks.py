@@ -460,9 +460,7 @@ def test_endless_loop_of_asyncio_sleep_zero_fails(
     gc.collect()  # a loop or task left behind would warn now, which is an error
 
 
-def test_many_short_sleeps_do_not_count_as_spinning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_short_sleeps_do_not_count_as_spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "MAX_PASSES", 50)
 
     async def script(node: Node) -> Any:
